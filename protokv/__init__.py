@@ -1,0 +1,42 @@
+"""ProtoKV: a vision-language model watches a video of any length in constant memory and answers later.
+
+The names below are what a user of the library needs; they are imported when they are first used, so that
+`import protokv` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protokv.backbones import load_backbone
+    from protokv.config import MemoryConfig
+    from protokv.generate import Decoding
+    from protokv.persist import load, save
+    from protokv.session import Answer, Session
+    from protokv.video import read_steps
+
+__version__ = "0.1.0"
+__all__ = ["Answer", "Decoding", "MemoryConfig", "Session", "load", "load_backbone", "read_steps", "save"]
+
+_HOMES = {
+    "Answer": "protokv.session",
+    "Decoding": "protokv.generate",
+    "MemoryConfig": "protokv.config",
+    "Session": "protokv.session",
+    "load": "protokv.persist",
+    "load_backbone": "protokv.backbones",
+    "read_steps": "protokv.video",
+    "save": "protokv.persist",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

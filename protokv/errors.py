@@ -1,0 +1,68 @@
+"""Every error that a user can cause, as one tree.
+
+    ProtoKVError
+    |-- ConfigError         a setting is out of range, unknown or contradicts another
+    |-- ModelError          a model cannot be found, loaded or used
+    |-- SourceError         a video source
+    |   |-- SourceNotFound      there is nothing at that path
+    |   `-- SourceUnreadable    there is something, but no video can be read from it
+    `-- StateError          a saved state
+        |-- StateNotFound       there is nothing at that path
+        |-- StateLocked         another process is writing it
+        |-- StateMismatch       it does not fit the model, the memory or this version
+        `-- StateCorrupt        its bytes are damaged or were never a state
+
+A message says what was expected, what came and where; a hint says what to do. The library raises these
+and never prints; the command line maps each to one line and an exit code.
+"""
+
+from __future__ import annotations
+
+
+class ProtoKVError(Exception):
+    """Base of all errors a user can cause: `message` (what, where) and `hint` (what to do, may be empty)."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(ProtoKVError):
+    """A setting is out of range, unknown, or contradicts another."""
+
+
+class ModelError(ProtoKVError):
+    """A model cannot be found, loaded or used."""
+
+
+class SourceError(ProtoKVError):
+    """A video source cannot be used."""
+
+
+class SourceNotFound(SourceError):
+    """There is nothing at the path of the video."""
+
+
+class SourceUnreadable(SourceError):
+    """There is something at the path, but no video can be read from it."""
+
+
+class StateError(ProtoKVError):
+    """A saved state cannot be used."""
+
+
+class StateNotFound(StateError):
+    """There is nothing at the path of the state."""
+
+
+class StateLocked(StateError):
+    """Another process is writing the state."""
+
+
+class StateMismatch(StateError):
+    """The state does not fit the model, the memory configuration or this version of the format."""
+
+
+class StateCorrupt(StateError):
+    """The bytes of the state are damaged, or were never a state."""
