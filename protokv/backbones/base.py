@@ -1,0 +1,156 @@
+"""What a vision-language model must offer to be streamed: the `Backbone` interface.
+
+A backbone turns frames and text into embeddings, gives them stream positions, and runs the language model with a
+`Context` and a `Tail` (`protokv.attention`). It knows nothing of memories, snapshots or the command line. Adding a
+family is one file that implements this class and one line in `protokv.backbones.FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.attention import Context, Tail
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """One step as the language model takes it.
+
+    Attributes:
+        embeddings: `[T, E]`, model dtype, in raster order.
+        grid: rows and columns of the step, `T = rows * columns`.
+    """
+
+    embeddings: Tensor
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which model this is: enough to refuse a state that another one made.
+
+    Attributes:
+        name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
+        family: `model_type` of its config.
+        config_hash: sha256 of its architecture.
+        weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
+        dtype: `float32`, `bfloat16` or `float16`.
+    """
+
+    name: str
+    family: str
+    config_hash: str
+    weights_digest: str
+    dtype: str
+
+
+class Backbone(ABC):
+    """A vision-language model, seen as a machine that reads steps and text at positions we choose.
+
+    Attributes:
+        identity: which model this is.
+        layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of its keys and values.
+        frames_per_step: sampled frames that make one step.
+        default_fps: the sampling rate it was trained at, in frames per second.
+        stop_ids: tokens that end an answer.
+    """
+
+    identity: Identity
+    layers: int
+    kv_heads: int
+    head_size: int
+    position_components: int
+    frames_per_step: int
+    default_fps: float
+    stop_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: str, name: str, config: Any, *, dtype: torch.dtype, device: torch.device) -> Backbone:
+        """Load from a local folder or a hub name, whose transformers config has been read already."""
+
+    @property
+    @abstractmethod
+    def prefix_ids(self) -> list[int]:
+        """Token ids of the chat prompt in front of the video."""
+
+    @abstractmethod
+    def suffix_ids(self, question: str) -> list[int]:
+        """Token ids of the chat prompt behind the video: the question and the start of the answer."""
+
+    @abstractmethod
+    def decode(self, ids: list[int]) -> str:
+        """Text of generated ids, without special tokens."""
+
+    @abstractmethod
+    def embed_text(self, ids: list[int]) -> Tensor:
+        """`[n, E]` in the model's dtype."""
+
+    @abstractmethod
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> StepTokens:
+        """Visual tokens of one step from its frames `[frames_per_step, height, width, 3]` (RGB, uint8)."""
+
+    @abstractmethod
+    def step_positions(self, origin: int, index: int, time_s: float, grid: tuple[int, int]) -> Tensor:
+        """Stream positions `[T, P]` int64 of a step.
+
+        Args:
+            origin: position of the first visual token of the stream.
+            index: number of the step, from 0.
+            time_s: stream time of its first frame.
+            grid: rows and columns.
+        """
+
+    @abstractmethod
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, `[..., D]` float32, of positions `[..., P]`, in transformers' half-split convention."""
+
+    @abstractmethod
+    def forward(self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail) -> Tensor:
+        """Run the language model over `T` tokens; their keys and values are appended to `tail`.
+
+        Args:
+            embeddings: `[T, E]`.
+            positions: `[T, P]` int64.
+            context: what they attend to besides themselves and the tail.
+            tail: the tokens forwarded since the context was taken.
+
+        Returns:
+            Final hidden states `[T, E]`.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., vocabulary]` float32 of hidden states `[..., E]`."""
+
+    def text_positions(self, start: int, n_tokens: int) -> Tensor:
+        """Positions `[n, P]` int64 of text: the same number in every component."""
+        line = torch.arange(start, start + n_tokens, device=self.device)
+        return line[:, None].expand(-1, self.position_components)
+
+    def empty_context(self) -> Context:
+        """A context of no slots, for the prompt prefix."""
+        nothing = torch.zeros((self.layers, self.kv_heads, 0, self.head_size), dtype=self.dtype, device=self.device)
+        return Context(nothing, nothing, nothing[..., 0].float(), far=slice(0, 0))
+
+    def new_tail(self, capacity: int) -> Tail:
+        """An empty tail for `capacity` tokens."""
+        return Tail(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
+
+    def unknown_words(self, question: str) -> list[str]:
+        """Words of a question that the tokenizer cannot represent, in order; empty for real models."""
+        return []
+
+    @staticmethod
+    def folder_of(path: str) -> Path | None:
+        """The local folder that `path` names, or None for a hub name."""
+        return Path(path) if Path(path).is_dir() else None

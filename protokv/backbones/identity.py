@@ -1,0 +1,79 @@
+"""Which model a folder or hub name holds: a hash of its architecture and a cheap digest of its weights.
+
+Two checkpoints of one architecture must not pass for each other, and reading all weights of a large model to find
+out would cost more than loading a state: the digest covers each weight file's header, its size and small samples at
+even distances. Owns the finding of a model's files, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+SAMPLE_BYTES = 1 << 16
+SAMPLES = 16
+_VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
+
+
+def find_file(path: str, filename: str) -> Path | None:
+    """A file of a model folder or of a hub repository in the local cache; None where there is none."""
+    if Path(path).is_dir():
+        file = Path(path) / filename
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        path,
+        filename,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return Path(found) if found else None
+
+
+def read_json(path: str, filename: str) -> dict[str, Any]:
+    """A JSON file of a model; an empty dictionary where there is none."""
+    file = find_file(path, filename)
+    if file is None:
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """sha256 of a model's configuration without what does not change its arithmetic."""
+    return hashlib.sha256(json.dumps(_stable(config), sort_keys=True).encode()).hexdigest()
+
+
+def weights_digest(path: str) -> str:
+    """sha256 over the header, size and samples of every safetensors file of a model; empty where there is none."""
+    index = read_json(path, "model.safetensors.index.json")
+    names = sorted(set(index.get("weight_map", {}).values())) or ["model.safetensors"]
+    digest = hashlib.sha256()
+    for name in names:
+        file = find_file(path, name)
+        if file is None:
+            return ""
+        digest.update(name.encode())
+        _sample(file, digest)
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _stable(v) for k, v in value.items() if k not in _VOLATILE}
+    return [_stable(v) for v in value] if isinstance(value, list) else value
+
+
+def _sample(file: Path, digest: Any) -> None:
+    size = file.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with file.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+        digest.update(stream.read(min(header, size)))
+        for i in range(SAMPLES):
+            stream.seek((size - SAMPLE_BYTES) * i // (SAMPLES - 1) if size > SAMPLE_BYTES else 0)
+            digest.update(stream.read(SAMPLE_BYTES))

@@ -1,0 +1,67 @@
+"""Frames become the patches that transformers' own PIL processor makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_resize
+
+from protokv.backbones.pixels import PixelConfig, patchify, smart_resize
+from protokv.errors import SourceUnreadable
+
+
+def frame(height: int, width: int, seed: int = 0) -> np.ndarray:
+    # Smooth and sharp at once: noise over a gradient.
+    rng = np.random.default_rng(seed)
+    ramp = np.linspace(0, 200, width, dtype=np.float32)[None, :, None]
+    return (ramp + rng.integers(0, 55, (height, width, 3))).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "low", "high"),
+    [
+        (84, 84, 7056, 7056),
+        (360, 640, 3136, 60000),
+        (641, 361, 3136, 60000),
+        (9, 5, 3136, 60000),
+        (2160, 3840, 100352, 602112),
+    ],
+    ids=lambda v: str(v),
+)
+def test_patches_equal_those_of_transformers(height: int, width: int, low: int, high: int) -> None:
+    config = PixelConfig(min_pixels=low, max_pixels=high)
+    image = frame(height, width)
+    patches, (rows, columns) = patchify(np.stack([image, image]), config)
+    theirs = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
+    expected = theirs(images=[image], return_tensors="pt")
+    assert expected["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
+    torch.testing.assert_close(patches, expected["pixel_values"], rtol=0, atol=1e-6)
+
+
+def test_the_two_frames_of_a_patch_keep_their_order() -> None:
+    config = PixelConfig(min_pixels=7056, max_pixels=7056)
+    first, second = np.zeros((84, 84, 3), np.uint8), np.full((84, 84, 3), 255, np.uint8)
+    patches, _ = patchify(np.stack([first, second]), config)
+    by_frame = patches.reshape(-1, 3, 2, 14, 14)
+    assert (by_frame[:, :, 0] < 0).all()
+    assert (by_frame[:, :, 1] > 0).all()
+
+
+@pytest.mark.parametrize("height", [1, 7, 28, 99, 719, 2160])
+@pytest.mark.parametrize("width", [1, 31, 120, 1280])
+def test_sizes_follow_transformers(height: int, width: int) -> None:
+    config = PixelConfig()
+    if max(height, width) / min(height, width) > 200:
+        with pytest.raises(SourceUnreadable, match=f"{width} x {height}"):
+            smart_resize(height, width, config)
+        return
+    expected = reference_resize(height, width, 28, config.min_pixels, config.max_pixels)
+    assert smart_resize(height, width, config) == expected
+
+
+def test_both_spellings_of_the_pixel_limits_are_read() -> None:
+    old = PixelConfig.from_files({"min_pixels": 3136, "max_pixels": 7056})
+    new = PixelConfig.from_files({"size": {"shortest_edge": 3136, "longest_edge": 7056}})
+    assert old == new == PixelConfig(min_pixels=3136, max_pixels=7056)
