@@ -1,0 +1,103 @@
+"""From frames in time to the steps a model is fed with.
+
+The k-th sampling time is exactly `k / fps`; what is sampled there is the frame shown at that time, by
+timestamps. So a video of variable rate is right, a slow one repeats frames, and reading from a later start
+gives what an uninterrupted reading would have given. Knows nothing of files, decoders or models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from protokv.errors import ConfigError
+from protokv.video.source import Frame, Image, Source
+
+# Containers that count in milliseconds round a frame's time by half of one.
+SLACK_S = 1e-3
+
+
+class Sample(NamedTuple):
+    """What is shown at `time_s`: uint8 RGB `[h, w, 3]`."""
+
+    time_s: float
+    image: Image
+
+
+@dataclass(frozen=True)
+class Step:
+    """`images` uint8 `[F, h, w, 3]`; `time_s` is the sampling time of the first; `index` counts from 0."""
+
+    index: int
+    time_s: float
+    images: Image
+
+
+def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
+    """The frame shown at each `k / fps` with `start_s <= k / fps < until_s`, up to the end of the last frame.
+
+    The last frame ends after its own duration; where it has none, after the gap before it; a lone frame
+    after `1 / fps`. Before the first frame (a damaged beginning) the first frame is shown.
+    ConfigError where fps is not a positive number.
+    """
+    if not (math.isfinite(fps) and fps > 0):
+        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
+    k = max(0, math.ceil(start_s * fps - 1e-6))
+    shown: Frame | None = None
+    gap_s = 1.0 / fps
+    for frame in frames:
+        before = shown if shown is not None else frame
+        while k / fps + SLACK_S < frame.time_s:
+            if until_s is not None and k / fps >= until_s - 1e-9:
+                return
+            yield Sample(k / fps, before.image)
+            k += 1
+        if shown is not None:
+            gap_s = frame.time_s - shown.time_s
+        shown = frame
+    if shown is None:
+        return
+    end_s = shown.time_s + (shown.duration_s or gap_s)
+    while k / fps + SLACK_S < end_s and (until_s is None or k / fps < until_s - 1e-9):
+        yield Sample(k / fps, shown.image)
+        k += 1
+
+
+def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
+    """Groups of `frames_per_step` samples; a last group that is short repeats its last frame, as Qwen's
+    processor does. ConfigError where frames_per_step is not positive."""
+    if frames_per_step < 1:
+        raise ConfigError(f"expected at least one frame a step, got frames_per_step={frames_per_step}")
+    index = first_index
+    group: list[Sample] = []
+    for one in samples:
+        group.append(one)
+        if len(group) == frames_per_step:
+            yield _step(index, group, frames_per_step)
+            index, group = index + 1, []
+    if group:
+        yield _step(index, group, frames_per_step)
+
+
+def read_steps(
+    source: Source, fps: float, frames_per_step: int, first_index: int = 0, until_s: float | None = None
+) -> Iterator[Step]:
+    """The steps of a source from `first_index` on: equal to those of a reading from the start, found by seeking.
+
+    `until_s` within a step makes that step a short, filled one, like the end of the video.
+    """
+    if not (math.isfinite(fps) and fps > 0):
+        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
+    start_s = first_index * frames_per_step / fps
+    frames = source.frames(start_s)
+    return steps(sample(frames, fps, start_s, until_s), frames_per_step, first_index)
+
+
+def _step(index: int, group: list[Sample], frames_per_step: int) -> Step:
+    images = [one.image for one in group]
+    images += [images[-1]] * (frames_per_step - len(images))
+    return Step(index, group[0].time_s, np.stack(images))

@@ -1,0 +1,149 @@
+"""Small clips made on the spot, the frame number burnt into the picture as 16 black or white blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+ROWS, COLUMNS = 4, 4
+
+
+def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
+    image = np.full((height, width, 3), 40, np.uint8)
+    h, w = height // ROWS, width // COLUMNS
+    for bit in range(ROWS * COLUMNS):
+        y, x = bit // COLUMNS * h, bit % COLUMNS * w
+        image[y : y + h, x : x + w] = 255 if number >> bit & 1 else 0
+    return image
+
+
+@pytest.fixture(scope="session")
+def number_in() -> Callable[[NDArray[np.uint8]], int]:
+    def read(image: NDArray[np.uint8]) -> int:
+        h, w = image.shape[0] // ROWS, image.shape[1] // COLUMNS
+        number = 0
+        for bit in range(ROWS * COLUMNS):
+            y, x = bit // COLUMNS * h, bit % COLUMNS * w
+            number |= int(image[y + h // 2, x + w // 2].mean() > 127) << bit
+        return number
+
+    return read
+
+
+@dataclass(frozen=True)
+class Clip:
+    """`ticks` are the presentation times of frames 0, 1, ... in `base`."""
+
+    ticks: Sequence[int]
+    base: Fraction = Fraction(1, 1000)
+    suffix: str = "mp4"
+    codec: str = "libx264"
+    pixels: str = "yuv420p"
+    width: int = 128
+    height: int = 96
+    gop: int = 12
+    options: dict[str, str] = field(default_factory=dict)
+    mux: dict[str, str] = field(default_factory=dict)
+    still: bool = False
+    rotation: int = 0
+    audio_s: float = 0.0
+
+    @property
+    def times_s(self) -> list[float]:
+        return [float((t - self.ticks[0]) * self.base) for t in self.ticks]
+
+
+def write(clip: Clip, path: Path) -> Path:
+    with av.open(str(path), "w", options=clip.mux) as output:
+        stream: Any = output.add_stream(clip.codec, rate=25, options=clip.options)
+        stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, clip.pixels
+        stream.time_base = stream.codec_context.time_base = clip.base
+        stream.codec_context.gop_size = clip.gop
+        stream.codec_context.thread_count = 1
+        if clip.rotation:
+            stream.set_display_rotation(clip.rotation)
+        sound: Any = output.add_stream("aac", rate=8000, layout="mono") if clip.audio_s else None
+        for number, ticks in enumerate(clip.ticks):
+            picture = burn(7 if clip.still else number, clip.width, clip.height)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=clip.pixels)
+            frame.pts, frame.time_base = ticks, clip.base
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+        if sound is not None:
+            for begin in range(0, round(clip.audio_s * 8000), 1024):
+                silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+                silence.pts, silence.sample_rate, silence.time_base = begin, 8000, Fraction(1, 8000)
+                output.mux(sound.encode(silence))
+            output.mux(sound.encode(None))
+    return path
+
+
+STEADY = [40 * i for i in range(61)]
+UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 13).tolist()
+
+CLIPS = {
+    "constant rate": Clip(STEADY, options={"bf": "0", "sc_threshold": "0"}),
+    "variable rate": Clip(UNEVEN),
+    "reordered frames": Clip(STEADY, options={"bf": "3", "b-pyramid": "normal", "sc_threshold": "0"}, gop=37),
+    "open groups": Clip(STEADY, codec="libx265", options={"x265-params": "open-gop=1:keyint=11:log-level=none"}),
+    "open groups of h264": Clip(STEADY, options={"x264-params": "open-gop=1:keyint=11:bframes=3:scenecut=0"}),
+    "late start": Clip([1730 + 40 * i for i in range(33)]),
+    "matroska in milliseconds": Clip([round(i * 1000 / 30) for i in range(45)], suffix="mkv"),
+    "transport stream": Clip(STEADY, suffix="ts", base=Fraction(1, 25000)),
+    "fragmented": Clip(STEADY, mux={"movflags": "frag_keyframe+empty_moov"}),
+    "avi": Clip(list(range(40)), base=Fraction(1, 25), suffix="avi", options={"bf": "2"}),
+    "gray": Clip(STEADY, pixels="gray"),
+    "10 bits": Clip(STEADY, pixels="yuv420p10le"),
+    "interlaced": Clip(STEADY, options={"x264-params": "tff=1", "flags": "+ildct+ilme"}),
+    "odd size": Clip(STEADY, pixels="yuv444p", width=131, height=97),
+    "portrait": Clip(STEADY, width=96, height=224),
+    "turned": Clip(STEADY, rotation=90),
+    "upside down": Clip(STEADY, rotation=180),
+    "one frame": Clip([0]),
+    "a still": Clip(STEADY, still=True),
+    "every frame a key frame": Clip(STEADY, codec="mjpeg", pixels="yuvj420p", suffix="mkv"),
+    "longer sound": Clip(STEADY, audio_s=6.0),
+    "4k": Clip([0, 40, 80], width=3840, height=2160, options={"preset": "ultrafast"}),
+}
+
+
+@pytest.fixture(scope="session")
+def make_clip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            clip = CLIPS[name]
+            made[name] = write(clip, folder / f"{name.replace(' ', '-')}.{clip.suffix}")
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def clips() -> dict[str, Clip]:
+    return CLIPS
+
+
+@pytest.fixture(scope="session")
+def write_clip() -> Callable[[Clip, Path], Path]:
+    return write
+
+
+@pytest.fixture(scope="session")
+def new_clip() -> type[Clip]:
+    return Clip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "clip_name" in metafunc.fixturenames:
+        metafunc.parametrize("clip_name", list(CLIPS))
