@@ -1,0 +1,53 @@
+"""Two plain records that several rooms share: which model this is, and where a stream stands.
+
+A backbone makes the first, a session the second, a snapshot keeps both. Nothing here computes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneIdentity:
+    """Which model this is: enough to refuse a state that another one made.
+
+    Attributes:
+        name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
+        family: `model_type` of its config.
+        config_hash: sha256 of its architecture.
+        dtype: `float32`, `bfloat16` or `float16`.
+        weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
+    """
+
+    name: str
+    family: str
+    config_hash: str
+    dtype: str
+    weights_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClock:
+    """Where a stream stands.
+
+    Attributes:
+        steps: steps watched; also the index of the next one.
+        stream_time_s: stream time at the end of the last step, 0 before the first.
+        next_position: one more than the highest rotary position in use; text starts here.
+        tokens_seen: visual tokens watched.
+        fps: sampled frames a second.
+        frames_per_step: sampled frames that make a step.
+    """
+
+    steps: int
+    stream_time_s: float
+    next_position: int
+    tokens_seen: int
+    fps: float
+    frames_per_step: int
+
+    @property
+    def step_seconds(self) -> float:
+        """Stream time of one step."""
+        return self.frames_per_step / self.fps

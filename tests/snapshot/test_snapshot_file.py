@@ -1,0 +1,204 @@
+"""What is saved is what is loaded, in the same bytes every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
+from protokv.snapshot import Header, check_fits, load, read_header, save
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+shapes = st.lists(st.integers(0, 5), max_size=4)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda n: n != "__metadata__")
+
+
+@st.composite
+def tensors(draw):
+    """Any bits at all, so NaNs, infinities and subnormals too."""
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
+    count = torch.Size(shape).numel()
+    if dtype == torch.bool:
+        return torch.tensor(draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=dtype).reshape(shape)
+    size = count * dtype.itemsize
+    data = draw(st.binary(min_size=size, max_size=size))
+    return torch.tensor(list(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=st.dictionaries(names, tensors(), max_size=6))
+def test_every_dtype_and_shape_comes_back_bit_for_bit(made, make_state, same_state, tmp_path):
+    state = make_state(tensors=made)
+    save(state, tmp_path / "a.safetensors")
+    assert same_state(load(tmp_path / "a.safetensors"), state)
+
+
+def test_the_whole_state_comes_back(make_state, same_state, tmp_path):
+    state = make_state(complete=True, source=None)
+    save(state, tmp_path / "a.safetensors")
+    found = load(tmp_path / "a.safetensors")
+    assert same_state(found, state)
+    assert (found.backbone, found.clock, found.complete) == (state.backbone, state.clock, True)
+    assert same_state(load(tmp_path / "a.safetensors", verify=False), state)
+    assert read_header(tmp_path / "a.safetensors").to_json() == state.to_json()
+
+
+def test_views_and_transposed_tensors_are_saved_as_they_look(make_state, tmp_path):
+    whole = torch.arange(60.0).reshape(3, 4, 5)
+    save(make_state(tensors={"a": whole.transpose(0, 2), "b": whole[:, 1]}), tmp_path / "a.safetensors")
+    found = load(tmp_path / "a.safetensors").tensors
+    assert found["a"].equal(whole.transpose(0, 2))
+    assert found["b"].equal(whole[:, 1])
+
+
+def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(make_state, tmp_path):
+    state = make_state()
+    turned = replace(
+        state,
+        tensors=dict(reversed(list(state.tensors.items()))),
+        memory=dict(reversed(list(state.memory.items()))),
+    )
+    save(state, tmp_path / "a.safetensors")
+    save(turned, tmp_path / "b.safetensors")
+    save(load(tmp_path / "a.safetensors"), tmp_path / "c.safetensors")
+    first = (tmp_path / "a.safetensors").read_bytes()
+    assert first == (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+
+
+def test_the_bytes_of_the_format_do_not_change_unnoticed(make_state, tmp_path):
+    tensors = {"a": torch.arange(3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    save(make_state(created_by="protokv test", tensors=tensors), tmp_path / "a.safetensors")
+    digest = hashlib.sha256((tmp_path / "a.safetensors").read_bytes()).hexdigest()
+    assert digest == "3da90deaca1fc18724bff0437df01ab8bed7fe946be4bc6d89161d20d98523e8"
+
+
+def test_the_safetensors_library_reads_the_file(make_state, tmp_path):
+    from safetensors import safe_open
+
+    state = make_state()
+    save(state, tmp_path / "a.safetensors")
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert set(file.keys()) == set(state.tensors)
+        assert all(file.get_tensor(name).equal(tensor) for name, tensor in state.tensors.items())
+        assert list(file.metadata()) == ["protokv"]
+        assert json.loads(file.metadata()["protokv"])["header"]["clock"]["steps"] == 5
+
+
+def test_loaded_tensors_may_be_written_to_without_touching_the_file(make_state, tmp_path):
+    save(make_state(), tmp_path / "a.safetensors")
+    before = (tmp_path / "a.safetensors").read_bytes()
+    load(tmp_path / "a.safetensors").tensors["bank.mass"].zero_()
+    assert (tmp_path / "a.safetensors").read_bytes() == before
+
+
+def test_a_state_that_could_not_be_read_again_is_not_written(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    state = make_state()
+    for bad, field in [
+        (replace(state, clock=replace(state.clock, steps=-1)), "clock.steps"),
+        (replace(state, clock=replace(state.clock, stream_time_s=float("nan"))), "JSON"),
+        (replace(state, memory={"rate": float("inf")}), "JSON"),
+        (replace(state, settings={"what": object()}), "JSON"),
+        (replace(state, tensors={"z": torch.zeros(2, dtype=torch.complex64)}), "tensor z"),
+        (replace(state, settings={"long": "x" * (2 << 20)}), "bytes"),
+    ]:
+        with pytest.raises(StateError, match=field):
+            save(bad, path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_the_form_that_there_is_can_be_asked_for(make_state, tmp_path):
+    for name in ["a.zarr", "a.pt", "a"]:
+        with pytest.raises(StateError, match="safetensors"):
+            save(make_state(), tmp_path / name)
+
+
+def test_a_missing_state_is_not_found_and_a_folder_is_no_state(tmp_path):
+    for path in [tmp_path / "no.safetensors", tmp_path / "no" / "no.safetensors"]:
+        with pytest.raises(StateNotFound, match=r"no\.safetensors"):
+            load(path)
+    with pytest.raises(StateCorrupt, match="folder"):
+        load(tmp_path)
+
+
+def test_a_newer_format_is_refused_with_both_versions(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    header = make_state().to_json() | {"format_version": 7, "created_by": "protokv 9.1", "novel": [1]}
+    with pytest.raises(StateMismatch, match="reads 1, the state has 7") as caught:
+        Header.from_json(header)
+    assert "protokv 9.1" in caught.value.hint
+    newer = make_state()
+    object.__setattr__(newer, "format_version", 7)
+    with pytest.raises(StateError, match="7"):
+        save(newer, path)
+
+
+@pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
+def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name, make_state):
+    state = make_state()
+    other = replace(state.backbone, **{name: "other"})
+    saved = getattr(state.backbone, name)
+    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
+        check_fits(state, other)
+    check_fits(state, replace(state.backbone, name="moved/elsewhere"))
+
+
+def test_a_state_of_another_memory_is_refused_with_the_field_and_both_values(make_state):
+    state = make_state()
+    check_fits(state, state.backbone, dict(state.memory))
+    with pytest.raises(StateMismatch, match=r"memory\.budget is 144, here it is 288"):
+        check_fits(state, state.backbone, {**state.memory, "budget": 288})
+    with pytest.raises(StateMismatch, match=r"memory\.extra is 'nothing', here it is 1"):
+        check_fits(state, state.backbone, {**state.memory, "extra": 1})
+
+
+def walk(data, path=()):
+    yield path, data
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from walk(value, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [None, True, -1, 1.5, "text", [], {}, 2**70, float("inf")])
+def test_a_field_of_a_wrong_type_is_named(wrong, make_state):
+    good = make_state().to_json()
+    checked = [p for p, _ in walk(good) if p and p[0] not in ("memory", "source", "settings")]
+    refused = 0
+    for path in checked:
+        bad = json.loads(json.dumps(good))
+        place = bad
+        for key in path[:-1]:
+            place = place[key]
+        if type(place[path[-1]]) is type(wrong) or (type(wrong) is float and wrong > 0):
+            continue
+        place[path[-1]] = wrong
+        if path[-1] in ("stream_time_s", "fps") and wrong == 2**70:
+            continue
+        with pytest.raises((StateCorrupt, StateMismatch), match=path[-1]):
+            Header.from_json(bad)
+        refused += 1
+    assert refused or isinstance(wrong, float)
+
+
+def test_a_missing_or_unknown_field_is_named(make_state):
+    good = make_state().to_json()
+    for path in [p for p, _ in walk(good) if p and p[0] not in ("memory", "source", "settings")]:
+        bad = json.loads(json.dumps(good))
+        place = bad
+        for key in path[:-1]:
+            place = place[key]
+        del place[path[-1]]
+        with pytest.raises(StateCorrupt, match=path[-1]):
+            Header.from_json(bad)
+    with pytest.raises(StateCorrupt, match="novel"):
+        Header.from_json({**good, "novel": 1})
