@@ -1,0 +1,176 @@
+"""What every memory is: bounded state with the verbs `append`, `context` and `tensors`.
+
+Owns the interface `Memory`, its inputs (`StepKV`, `MemoryShape`, `Rotary`) and the rotation of keys. Knows
+nothing of models, files or sessions. A memory is handed keys as the model rotated them, and hands back a
+`Context`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from protokv.attention import Context
+from protokv.config import MemoryConfig
+from protokv.errors import StateCorrupt
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShape:
+    """What a memory must know of the model.
+
+    Attributes:
+        layers: L.
+        kv_heads: H, after grouped-query attention.
+        head_size: D.
+        position_components: P, 1 for RoPE and 3 for M-RoPE.
+        sink_tokens: P0, tokens of the prompt prefix; may be 0.
+        dtype: of keys and values.
+        device: of all tensors.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    position_components: int
+    sink_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class StepKV:
+    """Keys and values of one step, in raster order.
+
+    Attributes:
+        keys: `[L, H, T, D]` model dtype, rotated as the model made them.
+        values: `[L, H, T, D]` model dtype.
+        positions: `[T, P]` int64, stream positions.
+        coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
+        step: index of the step, increasing.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    coordinates: Tensor
+    step: int
+
+    def check(self, shape: MemoryShape) -> None:
+        """Raise ValueError unless the tensors fit the memory."""
+        T = self.keys.shape[2]
+        kv = (shape.layers, shape.kv_heads, T, shape.head_size)
+        expected = {
+            "keys": (kv, shape.dtype),
+            "values": (kv, shape.dtype),
+            "positions": ((T, shape.position_components), torch.int64),
+            "coordinates": ((T, 2), torch.float32),
+        }
+        for name, (size, dtype) in expected.items():
+            tensor: Tensor = getattr(self, name)
+            if tensor.shape != size or tensor.dtype != dtype or T == 0:
+                raise ValueError(
+                    f"step {self.step}: {name} must be {list(size)} {dtype} with T > 0, "
+                    f"got {list(tensor.shape)} {tensor.dtype}"
+                )
+
+
+class Rotary(Protocol):
+    """The model's rotary embedding: positions `[..., P]` int64 -> (cos, sin), each `[..., D]` float32."""
+
+    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Angles of the positions."""
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[..., D]` float32 in the half-split convention of transformers."""
+    return x * cos + _rotate_half(x) * sin
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The inverse of `rotate`."""
+    return x * cos - _rotate_half(x) * sin
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+class Memory(ABC):
+    """Bounded state of a stream. One memory serves all layers and KV heads of a model."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        """An empty memory.
+
+        Raises:
+            ConfigError: the config does not fit the model.
+        """
+
+    @abstractmethod
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix, `[L, H, P0, D]` each: exact, always kept. Once, before any step."""
+
+    @abstractmethod
+    def append(self, step: StepKV) -> None:
+        """Take one step of the stream."""
+
+    @abstractmethod
+    def context(self) -> Context:
+        """What attention may read now. Changes no state; the tensors are live, valid until `append`."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state that `tensors` gave, on any device. Nothing is changed when it is refused.
+
+        Raises:
+            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream can
+            leave.
+        """
+
+    @abstractmethod
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part."""
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Plain numbers about the state, JSON-able."""
+
+
+Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def require(tensors: Mapping[str, Tensor], expected: Spec) -> None:
+    """Refuse a state unless it has exactly the expected names, shapes and dtypes.
+
+    Raises:
+        StateCorrupt: naming the first tensor that is missing, unknown or different.
+    """
+    for name, (shape, dtype) in expected.items():
+        if name not in tensors:
+            raise StateCorrupt(f"state: tensor {name} is missing")
+        found = tensors[name]
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise StateCorrupt(
+                f"state: tensor {name} must be {list(shape)} {dtype}, got {list(found.shape)} {found.dtype}"
+            )
+    for name in tensors:
+        if name not in expected:
+            raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
+
+
+def size_of(*tensors: Tensor) -> int:
+    """Bytes of the tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

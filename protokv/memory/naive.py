@@ -1,0 +1,300 @@
+"""Algorithms 1-4 of the paper, transcribed: one token, one head, one prototype at a time. Read it beside the
+paper.
+
+This is the oracle that the fast memory is tested against, and where the settlements of the points that the
+paper leaves open are easiest to see; each is marked "settled". It is slow on purpose and shares with the fast
+code only the rotation of keys and the k-means fit. One `NaiveProtoKV` has a near window and an independent
+bank per layer and head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from protokv.config import MemoryConfig
+from protokv.memory import quantizer
+from protokv.memory.base import MemoryShape, Rotary, StepKV, rotate, unrotate
+
+
+@dataclass(slots=True)
+class Token:
+    """A token of one head: key (rotation removed) and value `[D]`, coordinates `[2]`, position `[P]`."""
+
+    key: Tensor
+    value: Tensor
+    coordinates: Tensor
+    position: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Prototype:
+    """Pi_k = (c_k, p_k, n_k, R_k, mu_k, Sigma_k, tau_k); settled: tau_k is `position` and `last_step`."""
+
+    key_center: Tensor
+    value_center: Tensor
+    mass: int
+    mean: Tensor
+    covariance: Tensor
+    position: Tensor
+    last_step: int
+    key_counts: Tensor
+    value_counts: Tensor
+    updates: int = 0
+    merged_into: Prototype | None = None
+
+
+@dataclass(slots=True)
+class Head:
+    """The bank of one layer and head. `None` is an inactive slot; `used` slots held a prototype once."""
+
+    slots: list[Prototype | None]
+    used: set[int] = field(default_factory=set)
+    reservoir: list[tuple[Tensor, Tensor, Prototype]] = field(default_factory=list)
+    key_codebook: Tensor | None = None
+    value_codebook: Tensor | None = None
+    # For each token: the slot that it was absorbed by and by how much that one won, or (slot, inf) if it
+    # opened it.
+    decisions: list[tuple[int, float]] = field(default_factory=list)
+
+
+class NaiveProtoKV:
+    """The paper's memory without its prompt prefix: `append` a step, then look at `heads[layer][head]`."""
+
+    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        self.config, self.shape, self.rotary = config, shape, rotary
+        self.near: list[tuple[int, list[list[Token]]]] = []
+        self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    # Algorithm 1
+
+    def append(self, step: StepKV) -> None:
+        """ProtoKV streaming update; settled: eviction and maintenance go by whole steps."""
+        tokens = self._split(step)
+        evicted: list[list[Token]] = []
+        while self.near and sum(len(held) for _, held in self.near) + len(tokens) > self.config.near_tokens:
+            evicted += self.near.pop(0)[1]
+        surplus = max(0, len(tokens) - self.config.near_tokens)
+        evicted += tokens[:surplus]
+        if tokens[surplus:]:
+            self.near.append((step.step, tokens[surplus:]))
+        if not evicted or not self.config.prototypes:
+            return
+        for layer in range(self.shape.layers):
+            for head in range(self.shape.kv_heads):
+                bank = self.heads[layer][head]
+                for everywhere in evicted:
+                    self._absorb(bank, everywhere[layer * self.shape.kv_heads + head], step.step)
+        self._maintain(step.step)
+
+    def _split(self, step: StepKV) -> list[list[Token]]:
+        """The step's tokens in raster order; of each, one `Token` per layer and head."""
+        cos, sin = self.rotary(step.positions)
+        keys, values = unrotate(step.keys.float(), cos, sin), step.values.float()
+        return [
+            [
+                Token(
+                    keys[layer, head, t],
+                    values[layer, head, t],
+                    step.coordinates[t],
+                    step.positions[t].float(),
+                )
+                for layer in range(self.shape.layers)
+                for head in range(self.shape.kv_heads)
+            ]
+            for t in range(step.positions.shape[0])
+        ]
+
+    def _absorb(self, bank: Head, token: Token, now: int) -> None:
+        config = self.config
+        if None in bank.slots:
+            slot = bank.slots.index(None)
+            self._initialize(bank, slot, token, now)
+            bank.decisions.append((slot, math.inf))
+            return
+        costs = [self._cost(prototype, token, now) for prototype in bank.slots if prototype is not None]
+        slot = min(range(len(costs)), key=costs.__getitem__)
+        others = costs[:slot] + costs[slot + 1 :]
+        bank.decisions.append((slot, min(others, default=math.inf) - costs[slot]))
+        best = bank.slots[slot]
+        assert best is not None
+        best.key_center = (1 - config.key_rate) * best.key_center + config.key_rate * token.key
+        best.value_center = (1 - config.value_rate) * best.value_center + config.value_rate * token.value
+        best.mass += 1
+        if config.anchor == "recent":
+            best.position = token.position
+        elif config.anchor == "average":
+            best.position = best.position + (token.position - best.position) / best.mass
+        best.last_step = now
+        best.mean = (1 - config.spatial_rate) * best.mean + config.spatial_rate * token.coordinates
+        offset = token.coordinates - best.mean
+        best.covariance = (1 - config.spatial_rate) * best.covariance + config.spatial_rate * torch.outer(
+            offset, offset
+        )
+        if config.residual:
+            # Settled: residuals are taken against the updated centre.
+            self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
+
+    def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
+        empty = torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64)
+        bank.slots[slot] = Prototype(
+            key_center=token.key,
+            value_center=token.value,
+            mass=1,
+            mean=token.coordinates,
+            covariance=torch.eye(2),
+            position=token.position,
+            last_step=now,
+            key_counts=empty,
+            value_counts=empty.clone(),
+        )
+        bank.used.add(slot)
+
+    def _cost(self, prototype: Prototype, token: Token, now: int) -> float:
+        """Equation 1; settled: the squared Mahalanobis distance, with Sigma + 1e-4 I."""
+        norms = max(float(token.key.norm()), 1e-12) * max(float(prototype.key_center.norm()), 1e-12)
+        cosine = float(token.key @ prototype.key_center) / norms
+        offset = (token.coordinates - prototype.mean).double()
+        inverse = torch.linalg.inv(prototype.covariance.double() + 1e-4 * torch.eye(2).double())
+        mahalanobis = float(offset @ inverse @ offset)
+        idle = now - prototype.last_step > self.config.idle_steps
+        return -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
+
+    def _count(self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor) -> None:
+        """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""
+        prototype.updates += 1
+        if bank.key_codebook is not None and bank.value_codebook is not None:
+            _add(prototype.key_counts, bank.key_codebook, key_residual)
+            _add(prototype.value_counts, bank.value_codebook, value_residual)
+            return
+        bank.reservoir.append((key_residual, value_residual, prototype))
+        if len(bank.reservoir) == self.config.warmup_residuals:
+            G, C, rounds = self.config.subquantizers, self.config.codewords, self.config.kmeans_iterations
+            bank.key_codebook = quantizer.fit(torch.stack([key for key, _, _ in bank.reservoir]), G, C, rounds)
+            bank.value_codebook = quantizer.fit(torch.stack([value for _, value, _ in bank.reservoir]), G, C, rounds)
+            for key, value, owner in bank.reservoir:
+                while owner.merged_into is not None:
+                    owner = owner.merged_into
+                _add(owner.key_counts, bank.key_codebook, key)
+                _add(owner.value_counts, bank.value_codebook, value)
+
+    # Algorithm 2
+
+    def _maintain(self, now: int) -> None:
+        """Prototype maintenance; settled: once a step, and one draw of random numbers serves all heads."""
+        heads = [bank for layer in self.heads for bank in layer]
+        for bank in heads:
+            if self.config.decay == "floor":
+                self._decay(bank, now)
+            if self.config.merge:
+                self._merge(bank)
+        freed = [[slot for slot in sorted(bank.used) if bank.slots[slot] is None] for bank in heads]
+        if not self.config.recycle or not any(freed) or not self.near:
+            return
+        newest = self.near[-1][1]
+        draw = torch.rand(len(heads), len(newest), generator=self.generator)
+        for h, bank in enumerate(heads):
+            order = sorted(range(len(newest)), key=draw[h].tolist().__getitem__)
+            for slot, t in zip(freed[h], order, strict=False):
+                self._initialize(bank, slot, newest[t][h], now)
+
+    def _decay(self, bank: Head, now: int) -> None:
+        for slot, prototype in enumerate(bank.slots):
+            if prototype is not None and now - prototype.last_step > self.config.idle_steps:
+                prototype.mass = math.floor(self.config.kept_mass * prototype.mass)
+                if prototype.mass == 0:
+                    bank.slots[slot] = None
+
+    def _merge(self, bank: Head) -> None:
+        """Settled: root-mean-square distances, pairs i < j in order."""
+        for i in range(len(bank.slots)):
+            for j in range(i + 1, len(bank.slots)):
+                one, other = bank.slots[i], bank.slots[j]
+                if one is None or other is None:
+                    continue
+                keys = (one.key_center - other.key_center).square().mean()
+                values = (one.value_center - other.value_center).square().mean()
+                if keys < self.config.merge_key_distance**2 and values < self.config.merge_value_distance**2:
+                    self._merge_pair(one, other)
+                    bank.slots[j] = None
+
+    def _merge_pair(self, one: Prototype, other: Prototype) -> None:
+        """Settled: the masses before the merge weight everything, Sigma too; tau is the newer."""
+        n, m = one.mass, other.mass
+        mean = (n * one.mean + m * other.mean) / (n + m)
+        spreads = [
+            prototype.covariance + torch.outer(prototype.mean - mean, prototype.mean - mean)
+            for prototype in (one, other)
+        ]
+        one.key_center = (n * one.key_center + m * other.key_center) / (n + m)
+        one.value_center = (n * one.value_center + m * other.value_center) / (n + m)
+        one.covariance = (n * spreads[0] + m * spreads[1]) / (n + m)
+        one.mean = mean
+        newer = other.position[0] > one.position[0]
+        older = other.position[0] < one.position[0]
+        if self.config.anchor == "average":
+            one.position = (n * one.position + m * other.position) / (n + m)
+        elif newer if self.config.anchor == "recent" else older:
+            one.position = other.position
+        one.last_step = max(one.last_step, other.last_step)
+        one.mass = n + m
+        one.key_counts = one.key_counts + other.key_counts
+        one.value_counts = one.value_counts + other.value_counts
+        one.updates += other.updates
+        other.merged_into = one
+
+    # Algorithms 3 and 4
+
+    def pseudo_tokens(self, layer: int, head: int) -> list[tuple[int, list[tuple[Tensor, Tensor]], float]]:
+        """Of each active prototype: its slot, S pairs of key (rotated to tau_k) and value, its bias."""
+        bank, S = self.heads[layer][head], self.config.pseudo_tokens
+        shown = []
+        for slot, prototype in enumerate(bank.slots):
+            if prototype is None:
+                continue
+            key_modes = value_modes = [torch.zeros(self.shape.head_size)] * S
+            # Settled: while the codebooks are being collected for, all S pseudo-tokens are the centre.
+            if prototype.updates and bank.key_codebook is not None and bank.value_codebook is not None:
+                key_modes = self._top_modes(prototype.key_counts, bank.key_codebook)
+                value_modes = self._top_modes(prototype.value_counts, bank.value_codebook)
+            cos, sin = self.rotary(prototype.position.round().long())
+            pairs = [
+                (
+                    rotate(prototype.key_center + key_modes[s], cos, sin),
+                    prototype.value_center + value_modes[s],
+                )
+                for s in range(S)
+            ]
+            share = {"log_n": prototype.mass, "log_n_over_s": prototype.mass / S, "off": 1.0}
+            shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
+        return shown
+
+    def _top_modes(self, counts: Tensor, codebook: Tensor) -> list[Tensor]:
+        """DecodeTopSResidualModes, with the beam of the paper."""
+        G, C = counts.shape
+        S, epsilon = self.config.pseudo_tokens, self.config.smoothing
+        beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+        for g in range(G):
+            total = int(counts[g].sum())
+            # In whole units of 2**-32, so that equal sums of logarithms are equal whatever the order of
+            # adding.
+            score = [round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32) for n in counts[g]]
+            longer = [(a + score[c], (*codes, c)) for a, codes in beam for c in range(C)]
+            # Python's sort is stable: ties keep the order of the beam, then of the codes.
+            beam = sorted(longer, key=lambda item: -item[0])[: self.config.beam_per_mode * S]
+        best = [codes for _, codes in beam[:S]]
+        modes = [torch.cat([codebook[g, code] for g, code in enumerate(codes)]) for codes in best]
+        return [modes[s % len(modes)] for s in range(S)]
+
+
+def _add(counts: Tensor, codebook: Tensor, residual: Tensor) -> None:
+    """Count the nearest codeword of each subspace."""
+    G, C, d = codebook.shape
+    for g in range(G):
+        part = residual[g * d : (g + 1) * d]
+        distances = [float((part - codebook[g, c]).square().sum()) for c in range(C)]
+        counts[g, min(range(C), key=distances.__getitem__)] += 1

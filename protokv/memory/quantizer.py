@@ -1,0 +1,109 @@
+"""Product quantiser of residuals: fit codebooks, encode, and find the likeliest code tuples (Algorithm 3).
+
+A vector of size D is cut into G parts; each part is named by the nearest of its C codewords. Pure functions
+over batches; which residual belongs to which prototype is known to `residual` alone. Everything is
+deterministic: ties go to the lowest code, and scores of code tuples are whole numbers, so that equal sums are
+equal.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
+_SCORE_UNIT = 2.0**32
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def fit(samples: Tensor, subquantizers: int, codewords: int, iterations: int) -> Tensor:
+    """Codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`: Lloyd's k-means in each subspace.
+
+    A codeword that no sample chooses moves to the sample that is served worst: the farthest from its
+    codeword, then the next farthest.
+    """
+    n, G, C = samples.shape[0], subquantizers, codewords
+    parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
+    codebook = _spread_out(parts, C)
+    squares = parts.square().sum(2)
+    for _ in range(iterations):
+        distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(parts, codebook.transpose(1, 2))
+        nearest, code = distance.min(2)
+        member = torch.nn.functional.one_hot(code, C).to(parts.dtype)
+        size = member.sum(1)
+        means = torch.bmm(member.transpose(1, 2), parts) / size.clamp(min=1)[..., None]
+        empty = size == 0
+        # A sample alone in its cluster becomes a codeword as it is, so a second one there would be lost.
+        alone = size.gather(1, code) == 1
+        farthest = (nearest + squares).masked_fill(alone, -torch.inf).topk(C, dim=1).indices
+        farthest = farthest.gather(1, (empty.cumsum(1) - 1).clamp(min=0))
+        worst_served = parts.gather(1, farthest[..., None].expand_as(means))
+        codebook = torch.where(empty[..., None], worst_served, means)
+    return codebook
+
+
+def _spread_out(parts: Tensor, codewords: int) -> Tensor:
+    """First codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007).
+
+    Each is drawn with a chance that grows with the squared distance to those already drawn, so that residuals
+    which occur many times (a recycled token meets its own copy: exactly 0) take one codeword. The golden
+    ratio's multiples stand in for random numbers.
+    """
+    n = parts.shape[1]
+    chosen = [parts[:, 0]]
+    distance = torch.full(parts.shape[:2], torch.inf, device=parts.device)
+    for c in range(1, codewords):
+        distance = torch.minimum(distance, (parts - chosen[-1][:, None]).square().sum(2))
+        below = distance.double().cumsum(1)
+        pick = (below <= below[:, -1:] * (c * _GOLDEN % 1.0)).sum(1).clamp(max=n - 1)
+        chosen.append(parts.gather(1, pick[:, None, None].expand(-1, 1, parts.shape[2])).squeeze(1))
+    return torch.stack(chosen, 1)
+
+
+def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
+    """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
+    B, G, _, d = codebook.shape
+    T = vectors.shape[1]
+    parts = vectors.view(B, T, G, d).transpose(1, 2).reshape(B * G, T, d)
+    words = codebook.reshape(B * G, -1, d)
+    distance = torch.baddbmm(words.square().sum(2)[:, None], parts, words.transpose(1, 2), alpha=-2)
+    return distance.argmin(2).view(B, G, T).transpose(1, 2)
+
+
+def scores(counts: Tensor, smoothing: float) -> Tensor:
+    """Log of the smoothed probabilities (equation 4) of counts `[..., C]`, as int64 in units of 2**-32."""
+    total = counts.sum(-1, keepdim=True).double() + counts.shape[-1] * smoothing
+    return ((counts.double() + smoothing).div(total).log() * _SCORE_UNIT).round().long()
+
+
+def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
+    """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64.
+
+    This is Algorithm 3 with a beam of S instead of B >= S. The beam is as good: the score of a tuple is a sum
+    over subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. By the same
+    argument only pairs (i-th best prefix, j-th best code) with i * j <= S can be among the S best. Ties go to
+    the better prefix, then to the lower code. Where there are fewer than S tuples in all, they are repeated
+    in order.
+    """
+    G, C = counts.shape[1:]
+    S = modes
+    ordered, codes = scores(counts, smoothing).sort(dim=2, descending=True, stable=True)
+    beam = ordered[:, 0, :S]
+    tuples = codes[:, 0, :S, None]
+    for g in range(1, G):
+        pairs = [(i, j) for i in range(beam.shape[1]) for j in range(C) if (i + 1) * (j + 1) <= S]
+        prefix, code = torch.tensor(pairs, device=counts.device).unbind(1)
+        total = beam[:, prefix] + ordered[:, g][:, code]
+        total, best = total.sort(dim=1, descending=True, stable=True)
+        beam, best = total[:, :S], best[:, :S]
+        kept = tuples.gather(1, prefix[best][..., None].expand(-1, -1, g))
+        tuples = torch.cat((kept, codes[:, g].gather(1, code[best])[..., None]), 2)
+    found = tuples.shape[1]
+    return tuples if found == S else tuples[:, torch.arange(S, device=counts.device) % found]
+
+
+def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
+    """Vectors `[n, S, D]` of codes `[n, S, G]` under the codebook `[B, G, C, D / G]` of heads `[n]`."""
+    G = codebook.shape[1]
+    parts = codebook[heads[:, None, None], torch.arange(G, device=codes.device), codes]
+    return parts.flatten(2)

@@ -1,0 +1,253 @@
+"""`Residuals`: what a centre averages away, as product-quantiser histograms of each prototype.
+
+Owns the histograms H^K, H^V, the update counts n_res, the codebooks of each layer and head, and the bounded
+reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with the
+prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted.
+Invariant: for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of
+how prototypes are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memory import quantizer
+from protokv.memory.base import MemoryShape, Spec, size_of
+from protokv.memory.continuity import Assigned
+
+
+class Residuals:
+    """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
+
+    def __init__(self, config: MemoryConfig, shape: MemoryShape, prototypes: int) -> None:
+        L, H, D, K = shape.layers, shape.kv_heads, shape.head_size, prototypes
+        G, C, device = config.subquantizers, config.codewords, shape.device
+        if D % G:
+            raise ConfigError(
+                f"subquantizers: {G} parts do not divide the head size {D} of this model",
+                hint="choose a divisor of the head size, or turn residual off",
+            )
+        self._config = config
+        self._size = (L, H, K, D)
+        self.key_counts = torch.zeros(L, H, K, G, C, dtype=torch.int32, device=device)
+        self.value_counts = torch.zeros_like(self.key_counts)
+        self.updates = torch.zeros(L, H, K, dtype=torch.int32, device=device)
+        self.key_codebook = torch.zeros(L, H, G, C, D // G, device=device)
+        self.value_codebook = torch.zeros_like(self.key_codebook)
+        self.fitted = torch.zeros(L, H, dtype=torch.bool, device=device)
+        self._warmup: dict[str, Tensor] = {
+            name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype) in self._warmup_spec().items()
+        }
+        if self._warmup:
+            self._warmup["warmup.owner"].fill_(-1)
+
+    def _warmup_spec(self) -> Spec:
+        L, H, _, D = self._size
+        R = self._config.warmup_residuals
+        return {
+            "warmup.keys": ((L, H, R, D), torch.float32),
+            "warmup.values": ((L, H, R, D), torch.float32),
+            "warmup.owner": ((L, H, R), torch.int64),
+            "warmup.count": ((L, H), torch.int64),
+        }
+
+    def record_(self, assigned: Assigned) -> Tensor:
+        """Take the residuals of one step; return which heads `[L * H]` bool were fitted by it."""
+        L, H, K, _ = self._size
+        valid = assigned.prototype >= 0
+        heads = torch.arange(L * H, device=valid.device)[:, None]
+        rows = (heads * K + assigned.prototype)[valid]
+        self.updates.view(-1).index_add_(0, rows, torch.ones_like(rows, dtype=torch.int32))
+        before = self.fitted.view(-1).clone()
+        if self._warmup:
+            valid = valid & ~self._reserve(assigned, valid)
+        self._count(assigned.key_residual, assigned.value_residual, assigned.prototype, valid)
+        return self.fitted.view(-1) & ~before
+
+    def _reserve(self, assigned: Assigned, valid: Tensor) -> Tensor:
+        """Put residuals of heads not yet fitted into their reservoirs; return which, `[L * H, T]` bool."""
+        R, D = self._config.warmup_residuals, self._size[3]
+        count = self._warmup["warmup.count"].view(-1)
+        place = count[:, None] + valid.cumsum(1) - 1
+        waits = valid & ~self.fitted.view(-1, 1) & (place < R)
+        head, token = waits.nonzero(as_tuple=True)
+        where = head * R + place[head, token]
+        self._warmup["warmup.keys"].view(-1, D)[where] = assigned.key_residual[head, token]
+        self._warmup["warmup.values"].view(-1, D)[where] = assigned.value_residual[head, token]
+        self._warmup["warmup.owner"].view(-1)[where] = assigned.prototype[head, token]
+        count += waits.sum(1)
+        ready = (~self.fitted.view(-1) & (count == R)).nonzero().squeeze(1)
+        if len(ready):
+            self._fit(ready)
+        return waits
+
+    def _fit(self, heads: Tensor) -> None:
+        config = self._config
+        keys, values = (self._warmup[name].flatten(0, 1) for name in ("warmup.keys", "warmup.values"))
+        # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
+        for head in heads.tolist():
+            for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
+                codebook.flatten(0, 1)[head] = quantizer.fit(
+                    samples[head], config.subquantizers, config.codewords, config.kmeans_iterations
+                )
+        self.fitted.view(-1)[heads] = True
+        owner = self._warmup["warmup.owner"].flatten(0, 1)
+        waiting = (owner >= 0) & torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True)
+        self._count(keys, values, owner, waiting)
+        if self.fitted.all():
+            self._warmup = {}
+
+    def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
+        """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
+        K, G, C = *self.key_counts.shape[2:4], self._config.codewords
+        head, token = (valid & self.fitted.view(-1, 1)).nonzero(as_tuple=True)
+        if not len(head):
+            return
+        start = (head * K + prototype[head, token])[:, None] * G + torch.arange(G, device=head.device)
+        for residuals, codebook, counts in (
+            (keys, self.key_codebook, self.key_counts),
+            (values, self.value_codebook, self.value_counts),
+        ):
+            codes = quantizer.encode(codebook.flatten(0, 1), residuals)[head, token]
+            flat = (start * C + codes).view(-1)
+            counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+
+    def freed_(self, rows: Tensor) -> None:
+        """These prototypes hold nothing any more; what waits for them serves the codebooks only."""
+        for tensor in (self.key_counts, self.value_counts, self.updates):
+            tensor.flatten(0, 2)[rows] = 0
+        if self._warmup:
+            gone = torch.zeros(self.updates.numel() + 1, dtype=torch.bool, device=rows.device)
+            gone[rows] = True
+            self._warmup["warmup.owner"].masked_fill_(gone[self._owner_rows()], -1)
+
+    def merged_(self, into: Tensor, gone: Tensor) -> None:
+        """Prototype `into[x]` takes over the statistics of `gone[x]`, at most one pair a head."""
+        K = self._size[2]
+        for tensor in (self.key_counts, self.value_counts, self.updates):
+            flat = tensor.flatten(0, 2)
+            flat[into] += flat[gone]
+            flat[gone] = 0
+        if self._warmup:
+            target = torch.full((self.updates.numel() + 1,), -1, device=into.device)
+            target[gone] = into % K
+            heir = target[self._owner_rows()]
+            self._warmup["warmup.owner"].copy_(torch.where(heir >= 0, heir, self._warmup["warmup.owner"]))
+
+    def _owner_rows(self) -> Tensor:
+        """The owner's row of each waiting residual, `[L, H, R]`; one past the last row where it has none."""
+        L, H, K, _ = self._size
+        owner = self._warmup["warmup.owner"]
+        head = torch.arange(L * H, device=owner.device).view(L, H, 1)
+        return torch.where(owner >= 0, head * K + owner, L * H * K)
+
+    def modes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value residuals `[n, S, D]` of the S likeliest modes of prototypes `rows`, paired by rank.
+
+        Zeros where a prototype has no residual updates, or its head no codebooks yet.
+        """
+        S, K, smoothing = self._config.pseudo_tokens, self._size[2], self._config.smoothing
+        heads = rows // K
+        known = (self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)).nonzero().squeeze(1)
+        out = torch.zeros(2, len(rows), S, self._size[3], device=rows.device)
+        if len(known):
+            some, some_heads = rows[known], heads[known]
+            for part, counts, codebook in (
+                (out[0], self.key_counts, self.key_codebook),
+                (out[1], self.value_counts, self.value_codebook),
+            ):
+                codes = quantizer.top_modes(counts.flatten(0, 2)[some], S, smoothing)
+                part[known] = quantizer.decode(codebook.flatten(0, 1), some_heads, codes)
+        return out[0], out[1]
+
+    def report(self) -> list[dict[str, Any]]:
+        """For each layer: residual updates held, how far the codebooks are, and their usage."""
+        R = self._config.warmup_residuals
+        count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
+        return [
+            {
+                "residual_updates": int(self.updates[layer].sum()),
+                "codebooks": "fitted" if bool(fitted.all()) else "warming up",
+                "warmup_residuals": int(count[layer].min()),
+                "warmup_target": R,
+                "key_usage_entropy_bits": _usage_entropy(self.key_counts[layer]),
+                "value_usage_entropy_bits": _usage_entropy(self.value_counts[layer]),
+            }
+            for layer, fitted in enumerate(self.fitted)
+        ]
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part."""
+        return {
+            "residual": size_of(self.key_counts, self.value_counts, self.updates),
+            "codebook": size_of(self.key_codebook, self.value_codebook, self.fitted),
+            "warmup": size_of(*self._warmup.values()),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
+        return {
+            "residual.key_counts": self.key_counts,
+            "residual.value_counts": self.value_counts,
+            "residual.updates": self.updates,
+            "codebook.keys": self.key_codebook,
+            "codebook.values": self.value_codebook,
+            "codebook.fitted": self.fitted,
+        } | self._warmup
+
+    def spec(self, *, fitted: bool) -> Spec:
+        """Shapes and dtypes of `tensors`, when all heads are fitted or before."""
+        fixed = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("warmup.")}
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in fixed.items()}
+        return shapes if fitted else shapes | dict(self._warmup_spec())
+
+    def loaded(self, tensors: Mapping[str, Tensor], prototypes_in_use: Tensor) -> Residuals:
+        """Statistics like these that hold a state whose shapes are checked.
+
+        Raises:
+            StateCorrupt: the state breaks an invariant.
+        """
+        new = object.__new__(Residuals)
+        new._config, new._size = self._config, self._size
+        device = self.updates.device
+        held = {name: tensors[name].to(device, copy=True).contiguous() for name in self.spec(fitted=True)}
+        new.key_counts, new.value_counts = held["residual.key_counts"], held["residual.value_counts"]
+        new.updates, new.fitted = held["residual.updates"], held["codebook.fitted"]
+        new.key_codebook, new.value_codebook = held["codebook.keys"], held["codebook.values"]
+        warm = () if bool(new.fitted.all()) else self._warmup_spec()
+        new._warmup = {name: tensors[name].to(device, copy=True).contiguous() for name in warm}
+        new._check(prototypes_in_use)
+        return new
+
+    def _check(self, in_use: Tensor) -> None:
+        for name, tensor in self.tensors().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise StateCorrupt(f"state: tensor {name} holds a number that is not finite")
+        if (self.updates < 0).any() or self.updates[~in_use].any():
+            raise StateCorrupt("state: tensor residual.updates must not be negative, and 0 where a slot is free")
+        counted = torch.where(self.fitted[..., None], self.updates, 0)[..., None]
+        for name in ("key_counts", "value_counts"):
+            counts: Tensor = getattr(self, name)
+            if (counts < 0).any() or (counts.sum(4) != counted).any():
+                raise StateCorrupt(f"state: tensor residual.{name} must sum to residual.updates in every subspace")
+        if self._warmup:
+            R, K = self._config.warmup_residuals, self._size[2]
+            owner, count = self._warmup["warmup.owner"], self._warmup["warmup.count"]
+            if (count < 0).any() or (count > R).any() or ((count == R) != self.fitted).any():
+                raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
+            if (owner < -1).any() or (owner >= K).any():
+                raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
+
+
+def _usage_entropy(counts: Tensor) -> float:
+    """Bits in a choice of codeword, mean over heads and subspaces of `[H, K, G, C]`; at most log2 C."""
+    used = counts.sum(1).double()
+    share = used / used.sum(2, keepdim=True).clamp(min=1)
+    return float(torch.special.entr(share).sum(2).mean()) / math.log(2)

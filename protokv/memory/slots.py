@@ -1,0 +1,87 @@
+"""The slots that attention reads: one buffer `[sink P0 | far | near]` with a logit bias a slot.
+
+Owns the allocation, the prompt prefix (sink) and nothing else: who fills the far and the near part holds a
+view of it. The shape is fixed when it is made. Free slots hold finite numbers and have the bias `-inf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from protokv.attention import Context
+from protokv.memory.base import MemoryShape, Spec, StepKV, size_of
+
+
+class Slots:
+    """`[L, H, P0 + far + near, D]` keys and values and their bias, all free at first."""
+
+    def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
+        P0 = shape.sink_tokens
+        size = (shape.layers, shape.kv_heads, P0 + far + near, shape.head_size)
+        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
+        self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
+        self.started = False
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix, `[L, H, P0, D]` each.
+
+        Raises:
+            ValueError: it has another shape or dtype.
+            RuntimeError: the stream has started already.
+        """
+        if self.started:
+            raise RuntimeError("the memory has its prompt prefix already")
+        held = self.keys[:, :, self.sink]
+        for name, given in (("keys", keys), ("values", values)):
+            if given.shape != held.shape or given.dtype != held.dtype:
+                raise ValueError(
+                    f"prompt prefix: {name} must be {list(held.shape)} {held.dtype}, "
+                    f"got {list(given.shape)} {given.dtype}"
+                )
+        self.keys[:, :, self.sink] = keys
+        self.values[:, :, self.sink] = values
+        self.bias[:, :, self.sink] = 0.0
+        self.started = True
+
+    def check(self, step: StepKV, shape: MemoryShape, last_step: int) -> None:
+        """Refuse a step that does not fit the memory or the order of the stream.
+
+        Raises:
+            ValueError: its tensors do not fit, or its index is not above the last one.
+            RuntimeError: the stream has not started.
+        """
+        if not self.started:
+            raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
+        step.check(shape)
+        if step.step <= last_step:
+            raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
+
+    def context(self) -> Context:
+        """All slots."""
+        return Context(self.keys, self.values, self.bias, self.far)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The prompt prefix."""
+        return {
+            "sink.keys": self.keys[:, :, self.sink].contiguous(),
+            "sink.values": self.values[:, :, self.sink].contiguous(),
+        }
+
+    def spec(self) -> Spec:
+        """Shapes and dtypes of `tensors`."""
+        size = tuple(self.keys[:, :, self.sink].shape)
+        return {"sink.keys": (size, self.keys.dtype), "sink.values": (size, self.keys.dtype)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the prompt prefix of a checked state."""
+        self.started = False
+        self.start(tensors["sink.keys"], tensors["sink.values"])
+
+    def sink_nbytes(self) -> int:
+        """Bytes of the slots of the prompt prefix."""
+        return size_of(*(part[:, :, self.sink] for part in (self.keys, self.values, self.bias)))

@@ -1,0 +1,214 @@
+"""A session: a backbone, a memory and a clock. The only place that joins a model and a memory.
+
+Owns the order of things (a step attends to the memory and to itself, then the memory takes its keys and values) and
+the positions (steps continue the stream, text stands behind everything seen). Asking forwards the question into a
+tail of its own and drops it, so it changes nothing. Knows no files, no video formats and no command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.attention import Context, Tail
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.generate import Chooser, Decoding, TextStream
+from protokv.memory import build_memory
+from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.records import StreamClock
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and what it took.
+
+    Attributes:
+        question, text: what was asked and answered.
+        stream_time_s: stream time at which it was asked.
+        ttft_ms, total_ms: from the arrival of the question to the first and to the last token.
+        context_tokens: slots of memory that attention could see.
+        tokens: generated tokens.
+    """
+
+    question: str
+    text: str
+    stream_time_s: float
+    ttft_ms: float
+    total_ms: float
+    context_tokens: int
+    tokens: int
+
+
+class Session:
+    """Watch a stream step by step, ask at any time."""
+
+    def __init__(self, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> None:
+        """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
+
+        Args:
+            backbone: the model.
+            config: which memory, and its budget.
+            fps: sampled frames a second; what the backbone was trained at where None.
+
+        Raises:
+            ConfigError: fps is not positive, or the memory does not fit the model.
+        """
+        rate = backbone.default_fps if fps is None else fps
+        if not rate > 0:
+            raise ConfigError(f"fps is {rate}", hint="use a number of frames a second above 0")
+        self.backbone, self.config = backbone, config
+        self._prefix = len(backbone.prefix_ids)
+        self.clock = StreamClock(
+            steps=0,
+            stream_time_s=0.0,
+            next_position=self._prefix,
+            tokens_seen=0,
+            fps=rate,
+            frames_per_step=backbone.frames_per_step,
+        )
+        shape = MemoryShape(
+            layers=backbone.layers,
+            kv_heads=backbone.kv_heads,
+            head_size=backbone.head_size,
+            position_components=backbone.position_components,
+            sink_tokens=self._prefix,
+            dtype=backbone.dtype,
+            device=backbone.device,
+        )
+        self.memory: Memory = build_memory(config, shape, backbone.rotary)
+        tail = backbone.new_tail(self._prefix)
+        with torch.inference_mode():
+            embeddings = backbone.embed_text(backbone.prefix_ids)
+            positions = backbone.text_positions(0, self._prefix)
+            backbone.forward(embeddings, positions, backbone.empty_context(), tail)
+            self.memory.start(tail.keys, tail.values)
+
+    @torch.inference_mode()
+    def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:
+        """Take one step of the stream into the memory.
+
+        Args:
+            images: `[frames_per_step, height, width, 3]` uint8 RGB.
+            time_s: stream time of the first frame; where None the step follows the last one without a gap.
+        """
+        clock, backbone = self.clock, self.backbone
+        start_s = clock.steps * clock.step_seconds if time_s is None else time_s
+        tokens = backbone.embed_step(images)
+        positions = backbone.step_positions(self._prefix, clock.steps, start_s, tokens.grid)
+        tail = backbone.new_tail(len(tokens.embeddings))
+        context = self.memory.context()
+        if self.config.encode_with == "near":
+            context = context.without_far()
+        backbone.forward(tokens.embeddings, positions, context, tail)
+        self.memory.append(
+            StepKV(
+                keys=tail.keys,
+                values=tail.values,
+                positions=positions,
+                coordinates=cell_centres(tokens.grid).to(backbone.device),
+                step=clock.steps,
+            )
+        )
+        self.clock = replace(
+            clock,
+            steps=clock.steps + 1,
+            stream_time_s=start_s + clock.step_seconds,
+            next_position=max(clock.next_position, int(positions.max()) + 1),
+            tokens_seen=clock.tokens_seen + len(positions),
+        )
+
+    @torch.inference_mode()
+    def prefill(self, question: str) -> Tensor:
+        """Logits `[n, vocabulary]` float32 of the tokens that stand behind the video: what `ask` starts from."""
+        logits, _, _ = self._forward_question(question, room=0)
+        return logits
+
+    def ask(self, question: str, decoding: Decoding | None = None) -> Answer:
+        """The whole answer at once; see `stream`."""
+        pieces = self.stream(question, decoding)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    def stream(self, question: str, decoding: Decoding | None = None) -> Generator[str, None, Answer]:
+        """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
+
+        Raises:
+            ConfigError: the question is empty or contains control tokens.
+        """
+        decoding = decoding or Decoding()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            logits, context, tail = self._forward_question(question, room=decoding.max_new_tokens)
+        choose = Chooser(decoding, self.backbone.device)
+        text = TextStream(self.backbone.decode)
+        token = choose(logits[-1])
+        first = time.perf_counter()
+        pieces, n_tokens, position = [], 0, self.clock.next_position + tail.length
+        while token not in self.backbone.stop_ids:
+            n_tokens += 1
+            if piece := text.push(token):
+                pieces.append(piece)
+                yield piece
+            if n_tokens == decoding.max_new_tokens:
+                break
+            with torch.inference_mode():
+                embedded = self.backbone.embed_text([token])
+                where = self.backbone.text_positions(position, 1)
+                hidden = self.backbone.forward(embedded, where, context, tail)
+                token = choose(self.backbone.logits(hidden[-1]))
+            position += 1
+        if piece := text.finish():
+            pieces.append(piece)
+            yield piece
+        return Answer(
+            question=question,
+            text="".join(pieces).strip(),
+            stream_time_s=self.clock.stream_time_s,
+            ttft_ms=(first - began) * 1e3,
+            total_ms=(time.perf_counter() - began) * 1e3,
+            context_tokens=int((context.bias > -torch.inf).sum(-1).max()),
+            tokens=n_tokens,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything the memory holds, by the names of the snapshot's schema."""
+        return self.memory.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor], clock: StreamClock) -> None:
+        """Continue where a saved session of the same backbone and config stood.
+
+        Raises:
+            StateCorrupt: a tensor is missing, superfluous or misshapen, or the clock contradicts the prompt.
+        """
+        if clock.next_position < self._prefix or clock.frames_per_step != self.backbone.frames_per_step:
+            raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
+        self.memory.load(tensors)
+        self.clock = clock
+
+    def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail]:
+        ids = self.backbone.suffix_ids(question)
+        tail = self.backbone.new_tail(len(ids) + room)
+        context = self.memory.context()
+        positions = self.backbone.text_positions(self.clock.next_position, len(ids))
+        hidden = self.backbone.forward(self.backbone.embed_text(ids), positions, context, tail)
+        return self.backbone.logits(hidden), context, tail
+
+
+def cell_centres(grid: tuple[int, int]) -> Tensor:
+    """(x, y) of every token of a step in raster order, `[T, 2]` float32 in [0, 1], independent of resolution."""
+    rows, columns = grid
+    y = (torch.arange(rows, dtype=torch.float32) + 0.5) / rows
+    x = (torch.arange(columns, dtype=torch.float32) + 0.5) / columns
+    return torch.stack([x.repeat(rows), y.repeat_interleave(columns)], dim=-1)

@@ -1,0 +1,260 @@
+"""What every registered memory promises; a new one is tested here by being registered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memory import MEMORIES, Memory, build_memory
+from protokv.memory.base import MemoryShape, StepKV
+from tests.memory.streams import World, copy_of, feed, same, shape_of, small_config
+
+BUDGET = 29
+# Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
+
+
+def configs() -> list[object]:
+    variants = {
+        "protokv": small_config(BUDGET),
+        "protokv-durable": MemoryConfig.durable(BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
+        "protokv-paper": MemoryConfig.paper(BUDGET),
+        "protokv-near-only": small_config(BUDGET, split=(1, 0)),
+        "protokv-far-only": small_config(BUDGET, split=(0, 1)),
+        "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
+    }
+    others = {kind: MemoryConfig(kind=kind, budget=BUDGET) for kind in MEMORIES if kind != "protokv"}
+    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+
+
+@pytest.fixture(params=configs())
+def config(request: pytest.FixtureRequest) -> MemoryConfig:
+    return request.param
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def shape(request: pytest.FixtureRequest) -> MemoryShape:
+    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=request.param)
+
+
+def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:
+    world = World(shape, seed)
+    return build_memory(config, shape, world.rotary), world
+
+
+def visible(memory: Memory) -> list[Tensor]:
+    """Which slots attention can see, `[N]` bool of each layer and head."""
+    return list((memory.context().bias > -torch.inf).flatten(0, 1))
+
+
+def bounded(config: MemoryConfig) -> bool:
+    return config.kind != "full"
+
+
+def test_it_is_registered_under_its_own_name(config: MemoryConfig, shape: MemoryShape) -> None:
+    assert type(built(config, shape)[0]) is MEMORIES[config.kind]
+    assert MEMORIES[config.kind].kind == config.kind
+
+
+def test_the_budget_is_never_exceeded_and_the_prefix_always_shown(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    keys, values = world.sink()
+    memory.start(keys, values)
+    for index, tokens in enumerate(LENGTHS):
+        memory.append(world.step(index, tokens))
+        context = memory.context()
+        assert torch.equal(context.keys[:, :, :5], keys)
+        assert torch.equal(context.values[:, :, :5], values)
+        assert (context.bias[:, :, :5] == 0).all()
+        for seen in visible(memory):
+            assert not bounded(config) or int(seen.sum()) <= BUDGET + 5
+
+
+def test_until_the_first_eviction_the_context_is_the_exact_tokens(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    room = config.near_tokens if bounded(config) else 60
+    lengths = [min(3, room)] * (room // 3) if room else []
+    steps = feed(memory, world, lengths)
+    context = memory.context()
+    for seen in visible(memory):
+        assert int(seen.sum()) == 5 + sum(lengths)
+        shown = seen.nonzero().squeeze(1)[5:]
+        assert (context.bias[:, :, shown] == 0).all()
+        for held, appended in ((context.keys, [s.keys for s in steps]), (context.values, [s.values for s in steps])):
+            if steps:
+                expected = torch.cat(appended, 2)
+                # Softmax does not care about order, nor does this.
+                order = (held[0, 0, shown][:, None] == expected[0, 0][None]).all(2).int().argmax(1)
+                assert sorted(order.tolist()) == list(range(sum(lengths)))
+                assert torch.equal(held[:, :, shown], expected[:, :, order])
+
+
+def test_what_attention_reads_is_finite_in_every_slot(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS)
+    context = memory.context()
+    assert torch.isfinite(context.keys).all()
+    assert torch.isfinite(context.values).all()
+    assert not torch.isnan(context.bias).any()
+    assert (context.bias < torch.inf).all()
+
+
+def test_the_footprint_does_not_depend_on_the_length_of_the_stream(config: MemoryConfig, shape: MemoryShape) -> None:
+    if not bounded(config):
+        pytest.skip("the full cache is unbounded and says so")
+    memory, world = built(config, shape)
+    memory.start(*world.sink())
+    sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
+    bytes_by_part, slots = memory.nbytes(), memory.context().keys.shape
+    for index, tokens in enumerate(LENGTHS * 3):
+        memory.append(world.step(index, tokens))
+        assert memory.context().keys.shape == memory.context().values.shape == slots
+        now = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
+        gone = sizes.keys() - now.keys()
+        # The one exception: the warm-up reservoir is dropped once the codebooks are fitted.
+        assert all(name.startswith("warmup.") for name in gone)
+        assert now == {name: size for name, size in sizes.items() if name not in gone}
+        expected = bytes_by_part | ({"warmup": 0} if gone else {})
+        assert memory.nbytes() == expected
+
+
+def test_looking_changes_nothing(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS)
+    before = copy_of(memory)
+    first = memory.context()
+    keys, values, bias = first.keys.clone(), first.values.clone(), first.bias.clone()
+    memory.report()
+    memory.nbytes()
+    again = memory.context()
+    assert same(before, copy_of(memory))
+    assert torch.equal(keys, again.keys)
+    assert torch.equal(values, again.values)
+    assert torch.equal(bias, again.bias)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 6, 15])
+def test_a_stream_continued_from_a_saved_state_is_the_same_stream(
+    config: MemoryConfig, shape: MemoryShape, cut: int
+) -> None:
+    whole, world = built(config, shape)
+    sink = world.sink()
+    steps = [world.step(index, tokens) for index, tokens in enumerate(LENGTHS)]
+    whole.start(*sink)
+    resumed, _ = built(config, shape)
+    for index, step in enumerate(steps):
+        if index == cut:
+            resumed.load(copy_of(whole))
+            assert same(copy_of(whole), copy_of(resumed))
+        whole.append(step)
+        # Reading or not reading the context makes no difference to what comes after.
+        if index % 3:
+            whole.context()
+        if index >= cut:
+            resumed.append(step)
+    assert same(copy_of(whole), copy_of(resumed))
+    one, other = whole.context(), resumed.context()
+    assert torch.equal(one.bias, other.bias)
+    assert torch.equal(one.keys, other.keys)
+    assert torch.equal(one.values, other.values)
+
+
+def test_the_same_stream_gives_the_same_bytes(config: MemoryConfig, shape: MemoryShape) -> None:
+    states = []
+    for _ in range(2):
+        memory, world = built(config, shape)
+        feed(memory, world, LENGTHS)
+        states.append(copy_of(memory))
+    assert same(*states)
+
+
+def test_saved_tensors_are_contiguous_and_none_shares_memory(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS[:6])
+    tensors = memory.tensors()
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    starts = [tensor.data_ptr() for tensor in tensors.values() if tensor.numel()]
+    assert len(set(starts)) == len(starts)
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS)
+    good = copy_of(memory)
+    for name, tensor in good.items():
+        missing = {other: held for other, held in good.items() if other != name}
+        reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
+        retyped = good | {name: tensor.to(torch.float64)}
+        for bad in (missing, reshaped, retyped):
+            with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
+                memory.load(bad)
+    with pytest.raises(StateCorrupt, match=r"bank\.extra"):
+        memory.load(good | {"bank.extra": torch.zeros(1)})
+    assert same(good, copy_of(memory))
+
+
+def test_a_ring_that_contradicts_itself_is_refused(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS)
+    good = copy_of(memory)
+    start, count, last = good["near.ring"].tolist()
+    for ring in ([10**6, count, last], [start, count + 1, last], [start, -1, last], [start, count, last + 1]):
+        if config.near_tokens == 0 and ring[2] == last + 1:
+            continue
+        with pytest.raises(StateCorrupt, match=r"near\."):
+            memory.load(good | {"near.ring": torch.tensor(ring)})
+
+
+def test_steps_out_of_order_or_of_a_wrong_shape_are_refused(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    step = world.step(4, 3)
+    with pytest.raises(RuntimeError, match="start"):
+        memory.append(step)
+    feed(memory, World(shape, 1), [2, 2])
+    memory.append(step)
+    with pytest.raises(ValueError, match="came after step 4"):
+        memory.append(world.step(4, 3))
+    wrong = StepKV(step.keys[..., :8], step.values, step.positions, step.coordinates, 5)
+    with pytest.raises(ValueError, match="keys"):
+        memory.append(wrong)
+
+
+def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    json.dumps(memory.report(), allow_nan=False)
+    feed(memory, world, LENGTHS)
+    json.dumps(memory.report(), allow_nan=False)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(9, 40), st.integers(0, 99))
+def test_any_lengths_of_steps_keep_to_any_budget(lengths: list[int], budget: int, seed: int) -> None:
+    shape = shape_of(components=1, size=8)
+    for kind in MEMORIES:
+        config = small_config(budget, kind=kind)
+        memory, world = built(config, shape, seed)
+        feed(memory, world, lengths)
+        for seen in visible(memory):
+            assert not bounded(config) or int(seen.sum()) <= budget + shape.sink_tokens
+            exact = seen & (memory.context().bias[0, 0] == 0)
+            assert int(exact.sum()) >= min(shape.sink_tokens + 1, int(seen.sum()))
+
+
+def test_an_unknown_memory_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="elephant"):
+        build_memory(MemoryConfig(kind="elephant"), shape_of(), World(shape_of(), 0).rotary)
+
+
+def test_a_head_size_that_the_subquantizers_do_not_divide_is_refused_with_both_numbers() -> None:
+    shape = shape_of(size=12)
+    with pytest.raises(ConfigError, match=r"8.*12"):
+        build_memory(MemoryConfig.paper(512), shape, World(shape, 0).rotary)
+    build_memory(MemoryConfig.paper(512).with_fields({"residual": False}), shape, World(shape, 0).rotary)

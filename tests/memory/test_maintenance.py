@@ -1,0 +1,143 @@
+"""Ageing, merging and recycling, each alone."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from protokv.config import MemoryConfig
+from protokv.memory.bank import PrototypeBank, Seen
+from protokv.memory.continuity import FarTokens
+from protokv.memory.maintenance import Recycler, decay_, merge_, recycle_
+from tests.memory.streams import shape_of
+
+
+class Followed:
+    """A follower that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+        self.merged: list[tuple[int, int]] = []
+
+    def freed_(self, rows: Tensor) -> None:
+        self.freed += rows.tolist()
+
+    def merged_(self, into: Tensor, gone: Tensor) -> None:
+        self.merged += list(zip(into.tolist(), gone.tolist(), strict=True))
+
+
+def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
+    """A bank whose prototypes have these key centres `[L * H, K, D]`, values of 0 and mass 1, seen at step 0."""
+    B, K, D = keys.shape
+    bank = PrototypeBank.empty(shape_of(layers=layers, heads=heads, size=D), K)
+    seen = Seen(torch.rand(B * K, 2), torch.arange(B * K, dtype=torch.float32)[:, None])
+    bank.open_(torch.arange(B * K), keys.reshape(-1, D), torch.zeros(B * K, D), seen, 0)
+    return bank
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.001, 1.0, 0.0])
+def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
+    masses = torch.cat((torch.arange(1, 2001), torch.tensor([10**6, 2**24]))).float()
+    bank = bank_of(torch.randn(1, len(masses), 4))
+    bank.mass = masses.view(1, 1, -1).clone()
+    decay_(bank, [], step=121, config=MemoryConfig(decay_rate=rate))
+    kept = 1 - Fraction(str(rate))
+    assert bank.mass.view(-1).tolist() == [math.floor(kept * int(mass)) for mass in masses.tolist()]
+
+
+def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
+    bank, follower = bank_of(torch.randn(1, 3, 4)), Followed()
+    bank.last_step[0, 0, 1] = 1
+    decay_(bank, [follower], step=121, config=MemoryConfig())
+    assert (bank.mass > 0).tolist() == [[[False, True, False]]]
+    assert follower.freed == [0, 2]
+    assert int(bank.expired) == 2
+    bank.check()
+
+
+def test_merging_conserves_mass_and_moments() -> None:
+    torch.manual_seed(3)
+    keys = torch.randn(1, 1, 12).expand(1, 5, 12) + 0.01 * torch.randn(1, 5, 12)
+    bank, follower = bank_of(keys), Followed()
+    bank.mass[0, 0] = torch.tensor([3.0, 1, 4, 1, 5])
+    weight = bank.mass.view(-1, 1)
+    center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
+    second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
+    merge_(bank, [follower], MemoryConfig())
+    assert bank.mass.view(-1).tolist() == [14.0, 0, 0, 0, 0]
+    assert follower.merged == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    torch.testing.assert_close(bank.key_center[0, 0, 0], center)
+    torch.testing.assert_close(bank.mean[0, 0, 0], mean)
+    torch.testing.assert_close(bank.covariance[0, 0, 0] + torch.outer(mean, mean), second.sum(0) / 14)
+    assert float(bank.position[0, 0, 0]) == 4.0
+    bank.check()
+
+
+def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> None:
+    # On a line with eps 1: 0 takes 1 (and moves to 0.45), which brings nothing else near; 2 and 3 are then a
+    # pair.
+    keys = torch.tensor([0.0, 0.9, 1.6, 2.5]).view(1, 4, 1).repeat(1, 1, 4)
+    bank, follower = bank_of(keys), Followed()
+    config = MemoryConfig(merge_key_distance=1.0)
+    merge_(bank, [follower], config)
+    assert follower.merged == [(0, 1), (2, 3)]
+    # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
+    merge_(bank, [follower], config)
+    assert len(follower.merged) == 2
+    bank.key_center[0, 0, 2] = 1.3
+    bank.touch_(torch.tensor([2]))
+    merge_(bank, [follower], config)
+    assert follower.merged[2:] == [(0, 2)]
+
+
+def test_close_keys_with_different_values_stay_apart() -> None:
+    bank = bank_of(torch.ones(1, 3, 8))
+    bank.value_center[0, 0, 1] = 0.26
+    merge_(bank, [], MemoryConfig())
+    assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
+
+
+def test_heads_merge_independently_of_each_other() -> None:
+    torch.manual_seed(0)
+    keys = 0.4 * torch.randn(6, 9, 8)
+    together = bank_of(keys, layers=2, heads=3)
+    merge_(together, [], MemoryConfig(merge_key_distance=0.5))
+    for head in range(6):
+        alone = bank_of(keys[head : head + 1])
+        merge_(alone, [], MemoryConfig(merge_key_distance=0.5))
+        assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
+    assert 0 < int(together.merged.sum()) < 6 * 8
+
+
+def _newest(tokens: int, heads: int) -> FarTokens:
+    keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
+    return FarTokens(keys, -keys, Seen(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float32)[:, None]))
+
+
+@pytest.mark.parametrize(("tokens", "reopened"), [(5, 3), (2, 2), (0, 0)])
+def test_freed_slots_are_opened_with_distinct_tokens_of_the_newest_step(tokens: int, reopened: int) -> None:
+    bank = bank_of(torch.randn(2, 6, 4) + 1000, heads=2)
+    bank.free_(torch.tensor([1, 2, 5, 9]))
+    bank.last_step[0, 0, 0], bank.mass[0, 0, 0] = -1, 0.0
+    recycle_(bank, Recycler(lambda: _newest(tokens, 2), torch.Generator().manual_seed(4)), step=7)
+    fresh = (bank.last_step[0, 0] == 7).nonzero().squeeze(1).tolist()
+    assert fresh == [1, 2, 5][:reopened]
+    assert len({tuple(bank.key_center[0, 0, slot].tolist()) for slot in fresh}) == reopened
+    assert int(bank.recycled[0, 0]) == reopened
+    # A slot that no token ever opened waits for an evicted one.
+    assert float(bank.mass[0, 0, 0]) == 0.0
+
+
+def test_the_draw_for_recycling_is_a_function_of_the_generator() -> None:
+    def centers(seed: int) -> Tensor:
+        bank = bank_of(torch.randn(1, 4, 4))
+        bank.free_(torch.arange(4))
+        recycle_(bank, Recycler(lambda: _newest(9, 1), torch.Generator().manual_seed(seed)), step=1)
+        return bank.key_center
+
+    assert torch.equal(centers(1), centers(1))
+    assert not torch.equal(centers(1), centers(2))

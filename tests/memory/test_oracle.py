@@ -1,0 +1,236 @@
+"""The fast memory equals `naive`, Algorithms 1-4 written out, token for token.
+
+Assignments, masses, histograms and counters are compared exactly; centres and spatial statistics within 1e-5,
+which leaves room for a different order of adding and for nothing else. Two things are ties to float32 and no
+error: a token whose two best costs differ by less than 1e-5 ends the comparison there, and codewords closer
+than 1e-4 are one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.config import MemoryConfig
+from protokv.memory import build_memory, continuity, maintenance
+from protokv.memory.base import StepKV, rotate
+from protokv.memory.naive import Head, NaiveProtoKV
+from protokv.memory.protokv import ProtoKV
+from tests.memory.streams import World, feed, shape_of, small_config
+
+TIE = 1e-5
+
+
+def configs() -> st.SearchStrategy[MemoryConfig]:
+    return st.fixed_dictionaries(
+        {
+            "budget": st.integers(11, 45),
+            "pseudo_tokens": st.sampled_from([1, 2, 3]),
+            "split": st.sampled_from([(1, 3), (1, 1), (0, 1), (3, 1)]),
+            "subquantizers": st.sampled_from([1, 2, 4]),
+            "codewords": st.sampled_from([2, 5]),
+            "warmup_residuals": st.sampled_from([17, 40]),
+            "idle_steps": st.sampled_from([1, 4, 30]),
+            "spatial_weight": st.sampled_from([0.1, 0.0, 1.5]),
+            "idle_weight": st.sampled_from([0.01, 0.7]),
+            "anchor": st.sampled_from(["recent", "first", "average"]),
+            "decay": st.sampled_from(["floor", "off"]),
+            "decay_rate": st.sampled_from([0.05, 0.3]),
+            "merge": st.booleans(),
+            "recycle": st.booleans(),
+            "residual": st.sampled_from([True, True, False]),
+            "mass_bias": st.sampled_from(["log_n", "log_n_over_s", "off"]),
+            "seed": st.integers(0, 99),
+        }
+    ).map(lambda changes: small_config(**changes))
+
+
+@given(
+    config=configs(),
+    layers=st.integers(1, 2),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([8, 12, 16]),
+    components=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**16),
+    lengths=st.lists(st.integers(1, 7), min_size=8, max_size=30),
+    noise=st.sampled_from([0.05, 0.3, 1.0]),
+)
+def test_the_fast_memory_equals_the_algorithms_written_out(
+    config: MemoryConfig,
+    layers: int,
+    heads: int,
+    size: int,
+    components: int,
+    seed: int,
+    lengths: list[int],
+    noise: float,
+) -> None:
+    shape = shape_of(layers=layers, heads=heads, size=size, components=components)
+    world = World(shape, seed, noise=noise)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        fast.append(step)
+        naive.append(step)
+        if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
+            event("a near-tie ended the comparison")
+            return
+        if index % 3 == 0 or index == len(lengths) - 1:
+            compare_state(fast, naive)
+            compare_context(fast, naive)
+
+
+def flat(naive: NaiveProtoKV) -> list[Head]:
+    return [head for layer in naive.heads for head in layer]
+
+
+def compare_state(fast: ProtoKV, naive: NaiveProtoKV) -> None:
+    state = fast.tensors()
+
+    def rows(name: str) -> Tensor:
+        return state[name].flatten(0, 1)
+
+    for h, head in enumerate(flat(naive)):
+        alive = [prototype is not None for prototype in head.slots]
+        assert (rows("bank.mass")[h] > 0).tolist() == alive
+        assert (rows("bank.last_step")[h] >= 0).tolist() == [slot in head.used for slot in range(len(alive))]
+        for slot, prototype in enumerate(head.slots):
+            if prototype is None:
+                continue
+            assert float(rows("bank.mass")[h, slot]) == prototype.mass
+            assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
+            for name in ("key_center", "value_center", "mean", "covariance", "position"):
+                expected: Tensor = getattr(prototype, name)
+                torch.testing.assert_close(rows(f"bank.{name}")[h, slot], expected, rtol=1e-5, atol=1e-5)
+            if not fast._config.residual:
+                continue
+            assert int(rows("residual.updates")[h, slot]) == prototype.updates
+            assert bool(rows("codebook.fitted")[h]) == (head.key_codebook is not None)
+            if head.key_codebook is None or head.value_codebook is None:
+                continue
+            for name, codebook, counts in (
+                ("key", head.key_codebook, prototype.key_counts),
+                ("value", head.value_codebook, prototype.value_counts),
+            ):
+                torch.testing.assert_close(rows(f"codebook.{name}s")[h], codebook, rtol=1e-5, atol=1e-5)
+                found = rows(f"residual.{name}_counts")[h, slot]
+                assert torch.equal(_distinct(found, codebook), _distinct(counts, codebook))
+
+
+def _distinct(counts: Tensor, codebook: Tensor) -> Tensor:
+    """Counts with those of codewords that are one up to rounding added to the first of them."""
+    first = _first_alike(codebook)
+    return torch.zeros_like(counts, dtype=torch.int64).scatter_add_(1, first, counts.long())
+
+
+def _first_alike(codebook: Tensor) -> Tensor:
+    alike = (codebook[:, :, None] - codebook[:, None]).abs().amax(3) < 1e-4
+    return alike.to(torch.uint8).argmax(2)
+
+
+def compare_context(fast: ProtoKV, naive: NaiveProtoKV) -> None:
+    context, S, K = fast.context(), fast._config.pseudo_tokens, fast._config.prototypes
+    keys, values = (part[:, :, context.far].flatten(0, 1) for part in (context.keys, context.values))
+    bias = context.bias[:, :, context.far].flatten(0, 1)
+    for h, head in enumerate(flat(naive)):
+        shown = torch.full((K * S,), -torch.inf)
+        codebooks = [book for book in (head.key_codebook, head.value_codebook) if book is not None]
+        doubled = any((_first_alike(book) != torch.arange(book.shape[1])).any() for book in codebooks)
+        for slot, pairs, mass_bias in naive.pseudo_tokens(*divmod(h, naive.shape.kv_heads)):
+            shown[slot * S : slot * S + S] = mass_bias
+            position = head.slots[slot].position
+            if ((position % 1 - 0.5).abs() < 1e-3).any():
+                event("a mean position half-way between two: not compared")
+                continue
+            if doubled:
+                event("codewords that are one to float32: pseudo-tokens not compared")
+                continue
+            for s, (key, value) in enumerate(pairs):
+                torch.testing.assert_close(keys[h, slot * S + s], key, rtol=1e-5, atol=2e-5)
+                torch.testing.assert_close(values[h, slot * S + s], value, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(bias[h], shown, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_a_long_stream_goes_through_everything_and_stays_equal(components: int) -> None:
+    shape = shape_of(layers=2, heads=3, size=12, components=components)
+    config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
+    world = World(shape, seed=5)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    for index in range(120):
+        step = world.step(index, 1 + index * 5 % 7)
+        fast.append(step)
+        naive.append(step)
+    assert min(margin for head in flat(naive) for _, margin in head.decisions) > TIE
+    compare_state(fast, naive)
+    compare_context(fast, naive)
+    state = fast.tensors()
+    for counter in ("opened", "absorbed", "merged", "expired", "recycled"):
+        assert (state[f"bank.{counter}"] > 0).all(), counter
+    assert state["codebook.fitted"].all()
+    assert "warmup.keys" not in state
+
+
+def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of(layers=2, heads=2, size=12)
+    config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
+
+    def state() -> dict[str, Tensor]:
+        world = World(shape, seed=5)
+        memory = ProtoKV(config, shape, world.rotary)
+        feed(memory, world, [1 + index * 5 % 11 for index in range(60)])
+        return memory.tensors()
+
+    whole = state()
+    monkeypatch.setattr(continuity, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(maintenance, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(maintenance, "_BLOCK_PAIRS", 3)
+    cut = state()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(cut[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
+    shape = shape_of(heads=2, size=16, dtype=torch.bfloat16)
+    config, world = small_config(), World(shape, seed=2)
+    fast, naive = build_memory(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    assert isinstance(fast, ProtoKV)
+    fast.start(*world.sink())
+    for index in range(25):
+        step = world.step(index, 5)
+        fast.append(step)
+        naive.append(step)
+    compare_state(fast, naive)
+    context = fast.context()
+    assert context.keys.dtype == context.values.dtype == torch.bfloat16
+    assert context.bias.dtype == torch.float32
+
+
+def test_the_order_of_a_step_s_tokens_matters_and_is_theirs() -> None:
+    # With a mini-batch update both tokens would go to the first prototype; the first one moves it away.
+    shape = shape_of(layers=1, heads=1, size=4, sink=0)
+    config = small_config(
+        budget=2, pseudo_tokens=1, split=(0, 1), key_rate=0.9, spatial_weight=0.0, merge=False, recycle=False
+    )
+    world = World(shape, 0)
+
+    def rotated(*keys: list[float]) -> Tensor:
+        return rotate(torch.tensor([[keys]]), *world.rotary(torch.arange(len(keys))[:, None]))
+
+    memory = ProtoKV(config, shape, world.rotary)
+    memory.start(*world.sink())
+    for index, keys in enumerate(([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], [[0.8, -0.7, 0, 0], [0.8, 0.7, 0, 0]])):
+        step = StepKV(
+            rotated(*keys),
+            torch.zeros(1, 1, 2, 4),
+            torch.arange(2)[:, None],
+            torch.full((2, 2), 0.5),
+            index,
+        )
+        memory.append(step)
+    assert memory.tensors()["bank.mass"].tolist() == [[[2.0, 2.0]]]
