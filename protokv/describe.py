@@ -1,0 +1,91 @@
+"""What a saved state holds, as plain numbers: the document behind `protokv inspect`. Needs no model.
+
+The memory is rebuilt from its tensors alone (their shapes tell those of the model) and asked for its report. Knows
+no tables and no terminals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv import snapshot
+from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memory import build_memory
+from protokv.memory.base import Memory, MemoryShape
+from protokv.snapshot import State
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """The whole document of a state.
+
+    Raises:
+        StateError: the state is missing or damaged.
+    """
+    state = snapshot.load(path)
+    config, memory = _memory(state)
+    clock, source = state.clock, state.source or {}
+    parts = memory.nbytes()
+    kept = min(clock.tokens_seen, config.budget) if config.kind != "full" else clock.tokens_seen
+    return {
+        "state": str(path),
+        "format_version": state.format_version,
+        "created_by": state.created_by,
+        "complete": state.complete,
+        "backbone": asdict(state.backbone),
+        "memory": {
+            "kind": config.kind,
+            "preset": config.name,
+            "budget": config.budget,
+            "near_tokens": config.near_tokens,
+            "prototypes": config.prototypes,
+            "pseudo_tokens": config.pseudo_tokens,
+            "config": state.memory,
+        },
+        "stream": {
+            "source": source.get("name"),
+            "decoder": source.get("decoder"),
+            "duration_s": clock.stream_time_s,
+            "steps": clock.steps,
+            "fps": clock.fps,
+            "tokens_seen": clock.tokens_seen,
+            "tokens_kept": kept,
+            "compression": clock.tokens_seen / kept if kept else 1.0,
+        },
+        "bytes": {"total": sum(parts.values()), **parts, "file": Path(path).stat().st_size},
+        **memory.report(),
+    }
+
+
+def _memory(state: State) -> tuple[MemoryConfig, Memory]:
+    try:
+        config = MemoryConfig.from_dict(state.memory)
+        L, H, P0, D = state.tensors["sink.keys"].shape
+        components = state.tensors["near.positions"].shape[1]
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+    except (KeyError, ValueError, IndexError) as error:
+        raise StateCorrupt("the state lacks sink.keys or near.positions in their form") from error
+    shape = MemoryShape(
+        layers=L,
+        kv_heads=H,
+        head_size=D,
+        position_components=components,
+        sink_tokens=P0,
+        dtype=state.tensors["sink.keys"].dtype,
+        device=torch.device("cpu"),
+    )
+
+    def unturned(positions: Tensor) -> tuple[Tensor, Tensor]:
+        # Nothing of the report depends on how keys are turned, and the model's own rotation is not at hand.
+        size = (*positions.shape[:-1], D)
+        return torch.ones(size), torch.zeros(size)
+
+    memory = build_memory(config, shape, unturned)
+    memory.load(state.tensors)
+    return config, memory

@@ -1,0 +1,88 @@
+"""Sessions on disk: what of a session goes into a state, and how a state becomes a session again.
+
+Joins `Session` and `protokv.snapshot`. A state names its model by architecture and weights, not by the path it was
+loaded from, so a folder may move. Knows no video formats and no command line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from protokv import snapshot
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.session import Session
+from protokv.snapshot import State
+
+
+def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+    """The state of a session; its tensors are the live ones, so save it before the next step.
+
+    Args:
+        session: what to save.
+        source: what it has been watching, plain JSON.
+        complete: whether that has ended.
+    """
+    return State(
+        backbone=session.backbone.identity,
+        memory=session.config.to_dict(),
+        clock=session.clock,
+        source=source,
+        complete=complete,
+        tensors=session.tensors(),
+    )
+
+
+def from_state(state: State, backbone: Backbone) -> Session:
+    """The session that a state was made of.
+
+    Raises:
+        StateMismatch: the state was made by another model or dtype; the field is named.
+        StateCorrupt: its memory or clock makes no sense.
+    """
+    snapshot.check_fits(state, backbone.identity)
+    try:
+        config = MemoryConfig.from_dict(state.memory)
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+    session = Session(backbone, config, fps=state.clock.fps)
+    session.restore(state.tensors, state.clock)
+    return session
+
+
+def save(session: Session, path: str | Path, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; returns bytes on disk.
+
+    Raises:
+        StateError: the state cannot be written.
+    """
+    snapshot.save(to_state(session, source=source, complete=complete), path)
+    return Path(path).stat().st_size
+
+
+def load(
+    path: str | Path,
+    backbone: Backbone | None = None,
+    *,
+    model: str | None = None,
+    device: str = "auto",
+) -> Session:
+    """Read a session back.
+
+    Args:
+        path: what `save` wrote.
+        backbone: the model, if it is loaded already.
+        model: name or folder to load it from; the name in the state where None.
+        device: where to load it.
+
+    Raises:
+        StateError: the state is missing, damaged, or made by another model.
+        ModelError: the model cannot be loaded.
+    """
+    state = snapshot.load(path)
+    if backbone is None:
+        backbone = load_backbone(model or state.backbone.name, device=device, dtype=state.backbone.dtype)
+    return from_state(state, backbone)

@@ -1,0 +1,114 @@
+"""`protokv ingest`: a video in, a state out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from protokv_cli import options
+from protokv_cli.exits import Exit
+from protokv_cli.output import Format, Output
+from protokv_cli.signals import stopping
+
+if TYPE_CHECKING:
+    from protokv.ingest import Summary
+    from protokv.video import Decoder
+
+
+def ingest(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Video file.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="STATE", help="State to write; SOURCE's name .safetensors, here."),
+    ] = None,
+    model: options.Model = None,
+    memory: Annotated[
+        str, typer.Option("--memory", envvar="PROTOKV_MEMORY", help="protokv, sliding-window or full.")
+    ] = "protokv",
+    preset: Annotated[
+        str, typer.Option("--preset", envvar="PROTOKV_PRESET", help="Constants of protokv: durable or paper.")
+    ] = "durable",
+    budget: Annotated[
+        str,
+        typer.Option("--budget", "-b", envvar="PROTOKV_BUDGET", help="Visual tokens kept, such as 512 or 6k."),
+    ] = "6k",
+    fps: Annotated[
+        float | None,
+        typer.Option("--fps", envvar="PROTOKV_FPS", help="Frames a second to sample; what the model was trained at."),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Commit on the way: 30s, 2m of stream time, or 500steps.")
+    ] = None,
+    decoder: Annotated[str, typer.Option("--decoder", help="auto, decord or pyav.")] = "auto",
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Insist that STATE exists and continues; without it, that is tried."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")] = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    fmt: options.OutputFormat = Format.AUTO,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Stream a video through the model into a bounded state.
+
+    The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
+
+    \b
+    Examples:
+      protokv ingest video.mp4
+      protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
+      protokv ingest video.mp4 --budget 512 --every 30s --json
+    """
+    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    target = state or Path(Path(source).stem + ".safetensors")
+    with out.errors():
+        from protokv.config import MemoryConfig, parse_budget
+        from protokv.ingest import Every, Summary, ingest
+        from protokv.resume import open_session
+        from protokv.video import open_source
+        from protokv_cli.progress import reporting
+
+        tokens = parse_budget(budget)
+        base = MemoryConfig.preset(preset, tokens) if memory == "protokv" else MemoryConfig(kind=memory, budget=tokens)
+        config = base.with_fields({"seed": seed})
+        interval = Every.parse(every) if every else None
+        with open_source(source, decoder=cast("Decoder", decoder)) as video:
+            session = open_session(
+                video,
+                target,
+                config,
+                model=model,
+                fps=fps,
+                device=device,
+                dtype=dtype,
+                must_exist=resume,
+                start_over=force,
+            )
+            if session.clock.steps:
+                out.note(f"continuing {target} at {session.clock.stream_time_s:g} s")
+            with stopping(out.warn) as stop, reporting(out, source) as report:
+                events = ingest(session, video, target, every=interval, should_stop=lambda: bool(stop))
+                for event in events:
+                    report(event)
+                    if isinstance(event, Summary):
+                        _close(out, event, source, stop.exit)
+
+
+def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> None:
+    """Say what to do next, and end with the code that tells what happened."""
+    if asked is not None:
+        out.warn(
+            f"stopped at {summary.stream_time_s:g} s; {summary.state} is committed. Continue with the same command."
+        )
+        raise typer.Exit(asked)
+    if summary.damaged:
+        out.warn(f"Error: {source}: {summary.damage}")
+        out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
+        raise typer.Exit(Exit.PARTIAL)
+    out.note(f'ask it: protokv query --state {summary.state} "..."')

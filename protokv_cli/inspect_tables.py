@@ -1,0 +1,96 @@
+"""The tables of `protokv inspect` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from protokv_cli.tables import bytes_text, grid, pairs, time_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+_COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
+
+
+def tables(d: dict[str, Any]) -> Iterator[Table]:
+    """Stream, memory, bytes and, where the memory has them, bank and codebooks of every layer."""
+    stream, memory, parts = d["stream"], d["memory"], d["bytes"]
+    ended = "" if d["complete"] else ", not to its end"
+    yield pairs(
+        {
+            "source": f"{stream['source']} ({stream['decoder']})" if stream["source"] else "frames from a program",
+            "watched": f"{time_text(stream['duration_s'])}{ended}",
+            "steps": f"{stream['steps']} at {stream['fps']:g} frames/s",
+            "tokens": f"{stream['tokens_seen']} seen, {stream['tokens_kept']} kept: "
+            f"compression {stream['compression']:.1f}x",
+            "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
+            "format": f"version {d['format_version']}, written by protokv {d['created_by']}",
+        },
+        title="stream",
+    )
+    yield pairs(
+        {
+            "kind": memory["kind"] if memory["kind"] == memory["preset"] else f"{memory['kind']}, {memory['preset']}",
+            "budget": f"{memory['budget']} tokens",
+            "near": f"W = {memory['near_tokens']} exact tokens",
+            "far": f"K = {memory['prototypes']} prototypes a layer and head, "
+            f"S = {memory['pseudo_tokens']} pseudo-tokens each",
+        },
+        title="memory",
+    )
+    yield pairs({name: bytes_text(n) for name, n in parts.items()}, title="bytes")
+    if not d["layers"]:
+        return
+    rows = list(enumerate(d["layers"]))
+    yield grid(
+        ["layer", "slots in use", "mass", "age in steps"],
+        (
+            (
+                i,
+                f"{row['slots_in_use']} / {row['slots']}",
+                _span(row["mass_quantiles"]),
+                _span(row["age_quantiles_steps"]),
+            )
+            for i, row in rows
+        ),
+        title="bank, all heads of a layer (least / median / greatest)",
+    )
+    yield grid(
+        ["layer", *_COUNTERS],
+        ((i, *(row[name] for name in _COUNTERS)) for i, row in rows),
+        title="tokens and slots so far",
+    )
+    if "codebooks" in d["layers"][0]:
+        yield grid(
+            ["layer", "codebooks", "residuals", "key bits", "value bits"],
+            (
+                (
+                    i,
+                    _fitting(row),
+                    row["residual_updates"],
+                    _or_dash(row["key_usage_entropy_bits"]),
+                    _or_dash(row["value_usage_entropy_bits"]),
+                )
+                for i, row in rows
+            ),
+            title="codebooks (residuals counted, entropy of the codes in use)",
+        )
+
+
+def _span(quantiles: list[float]) -> str:
+    """Least, median and greatest of five quantiles."""
+    if not quantiles:
+        return "-"
+    return " / ".join(f"{quantiles[i]:g}" for i in (0, len(quantiles) // 2, -1))
+
+
+def _fitting(row: dict[str, Any]) -> str:
+    if row["codebooks"] == "fitted":
+        return "fitted"
+    return f"warming up, {row['warmup_residuals']} of {row['warmup_target']}"
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

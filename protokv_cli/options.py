@@ -1,0 +1,36 @@
+"""Options that several subcommands share, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from protokv_cli.output import Format
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="PROTOKV_MODEL",
+        metavar="NAME_OR_FOLDER",
+        help="Model: a hub name, a local folder, or protokv/mini (the embedded one).",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", envvar="PROTOKV_DEVICE", help="auto, cpu, cuda, cuda:N or mps."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", envvar="PROTOKV_DTYPE", help="auto, float32, bfloat16 or float16."),
+]
+OutputFormat = Annotated[
+    Format,
+    typer.Option("--format", "-f", envvar="PROTOKV_FORMAT", help="Format of stdout; auto: table or, in a pipe, json."),
+]
+Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+Debug = Annotated[bool, typer.Option("--debug", envvar="PROTOKV_DEBUG", help="Show tracebacks.")]
+Seed = Annotated[int, typer.Option("--seed", envvar="PROTOKV_SEED", help="Seed of everything that is drawn.")]

@@ -1,0 +1,171 @@
+"""`protokv query`: questions in, answers from a state alone out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protokv.errors import ConfigError
+from protokv_cli import options
+from protokv_cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from protokv.session import Answer, Session
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    text: str
+    expected: str | None = None
+
+
+def query(
+    state: Annotated[Path, typer.Option("--state", "-s", metavar="STATE", help="State that ingest wrote.")],
+    questions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="QUESTION...", help="Questions; - reads lines or JSONL from stdin."),
+    ] = None,
+    model: options.Model = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of an answer at the most.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    fmt: options.OutputFormat = Format.AUTO,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Answer questions about a video from its state alone; asking changes nothing.
+
+    A line on stdin is a question, or a JSON object with the key "question"; if it has "answer" too, the answers are
+    compared and the score is told at the end.
+
+    \b
+    Examples:
+      protokv query --state video.safetensors "what colour was the star?" "how many objects appeared?"
+      protokv query --state video.safetensors - < questions.jsonl | jq -r .answer
+    """
+    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    with out.errors():
+        asked = _read(questions or ([] if sys.stdin.isatty() else ["-"]))
+        first = next(asked, None)
+        if first is None:
+            raise ConfigError("there is no question", hint='protokv query --state STATE "what happened first?"')
+        from protokv.generate import Decoding
+        from protokv.persist import load
+
+        decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        session = load(state, model=model, device=device)
+        judge, strange = _Score(), _Strangers(out, session)
+        for question in chain((first,), asked):
+            strange(question.text)
+            answer = _answer(out, session, question.text, decoding, alone=questions is not None and len(questions) == 1)
+            row = _row(answer, str(state))
+            if question.expected is not None:
+                row |= {"expected": question.expected, "correct": judge(answer.text, question.expected)}
+            if out.format is Format.JSON:
+                out.json(row)
+            elif question.expected is not None and out.format is Format.TABLE and not row["correct"]:
+                out.console.print(f"  expected: {question.expected}", style="yellow", markup=False)
+        if judge.n:
+            out.note(f"{judge.right} of {judge.n} answers as expected ({judge.right / judge.n:.1%})")
+
+
+def _answer(out: Output, session: Session, question: str, decoding: Any, *, alone: bool) -> Answer:
+    """Ask; on a terminal and in plain form the text is written as it comes."""
+    if out.format is Format.TABLE and not alone:
+        out.console.print(question, style="cyan", markup=False)
+    pieces = session.stream(question, decoding)
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            if out.format is not Format.JSON:
+                out.plain("")
+            answer: Answer = end.value
+            return answer
+        if out.format is not Format.JSON:
+            out.plain(piece, end="")
+
+
+def _row(answer: Answer, state: str) -> dict[str, Any]:
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "stream_time_s": answer.stream_time_s,
+        "ttft_ms": round(answer.ttft_ms, 3),
+        "total_ms": round(answer.total_ms, 3),
+        "context_tokens": answer.context_tokens,
+        "state": state,
+    }
+
+
+class _Score:
+    """Counts answers that equal what was expected, whatever their case, spaces and final full stop."""
+
+    def __init__(self) -> None:
+        self.n = self.right = 0
+
+    def __call__(self, answer: str, expected: str) -> bool:
+        right = self._plain(answer) == self._plain(expected)
+        self.n, self.right = self.n + 1, self.right + right
+        return right
+
+    @staticmethod
+    def _plain(text: str) -> str:
+        return " ".join(text.casefold().split()).rstrip(".")
+
+
+def _read(arguments: list[str]) -> Iterator[_Question]:
+    for argument in arguments:
+        if argument != "-":
+            yield _Question(argument)
+            continue
+        for number, line in enumerate(sys.stdin, start=1):
+            if line.strip():
+                yield _parse(line.strip(), number)
+
+
+def _parse(line: str, number: int) -> _Question:
+    if not line.startswith("{"):
+        return _Question(line)
+    try:
+        row = json.loads(line)
+        question, expected = row["question"], row.get("answer")
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"line {number} of stdin is not a JSON object with the key question: {error}",
+            hint='write {"question": "..."} or the bare question, one a line',
+        ) from error
+    if not isinstance(question, str) or not isinstance(expected, str | None):
+        raise ConfigError(f"line {number} of stdin: question and answer must be text", hint="put them in quotes")
+    return _Question(question, expected)
+
+
+class _Strangers:
+    """Says once which words of a question the model cannot represent, and what to do about it."""
+
+    def __init__(self, out: Output, session: Session) -> None:
+        self._out, self._session, self._said = out, session, False
+
+    def __call__(self, question: str) -> None:
+        from protokv.backbones import EMBEDDED
+
+        words = [] if self._said else self._session.backbone.unknown_words(question)
+        if not words:
+            return
+        self._said = True
+        name = self._session.backbone.identity.name
+        what = "The embedded model knows only its procedural world of coloured shapes" if name == EMBEDDED else name
+        self._out.warn(
+            f"Note: {what}; it does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
+            "For real videos name a real model when ingesting: --model Qwen/Qwen2.5-VL-7B-Instruct"
+        )

@@ -1,0 +1,51 @@
+"""Numbers and rows for people: bytes, times, and two kinds of rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def bytes_text(n: float) -> str:
+    """`1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def time_text(seconds: float) -> str:
+    """`0:12.5`, `10:00`, `1:02:03`."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    text = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    tenth = round((seconds - whole) * 10)
+    return f"{text}.{tenth}" if 0 < tenth < 10 else text
+
+
+def pairs(rows: Mapping[str, Any], title: str | None = None) -> Table:
+    """A table of names and values without rules."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, title=title, title_justify="left", title_style="bold")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table
+
+
+def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str | None = None) -> Table:
+    """A table with a header; every column but the first is a number and stands to the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="cyan")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+    return table

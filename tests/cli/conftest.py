@@ -1,0 +1,86 @@
+"""A small video, a tiny model and two ways to call the program: in this process, and as a user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from protokv_cli.main import app
+
+
+def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Path:
+    """Coloured noise blocks that change every second, so that every step is another one."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        stream.time_base = Fraction(1, rate)
+        for i in range(seconds * rate):
+            rng = np.random.default_rng([seed, i // rate])
+            blocks = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(blocks.repeat(16, 0).repeat(16, 1), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture(scope="session")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("video") / "clip.mp4", 12)
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Program:
+    """`protokv` called in a folder of its own, with the tiny model, away from the user's settings."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("PROTOKV_")},
+            "PROTOKV_MODEL": str(model),
+            "HF_HUB_OFFLINE": "1",
+            "NO_COLOR": "1",
+            # Sums run in another order on more threads, and this process has one.
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __call__(self, *arguments: object, stdin: str = "") -> Result:
+        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=self.environment)
+        return Result(result.exit_code, result.stdout, result.stderr)
+
+    def process(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """A real process, for signals and pipes."""
+        return subprocess.Popen(
+            [sys.executable, "-c", "from protokv_cli.main import run; run()", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+
+
+@pytest.fixture
+def protokv(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.chdir(tmp_path)
+    return Program(tmp_path, tiny_folder)

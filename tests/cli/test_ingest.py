@@ -1,0 +1,164 @@
+"""`protokv ingest`: what it writes, says and ends with."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program, write_video
+
+SMALL = ("--budget", "24", "--json")
+
+
+def test_the_state_stands_here_under_the_name_of_the_video(protokv: Program, video: Path) -> None:
+    result = protokv("ingest", video, *SMALL)
+    assert result.code == 0, result.err
+    assert (protokv.folder / "clip.safetensors").is_file()
+    assert 'protokv query --state clip.safetensors "..."' in result.err
+
+
+def test_json_lines_end_in_a_commit_and_a_summary(protokv: Program, video: Path) -> None:
+    rows = protokv("ingest", video, *SMALL).rows()
+    assert [row["type"] for row in rows[-2:]] == ["commit", "summary"]
+    assert rows[0]["type"] == "progress"
+    summary = rows[-1]
+    assert summary["complete"] is True
+    assert summary["damaged"] is False
+    assert summary["steps"] == 12
+    assert summary["stream_time_s"] == 12.0
+    assert summary["file_bytes"] == (protokv.folder / "clip.safetensors").stat().st_size
+
+
+def test_plain_output_is_the_path_alone(protokv: Program, video: Path) -> None:
+    assert protokv("ingest", video, "--budget", "24", "--format", "plain").out == "clip.safetensors\n"
+
+
+def test_a_table_names_the_state_and_its_size(protokv: Program, video: Path) -> None:
+    result = protokv("ingest", video, "--budget", "24", "--format", "table")
+    assert "clip.safetensors" in result.out
+    assert "0:12, 12 steps" in result.out
+
+
+def test_quiet_says_nothing_on_stderr(protokv: Program, video: Path) -> None:
+    assert protokv("ingest", video, *SMALL, "--quiet").err == ""
+
+
+def test_commits_come_as_often_as_asked(protokv: Program, video: Path) -> None:
+    rows = protokv("ingest", video, *SMALL, "--every", "5steps").rows()
+    assert [row["steps"] for row in rows if row["type"] == "commit"] == [5, 10, 12]
+    rows = protokv("ingest", video, *SMALL, "--every", "4s", "-o", "by-time.safetensors").rows()
+    # The end of the source is not known beforehand: the last commit says that it was reached.
+    assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
+
+
+@pytest.mark.parametrize("memory", ["sliding-window", "full"])
+def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: str) -> None:
+    assert protokv("ingest", video, *SMALL, "--memory", memory).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["absent.mp4"], Exit.NOT_FOUND, "absent.mp4"),
+        (["notes.mp4"], Exit.FAILURE, "notes.mp4"),
+        (["{video}", "--budget", "lots"], Exit.USAGE, "budget"),
+        (["{video}", "--every", "often"], Exit.USAGE, "often"),
+        (["{video}", "--preset", "fancy"], Exit.USAGE, "fancy"),
+        (["{video}", "--memory", "elephant"], Exit.USAGE, "elephant"),
+        (["{video}", "--fps", "0"], Exit.USAGE, "fps"),
+        (["{video}", "--model", "./absent-model"], Exit.FAILURE, "absent-model"),
+        (["{video}", "--decoder", "vhs"], Exit.USAGE, "vhs"),
+        (["{video}", "--device", "abacus"], Exit.USAGE, "abacus"),
+        (["{video}", "-o", "absent/x.safetensors", "--budget", "24"], Exit.FAILURE, "absent"),
+        (["{video}", "--resume"], Exit.NOT_FOUND, "clip.safetensors"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_a_mistake_is_one_error_line_one_hint_and_its_code(
+    protokv: Program, video: Path, arguments: list[str], code: Exit, message: str
+) -> None:
+    (protokv.folder / "notes.mp4").write_text("not a video\n" * 100)
+    result = protokv("ingest", *(a.format(video=video) for a in arguments))
+    assert result.code == code
+    lines = result.err.splitlines()
+    assert lines[0].startswith("Error: ")
+    assert message in lines[0]
+    assert len(lines) <= 2
+    assert all(line.startswith("Hint: ") for line in lines[1:])
+    assert result.out == ""
+
+
+def test_another_memory_or_video_is_not_mixed_into_a_state(protokv: Program, video: Path, tmp_path: Path) -> None:
+    assert protokv("ingest", video, *SMALL).code == 0
+    before = (protokv.folder / "clip.safetensors").read_bytes()
+    result = protokv("ingest", video, "--budget", "32", "--json")
+    assert result.code == Exit.MISMATCH
+    assert "budget is 24, this run's is 32" in result.err
+    (tmp_path / "other").mkdir()
+    other = write_video(tmp_path / "other" / "clip.mp4", 3, seed=9)
+    result = protokv("ingest", other, *SMALL)
+    assert result.code == Exit.MISMATCH
+    assert "source" in result.err
+    assert (protokv.folder / "clip.safetensors").read_bytes() == before
+    assert protokv("ingest", other, *SMALL, "--force").code == 0
+
+
+def test_the_same_command_on_a_finished_state_changes_nothing(protokv: Program, video: Path) -> None:
+    protokv("ingest", video, *SMALL)
+    before = (protokv.folder / "clip.safetensors").read_bytes()
+    assert protokv("ingest", video, *SMALL).code == 0
+    assert (protokv.folder / "clip.safetensors").read_bytes() == before
+
+
+def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv: Program, tmp_path: Path) -> None:
+    path = write_video(tmp_path / "cut.mkv", 12)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    result = protokv("ingest", path, *SMALL)
+    assert result.code == Exit.PARTIAL, result.err
+    assert result.err.startswith(f"Error: {path}: ")
+    assert 0 < result.rows()[-1]["steps"] < 12
+    assert protokv("query", "--state", "cut.safetensors", "what is first ?").code == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
+    protokv: Program, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    long = write_video(tmp_path / "long.mp4", 240, rate=2)
+    arguments = ("ingest", long, "--budget", "24", "--json")
+    with protokv.process(*arguments) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    assert "stopping after this step" in err
+    assert "is committed" in err
+    assert '"complete": false' in out
+    assert protokv(*arguments).code == 0
+    resumed = (protokv.folder / "long.safetensors").read_bytes()
+    assert protokv(*arguments, "-o", "whole.safetensors").code == 0
+    assert (protokv.folder / "whole.safetensors").read_bytes() == resumed
+
+
+def test_settings_come_from_flags_then_the_environment_then_the_file(protokv: Program, video: Path) -> None:
+    def budget(*arguments: str) -> int:
+        result = protokv("ingest", video, "--json", "--force", *arguments)
+        assert result.code == 0, result.err
+        return int(protokv("inspect", "clip.safetensors", "--json").rows()[0]["memory"]["budget"])
+
+    (protokv.folder / "protokv.toml").write_text("[ingest]\nbudget = '20'\n")
+    assert budget() == 20
+    protokv.environment["PROTOKV_BUDGET"] = "22"
+    assert budget() == 22
+    assert budget("--budget", "24") == 24
+
+
+def test_a_settings_file_that_cannot_be_read_is_named(protokv: Program, video: Path) -> None:
+    (protokv.folder / "protokv.toml").write_text("[ingest\n")
+    result = protokv("ingest", video)
+    assert result.code == Exit.USAGE
+    assert result.err.startswith("Error: protokv.toml cannot be read")

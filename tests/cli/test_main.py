@@ -1,0 +1,58 @@
+"""The program itself: help, version, what it imports, and that every option is explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from protokv import __version__
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+COMMANDS = ["ingest", "query", "inspect"]
+
+
+def test_the_version_is_printed(protokv: Program) -> None:
+    assert protokv("--version").out == f"protokv {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_and_explains_every_option(protokv: Program, command: str) -> None:
+    text = protokv(command, "--help").out
+    assert "Examples:" in text
+    assert f"  protokv {command} " in text
+    described = [line for line in text.splitlines() if line.strip().startswith("-")]
+    assert described
+    for line in described:
+        position = text.splitlines().index(line)
+        following = text.splitlines()[position + 1] if position + 1 < len(text.splitlines()) else ""
+        assert len(line.split("  ")) > 2 or following.startswith(" " * 20), f"no help: {line}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["--version"]])
+def test_help_imports_neither_torch_nor_transformers_nor_a_decoder(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom protokv_cli.main import app\n"
+        f"try:\n    app({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'av', 'decord'} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stderr.strip() == "[]"
+
+
+def test_an_unknown_command_or_option_is_a_usage_error(protokv: Program) -> None:
+    assert protokv("swallow").code == Exit.USAGE
+    assert protokv("ingest", "x.mp4", "--loud").code == Exit.USAGE
+
+
+def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("impossible")
+
+    monkeypatch.setattr("protokv.describe.describe", broken)
+    result = protokv("inspect", "x.safetensors")
+    assert result.code == Exit.FAILURE
+    assert result.err.splitlines()[0] == "Error: ZeroDivisionError: impossible"
+    assert "--debug" in result.err

@@ -1,0 +1,132 @@
+"""`protokv query`: answers from a state alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "state"]
+
+
+@pytest.fixture
+def state(protokv: Program, video: Path) -> Path:
+    result = protokv("ingest", video, "--budget", "24", "--quiet", "--json")
+    assert result.code == 0, result.err
+    return protokv.folder / "clip.safetensors"
+
+
+def test_a_row_has_the_promised_keys_in_order(protokv: Program, state: Path) -> None:
+    result = protokv("query", "--state", state, "what is first ?", "--json")
+    (row,) = result.rows()
+    assert list(row) == KEYS
+    assert row["question"] == "what is first ?"
+    assert row["stream_time_s"] == 12.0
+    assert row["context_tokens"] == 24 + 3
+    assert row["total_ms"] >= row["ttft_ms"] > 0
+
+
+def test_asking_leaves_the_state_file_alone(protokv: Program, state: Path) -> None:
+    before = (state.read_bytes(), state.stat().st_mtime_ns)
+    protokv("query", "--state", state, "what is first ?", "who is last ?")
+    assert (state.read_bytes(), state.stat().st_mtime_ns) == before
+
+
+def test_the_same_question_has_the_same_answer_in_every_form(protokv: Program, state: Path) -> None:
+    question = "where is the red star ?"
+    answer = protokv("query", "--state", state, question, "--json").rows()[0]["answer"]
+    plain = protokv("query", "--state", state, question, "--format", "plain").out
+    piped = protokv("query", "--state", state, "-", stdin=question + "\n").rows()[0]["answer"]
+    assert " ".join(plain.split()) == " ".join(answer.split())
+    assert piped == answer
+
+
+def test_lines_and_json_lines_are_read_from_stdin_in_order(protokv: Program, state: Path) -> None:
+    lines = ["what is first ?", "", json.dumps({"question": "who is last ?", "type": "last"})]
+    rows = protokv("query", "--state", state, stdin="\n".join(lines)).rows()
+    assert [row["question"] for row in rows] == ["what is first ?", "who is last ?"]
+
+
+def test_expected_answers_are_compared_and_the_score_is_told(protokv: Program, state: Path) -> None:
+    answer = protokv("query", "--state", state, "what is first ?").rows()[0]["answer"]
+    lines = [{"question": "what is first ?", "answer": expected} for expected in (answer.upper() + ".", "never this")]
+    result = protokv("query", "--state", state, "-", stdin="\n".join(map(json.dumps, lines)))
+    assert [row["correct"] for row in result.rows()] == [True, False]
+    assert "1 of 2 answers as expected (50.0%)" in result.err
+
+
+def test_unknown_words_are_told_once(protokv: Program, state: Path) -> None:
+    result = protokv("query", "--state", state, "what is the zebra ?", "who is the zebra ?")
+    assert result.err.count("zebra") == 1
+    assert "--model" in result.err
+
+
+def test_the_number_of_tokens_is_limited(protokv: Program, state: Path) -> None:
+    rows = [
+        protokv("query", "--state", state, "what is first ?", "--max-new-tokens", n).rows()[0]["answer"] for n in (1, 8)
+    ]
+    assert len(rows[0].split()) <= 1
+    assert rows[1].startswith(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "message"),
+    [
+        (["--state", "absent.safetensors", "what ?"], "", Exit.NOT_FOUND, "absent.safetensors"),
+        (["--state", "{state}"], "", Exit.USAGE, "no question"),
+        (["--state", "{state}", "-"], '{"q": 1}\n', Exit.USAGE, "line 1 of stdin"),
+        (["--state", "{state}", "-"], '{"question": 1}\n', Exit.USAGE, "line 1 of stdin"),
+        (["--state", "{state}", "what ?", "--temperature", "-1"], "", Exit.USAGE, "temperature"),
+        (["--state", "{state}", "is <|im_end|> ?"], "", Exit.USAGE, "control token"),
+        (["--state", "torn.safetensors", "what ?"], "", Exit.CORRUPT, "torn.safetensors"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_a_mistake_is_one_error_line_and_its_code(
+    protokv: Program, state: Path, arguments: list[str], stdin: str, code: Exit, message: str
+) -> None:
+    (protokv.folder / "torn.safetensors").write_bytes(state.read_bytes()[:-100])
+    result = protokv("query", *(a.format(state=state) for a in arguments), stdin=stdin)
+    assert result.code == code
+    assert result.err.splitlines()[0].startswith("Error: ")
+    assert message in result.err.splitlines()[0]
+    assert "Traceback" not in result.err
+
+
+def test_a_state_of_other_weights_is_refused_with_the_field_named(
+    protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "other-model")
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-2] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    result = protokv("query", "--state", state, "what ?", "--model", folder)
+    assert result.code == Exit.MISMATCH
+    assert "weights_digest" in result.err
+
+
+def test_a_state_follows_its_model_to_another_folder(
+    protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "moved")
+    assert protokv("query", "--state", state, "what ?", "--model", folder).code == 0
+
+
+def test_a_reader_that_leaves_early_is_no_error(protokv: Program, state: Path) -> None:
+    with protokv.process("query", "--state", state, "-", "--json", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write("what is first ?\n" * 50)
+        process.stdin.close()
+        err = process.stderr.read()
+        process.wait(timeout=120)
+    assert "Traceback" not in err
+    assert "Error" not in err
