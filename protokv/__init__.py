@@ -15,10 +15,20 @@ if TYPE_CHECKING:
     from protokv.generate import Decoding
     from protokv.persist import load, save
     from protokv.session import Answer, Session
-    from protokv.video import read_steps
+    from protokv.video import open_source, read_steps
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Decoding", "MemoryConfig", "Session", "load", "load_backbone", "read_steps", "save"]
+__all__ = [
+    "Answer",
+    "Decoding",
+    "MemoryConfig",
+    "Session",
+    "load",
+    "load_backbone",
+    "open_source",
+    "read_steps",
+    "save",
+]
 
 _HOMES = {
     "Answer": "protokv.session",
@@ -27,6 +37,7 @@ _HOMES = {
     "Session": "protokv.session",
     "load": "protokv.persist",
     "load_backbone": "protokv.backbones",
+    "open_source": "protokv.video",
     "read_steps": "protokv.video",
     "save": "protokv.persist",
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.attention import Context, Tail
+from protokv.records import BackboneIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +32,6 @@ class StepTokens:
     grid: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which model this is: enough to refuse a state that another one made.
-
-    Attributes:
-        name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
-        family: `model_type` of its config.
-        config_hash: sha256 of its architecture.
-        weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
-        dtype: `float32`, `bfloat16` or `float16`.
-    """
-
-    name: str
-    family: str
-    config_hash: str
-    weights_digest: str
-    dtype: str
-
-
 class Backbone(ABC):
     """A vision-language model, seen as a machine that reads steps and text at positions we choose.
 
@@ -62,7 +43,7 @@ class Backbone(ABC):
         stop_ids: tokens that end an answer.
     """
 
-    identity: Identity
+    identity: BackboneIdentity
     layers: int
     kv_heads: int
     head_size: int
@@ -149,8 +130,3 @@ class Backbone(ABC):
     def unknown_words(self, question: str) -> list[str]:
         """Words of a question that the tokenizer cannot represent, in order; empty for real models."""
         return []
-
-    @staticmethod
-    def folder_of(path: str) -> Path | None:
-        """The local folder that `path` names, or None for a hub name."""
-        return Path(path) if Path(path).is_dir() else None

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from protokv.attention import NAME, Context, Tail, register
-from protokv.backbones.base import Backbone, Identity, StepTokens
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.backbones.identity import config_hash, read_json, weights_digest
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.prompt import ChatPrompt
 from protokv.errors import ModelError
+from protokv.records import BackboneIdentity
 
 VIDEO_TOKEN = "<|video_pad|>"
 DEFAULT_FPS = 2.0
@@ -30,7 +31,9 @@ class QwenVL(Backbone):
 
     position_components = 3
 
-    def __init__(self, model: Any, tokenizer: Any, pixels: PixelConfig, identity: Identity, *, fps: float) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, pixels: PixelConfig, identity: BackboneIdentity, *, fps: float
+    ) -> None:
         """Wrap a loaded `Qwen2VLForConditionalGeneration` or `Qwen2_5_VLForConditionalGeneration`.
 
         Raises:
@@ -81,7 +84,7 @@ class QwenVL(Backbone):
             path, dtype=dtype, attn_implementation={"text_config": NAME, "vision_config": "sdpa"}
         )
         model.to(device).eval().requires_grad_(False)
-        identity = Identity(
+        identity = BackboneIdentity(
             name=name,
             family=config.model_type,
             config_hash=config_hash(config.to_dict()),
