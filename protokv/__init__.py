@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from protokv.version import __version__
+
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
     from protokv.config import MemoryConfig
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
     from protokv.session import Answer, Session
     from protokv.video import open_source, read_steps
 
-__version__ = "0.1.0"
+
 __all__ = [
     "Answer",
     "Decoding",
     "MemoryConfig",
     "Session",
+    "__version__",
     "load",
     "load_backbone",
     "open_source",

@@ -144,6 +144,8 @@ class Session:
     def stream(self, question: str, decoding: Decoding | None = None) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
 
+        It reads the memory in place, so let it end before the next `watch`.
+
         Raises:
             ConfigError: the question is empty or contains control tokens.
         """

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 _COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
 
 
-def tables(d: dict[str, Any]) -> Iterator[Table]:
+def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
     """Stream, memory, bytes and, where the memory has them, bank and codebooks of every layer."""
     stream, memory, parts = d["stream"], d["memory"], d["bytes"]
     ended = "" if d["complete"] else ", not to its end"
@@ -26,7 +26,7 @@ def tables(d: dict[str, Any]) -> Iterator[Table]:
             "tokens": f"{stream['tokens_seen']} seen, {stream['tokens_kept']} kept: "
             f"compression {stream['compression']:.1f}x",
             "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
-            "format": f"version {d['format_version']}, written by protokv {d['created_by']}",
+            "format": f"version {d['format_version']}, written by {d['created_by']}",
         },
         title="stream",
     )

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from protokv import __version__
+from protokv.version import __version__
 from protokv_cli.exits import Exit
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect

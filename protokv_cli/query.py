@@ -164,8 +164,8 @@ class _Strangers:
             return
         self._said = True
         name = self._session.backbone.identity.name
-        what = "The embedded model knows only its procedural world of coloured shapes" if name == EMBEDDED else name
+        who = "the embedded model knows only its procedural world of coloured shapes and" if name == EMBEDDED else name
         self._out.warn(
-            f"Note: {what}; it does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
-            "For real videos name a real model when ingesting: --model Qwen/Qwen2.5-VL-7B-Instruct"
+            f"Note: {who} does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
+            "For other videos name a real model when ingesting: --model Qwen/Qwen2.5-VL-7B-Instruct"
         )

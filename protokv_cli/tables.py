@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 def bytes_text(n: float) -> str:
@@ -27,25 +27,33 @@ def time_text(seconds: float) -> str:
     return f"{text}.{tenth}" if 0 < tenth < 10 else text
 
 
-def pairs(rows: Mapping[str, Any], title: str | None = None) -> Table:
+def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     """A table of names and values without rules."""
     from rich.table import Table
 
-    table = Table(show_header=False, box=None, title=title, title_justify="left", title_style="bold")
+    table = Table(show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, str(value))
-    return table
+    return _titled(title, table)
 
 
-def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str | None = None) -> Table:
+def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
     """A table with a header; every column but the first is a number and stands to the right."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="cyan")
+    table = Table(box=None, header_style="cyan")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-    return table
+    return _titled(title, table)
+
+
+def _titled(title: str, table: RenderableType) -> RenderableType:
+    """The title on a line of its own: a table's own title is wrapped to the width of the table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title, style="bold"), table) if title else table

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protokv.errors import ConfigError, ModelError
+from protokv.mini import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def load_backbone(name: str = EMBEDDED, *, device: str = "auto", dtype: str = "auto") -> Backbone:
-    """Load a model.
+    """Load a model. The embedded one, on a CPU, sets torch to one thread for this process.
 
     Args:
         name: `protokv/mini` (the embedded model), a local folder, or a hub name such as
@@ -47,8 +48,14 @@ def load_backbone(name: str = EMBEDDED, *, device: str = "auto", dtype: str = "a
             does not fit into memory.
         ConfigError: the device or dtype does not exist here.
     """
+    import torch
+
     where = _device(device)
-    path = str(_embedded_folder()) if name == EMBEDDED else name
+    if name == EMBEDDED and where.type == "cpu":
+        # Its products are so small that waiting for a second thread costs more than it brings, and with one the same
+        # input gives the same bytes whatever the number of cores.
+        torch.set_num_threads(1)
+    path = str(weights_folder()) if name == EMBEDDED else name
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
@@ -64,10 +71,6 @@ def load_backbone(name: str = EMBEDDED, *, device: str = "auto", dtype: str = "a
         module, cls = FAMILIES[config.model_type]
         family: type[Backbone] = getattr(import_module(module), cls)
         return family.load(path, name, config, dtype=_dtype(dtype, where, config), device=where)
-
-
-def _embedded_folder() -> Path:
-    return Path(__file__).parent.parent / "mini" / "weights"
 
 
 def _device(name: str) -> torch.device:

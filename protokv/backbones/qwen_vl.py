@@ -109,13 +109,13 @@ class QwenVL(Backbone):
         return text
 
     def unknown_words(self, question: str) -> list[str]:
-        """Words that a word-level tokenizer maps to its unknown token; byte-level tokenizers have none."""
+        """Words that a word-level tokenizer maps to its unknown token, once each; byte-level tokenizers have none."""
         unknown = self._tokenizer.unk_token_id
         if unknown is None:
             return []
         tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        return [question[start:stop] for token, (start, stop) in pairs if token == unknown]
+        return list(dict.fromkeys(question[start:stop] for token, (start, stop) in pairs if token == unknown))
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """`[n, E]`."""

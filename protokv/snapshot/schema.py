@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from protokv import __version__
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.records import BackboneIdentity, StreamClock
+from protokv.version import __version__
 
 FORMAT_VERSION = 1
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from protokv import __version__
+from protokv.version import __version__
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 

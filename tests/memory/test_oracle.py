@@ -162,7 +162,7 @@ def test_a_long_stream_goes_through_everything_and_stays_equal(components: int) 
     world = World(shape, seed=5)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
     fast.start(*world.sink())
-    for index in range(120):
+    for index in range(80):
         step = world.step(index, 1 + index * 5 % 7)
         fast.append(step)
         naive.append(step)

@@ -1,0 +1,67 @@
+"""The package as a user imports it: its names, what an import costs, and the README's code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import protokv
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_public_names_are_these() -> None:
+    assert protokv.__all__ == [
+        "Answer",
+        "Decoding",
+        "MemoryConfig",
+        "Session",
+        "__version__",
+        "load",
+        "load_backbone",
+        "open_source",
+        "read_steps",
+        "save",
+    ]
+    assert all(getattr(protokv, name) is not None for name in protokv.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="forget_everything"):
+        protokv.forget_everything  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, protokv; print(sorted({'torch', 'transformers', 'numpy', 'av'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_code_of_the_readme_runs_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    # The first event of that video, from its questions file.
+    assert capsys.readouterr().out.strip() == "diamond"
+
+
+def test_the_library_never_prints_and_never_imports_the_command_line() -> None:
+    entry_points = {"train.py", "render.py", "evaluate.py"}
+    for file in (ROOT / "protokv").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert "protokv_cli" not in text, file
+        if file.name not in entry_points:
+            assert not re.search(r"^\s*print\(", text, re.MULTILINE), file
+
+
+def test_every_file_is_short_enough_to_read() -> None:
+    for folder in ("protokv", "protokv_cli", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
