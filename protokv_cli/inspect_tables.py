@@ -30,16 +30,16 @@ def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
         },
         title="stream",
     )
-    yield pairs(
-        {
-            "kind": memory["kind"] if memory["kind"] == memory["preset"] else f"{memory['kind']}, {memory['preset']}",
-            "budget": f"{memory['budget']} tokens",
-            "near": f"W = {memory['near_tokens']} exact tokens",
-            "far": f"K = {memory['prototypes']} prototypes a layer and head, "
-            f"S = {memory['pseudo_tokens']} pseudo-tokens each",
-        },
-        title="memory",
-    )
+    shape = {
+        "kind": memory["kind"] if memory["kind"] == memory["preset"] else f"{memory['kind']}, {memory['preset']}",
+        "budget": f"{memory['budget']} tokens",
+        "near": f"W = {memory['near_tokens']} exact tokens",
+    }
+    if memory["prototypes"]:
+        K, S = memory["prototypes"], memory["pseudo_tokens"]
+        shape["far"] = f"K = {K} prototypes a layer and head, S = {S} pseudo-tokens each"
+        shape["residuals"] = "kept" if memory["config"]["residual"] else "off, so there are no codebooks"
+    yield pairs(shape, title="memory")
     yield pairs({name: bytes_text(n) for name, n in parts.items()}, title="bytes")
     if not d["layers"]:
         return

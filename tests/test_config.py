@@ -53,7 +53,7 @@ def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tu
 
 def test_the_durable_preset_forgets_nothing_by_age_and_counts_no_token_twice() -> None:
     config = MemoryConfig.durable(512)
-    assert (config.pseudo_tokens, config.decay, config.recycle) == (1, "off", False)
+    assert (config.pseudo_tokens, config.decay, config.recycle, config.residual) == (1, "off", False, False)
     assert (config.prototypes, config.near_tokens) == (384, 128)
 
 
@@ -61,7 +61,8 @@ def test_the_durable_preset_forgets_nothing_by_age_and_counts_no_token_twice() -
 def test_a_preset_knows_its_name_at_any_budget(name: str) -> None:
     config = MemoryConfig.preset(name, 777)
     assert config.name == name
-    assert dataclasses.replace(config, seed=3).name == "custom"
+    assert dataclasses.replace(config, seed=3).name == name
+    assert dataclasses.replace(config, idle_steps=121).name == "custom"
     assert MemoryConfig(kind="full").name == "full"
 
 
