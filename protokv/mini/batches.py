@@ -1,0 +1,158 @@
+"""One training batch: composed videos, questions about them, and what is hidden from whom.
+
+Questions come from questions.facts, the same truth that evaluation uses. A batch has one span and one way of hiding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protokv.mini.compose import Composer, Seen, Video
+from protokv.mini.curriculum import Stage
+from protokv.mini.forward import N_PREFIX, QUESTION_TOKENS
+from protokv.mini.model import TOKENS
+from protokv.mini.phrases import TEMPLATES
+from protokv.mini.questions import Fact, facts, pick, word
+from protokv.mini.vocabulary import encode, token_ids
+
+IGNORED: Final = -100
+LARGEST_BATCH: Final = 72
+LONGEST_SHIFT: Final = 700
+_NEEDS_TIME: Final = frozenset({"first", "last", "which_first", "which_last"})
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of forward.answer_logits, the labels `[B, Q, QUESTION_TOKENS]` and the type of each question."""
+
+    features: Tensor
+    questions: Tensor
+    labels: Tensor
+    times: Tensor
+    end: Tensor
+    window: int | None
+    far: Tensor | None
+    seen: Tensor | None
+    types: list[str]
+
+
+@lru_cache(maxsize=65536)
+def _encoded(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant")
+    reply = encode(f"{answer} <|im_end|>")
+    return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
+
+
+def write_question(ids: NDArray[np.int64], labels: NDArray[np.int64], question: str, answer: str) -> None:
+    """Fill one block of token ids and of labels, `[QUESTION_TOKENS]` each (labels: IGNORED but on the answer)."""
+    tokens, start, reply = _encoded(question, answer)
+    ids[: len(tokens)] = tokens
+    labels[start : start + len(reply)] = reply
+
+
+def right(logits: Tensor, labels: Tensor) -> list[bool]:
+    """Whether every token of each answer (its end aside) is the likeliest; logits `[n, V]` where labels count."""
+    ok = torch.ones(labels.shape, dtype=torch.bool)
+    select = labels != IGNORED
+    ok[select] = logits.argmax(-1) == labels[select]
+    verdict: list[bool] = (ok | (labels == token_ids()["<|im_end|>"])).all(-1).view(-1).tolist()
+    return verdict
+
+
+def _question(
+    rng: np.random.Generator, stage: Stage, types: list[str], share: NDArray[np.float64], events: list[Seen], span: int
+) -> tuple[str, Fact, str]:
+    for _ in range(40):
+        kind = types[int(np.searchsorted(share, rng.random()))]
+        found = facts(kind, events, span)
+        if found:
+            break
+    else:
+        kind, found = "whether", facts("whether", events, span)
+    fact = pick(rng, found)
+    if kind in ("which_first", "which_last") and rng.random() < 0.6:
+        # Events that lie close together are the hard ones: of three pairs, take the closest.
+        rivals = [fact, pick(rng, found), pick(rng, found)]
+        fact = min(rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s))
+    text = word(rng, kind, fact, stage.phrasing.get(kind))
+    if rng.random() < 0.2:
+        text = text.rstrip("?.")
+    return kind, fact, text
+
+
+def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tokens `[B, 9K]` the question still sees: evidence (sometimes thinned), the last two steps, some others."""
+    B, K, _ = lit.shape
+    rate = rng.uniform(0.1, 0.95)
+    last = np.zeros((B, K, 1), np.bool_)
+    last[:, -2:] = True
+    whole_steps = rng.random() < 0.5
+    evidence = lit.any(2, keepdims=True) if whole_steps else lit
+    if rng.random() < 0.35:
+        thin = (rng.random((B, K, 1)) < 0.5) & ~onset[:, :, None]
+        evidence = evidence & ~thin
+    others = rng.random((B, K, 1 if whole_steps else TOKENS)) >= rate
+    return np.broadcast_to(evidence | last | others, lit.shape).reshape(B, -1)
+
+
+def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progress: float) -> Batch:
+    """The next batch of `stage`, of which the fraction `progress` is over."""
+    span, kept = stage.spans[int(rng.integers(len(stage.spans)))]
+    Q = stage.questions
+    B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))
+    drift = min(1.0, progress / 0.6)
+    weights = {
+        kind: w + (stage.weights_end.get(kind, w) - w) * drift
+        for kind, w in stage.weights.items()
+        if span > 2 or kind not in _NEEDS_TIME
+    }
+    types = [t for t in TEMPLATES if t in weights]
+    share = np.cumsum([weights[t] for t in types])
+    share /= share[-1]
+
+    videos: list[Video] = []
+    ids = np.zeros((B, Q, QUESTION_TOKENS), np.int64)
+    labels = np.full(ids.shape, IGNORED, np.int64)
+    asked: list[str] = []
+    for b in range(B):
+        video = composer.compose(rng, stage, span, kept)
+        videos.append(video)
+        for q in range(Q):
+            kind, fact, text = _question(rng, stage, types, share, video.events, span)
+            write_question(ids[b, q], labels[b, q], text, fact.answer)
+            asked.append(kind)
+    times = np.stack([v.times for v in videos])
+    lit, onset = np.stack([v.lit for v in videos]), np.stack([v.onset for v in videos])
+    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
+
+    window, far, seen = None, None, None
+    way = rng.random()
+    if way < stage.window + stage.far and span > 1:
+        window = int(rng.integers(2, stage.longest_window + 1))
+        if way < stage.far:
+            some = rng.random((B, kept, 1)) < rng.uniform(0.05, 0.9)
+            some = some & (rng.random(lit.shape) < (1.0 if rng.random() < 0.5 else 0.5))
+            evidence = lit & (rng.random((B, kept, 1)) < 0.85)
+            far = torch.from_numpy((some | evidence).reshape(B, -1))
+    if rng.random() < stage.drop:
+        seen = torch.from_numpy(np.array(_hidden(rng, lit, onset)))
+    rows = torch.from_numpy(np.concatenate([v.rows for v in videos]))
+    features = composer.bank.features[rows].view(B, kept * TOKENS, -1)
+    return Batch(
+        features,
+        torch.from_numpy(ids),
+        torch.from_numpy(labels),
+        torch.from_numpy(times + shift[:, None]),
+        torch.from_numpy(shift + span),
+        window,
+        far,
+        seen,
+        asked,
+    )

@@ -1,0 +1,155 @@
+"""Events of the procedural world: a coloured shape that appears at a place for 1 to 4 seconds.
+
+Makes them from a generator; knows nothing of backgrounds or frames. At most two are visible at once, and those
+two differ in shape, colour and place. A moving shape never lets its centre leave the cell where it appeared,
+so its place has one answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from protokv.mini.palette import COLOUR_NAMES, COLOURS, PLACES, SHAPES
+from protokv.mini.sprites import SIZES, UNITS
+
+BLOCK_S: Final = 60
+"""Seconds that are generated at once."""
+
+LONGEST_S: Final = 4
+CELL: Final = UNITS / 3
+ROAM: Final = 11.0
+"""How far, in world units, a moving centre gets from the centre of its cell (half a cell is 14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One appearance. `shape`, `colour`, `place` index the palette; visible in [start_s, end_s).
+
+    `size` and `offset` (from the cell centre, at start_s) are in world units, `velocity` in world units a second,
+    `tint` is the RGB colour as painted.
+    """
+
+    shape: int
+    colour: int
+    place: int
+    start_s: float
+    end_s: float
+    size: int
+    tint: tuple[float, float, float]
+    offset: tuple[float, float] = (0.0, 0.0)
+    velocity: tuple[float, float] = (0.0, 0.0)
+
+    def centre(self, time_s: float) -> tuple[float, float]:
+        """Centre (x, y) in world units at `time_s`: straight motion, stopped at the edge of where it may roam."""
+        row, column = divmod(self.place, 3)
+        passed = time_s - self.start_s
+        dx = min(max(self.offset[0] + self.velocity[0] * passed, -ROAM), ROAM)
+        dy = min(max(self.offset[1] + self.velocity[1] * passed, -ROAM), ROAM)
+        return CELL * (column + 0.5) + dx, CELL * (row + 0.5) + dy
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The shapes, colours and places that events may be drawn from."""
+
+    shapes: tuple[int, ...]
+    colours: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @staticmethod
+    def everything() -> Pools:
+        """All shapes, colours and places."""
+        return Pools(tuple(range(len(SHAPES))), tuple(range(len(COLOUR_NAMES))), tuple(range(len(PLACES))))
+
+
+def make_event(
+    rng: np.random.Generator,
+    look: tuple[int, int, int],
+    start_s: float,
+    end_s: float,
+    moving: float,
+    slack: float = 0.0,
+) -> Event:
+    """An event of `look` (shape, colour, place) with a random size, tint, offset and, for the share `moving`, motion.
+
+    `slack`: world units that the shape may stick out of its cell where it starts.
+    """
+    size = SIZES[int(rng.integers(len(SIZES)))]
+    r, g, b = (float(v) for v in np.asarray(COLOURS[COLOUR_NAMES[look[1]]]) + rng.uniform(-12, 12, 3))
+    room = (CELL - size) / 2 + slack
+    x, y = (float(v) for v in rng.uniform(-room, room, 2))
+    velocity = (0.0, 0.0)
+    if rng.random() < moving:
+        angle, speed = rng.uniform(0, 2 * np.pi), rng.uniform(1.5, 4.5)
+        velocity = (float(speed * np.cos(angle)), float(speed * np.sin(angle)))
+    return Event(*look, start_s, end_s, size, (r, g, b), (x, y), velocity)
+
+
+def evidence_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
+    """Pools of exactly `n` shapes, colours and places for the evidence, and disjoint ones for what distracts.
+
+    One shape is in neither, so that "did it appear" has a shape to say no to.
+    """
+    shapes, colours, places = (
+        tuple(int(v) for v in rng.permutation(k)) for k in (len(SHAPES), len(COLOUR_NAMES), len(PLACES))
+    )
+    return Pools(shapes[:n], colours[:n], places[:n]), Pools(shapes[n:-1], colours[n:], places[n:])
+
+
+def _timed(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[float, float]:
+    """A quarter of the events that last two seconds or more start half a second late."""
+    late = end_s - start_s >= 2 and rng.random() < 0.25
+    return start_s + 0.5 * late, float(end_s)
+
+
+def evidence_events(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
+    """One event for each entry of `pools`, apart from each other, inside [0, end_s)."""
+    n = len(pools.shapes)
+    slot = end_s // n
+    found = []
+    for i in range(n):
+        length = int(rng.integers(2, min(LONGEST_S, slot - 1) + 1))
+        start = i * slot + int(rng.integers(0, slot - length))
+        look = (pools.shapes[i], pools.colours[i], pools.places[i])
+        found.append(make_event(rng, look, *_timed(rng, start, start + length), moving))
+    return tuple(found)
+
+
+def scattered_events(
+    rng: np.random.Generator, pools: Pools, start_s: int, end_s: int, per_minute: float, moving: float, overlap: float
+) -> tuple[Event, ...]:
+    """Events at random whole seconds of [start_s, end_s), all of them over by end_s.
+
+    The share `overlap` of them may still be visible when the next begins. Looks are drawn from `pools`; seven in ten
+    prefer a shape, colour and place that these seconds have not shown yet.
+    """
+    seconds = end_s - start_s
+    n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))
+    starts = [start_s + int(s) for s in np.sort(rng.permutation(max(seconds - 1, 0))[:n])]
+    found: list[Event] = []
+    for i, start in enumerate(starts):
+        following = starts[i + 1] if i + 1 < n else end_s
+        second_next = starts[i + 2] if i + 2 < n else end_s
+        end = min(start + int(rng.integers(1, LONGEST_S + 1)), second_next)
+        if rng.random() >= overlap:
+            end = min(end, following)
+        still = [e for e in found[-2:] if e.end_s > start]
+        fresh = rng.random() < 0.7
+        shown = found if fresh else []
+        look = (
+            _pick(rng, pools.shapes, {e.shape for e in still}, {e.shape for e in shown}),
+            _pick(rng, pools.colours, {e.colour for e in still}, {e.colour for e in shown}),
+            _pick(rng, pools.places, {e.place for e in still}, {e.place for e in shown}),
+        )
+        found.append(make_event(rng, look, *_timed(rng, start, end), moving))
+    return tuple(found)
+
+
+def _pick(rng: np.random.Generator, pool: tuple[int, ...], never: set[int], rather_not: set[int]) -> int:
+    allowed = [v for v in pool if v not in never] or list(pool)
+    fresh = [v for v in allowed if v not in rather_not]
+    choice = fresh or allowed
+    return choice[int(rng.integers(len(choice)))]

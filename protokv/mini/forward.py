@@ -1,0 +1,240 @@
+"""The model's forward pass, written for short training batches on a CPU; numerically transformers' own.
+
+Differences are in speed only: patches embed by a linear layer, attention is plain batched products, the queries,
+keys and values of a layer are one product, and several questions about one video are independent blocks behind
+it that all start at the same position. A test holds it equal to transformers' forward in float32.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from protokv.mini.model import IMAGE_MEAN, IMAGE_STD, TOKENS
+from protokv.mini.vocabulary import encode
+
+PREFIX: Final = tuple(encode("<|im_start|> user <|vision_start|>"))
+"""Token ids in front of the video."""
+
+N_PREFIX: Final = len(PREFIX)
+QUESTION_TOKENS: Final = 18
+"""Room for one question block: closing token, question, answer."""
+
+HIDDEN: Final = -30000.0
+"""Added to a score that must not count; finite, so that a row of them has no NaN in bfloat16."""
+
+
+@lru_cache(maxsize=4)
+def _pixel_scale(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    mean, std = torch.tensor(IMAGE_MEAN), torch.tensor(IMAGE_STD)
+    return (1 / 255 / std).view(1, 3, 1).to(dtype), (-mean / std).view(1, 3, 1).to(dtype)
+
+
+def to_patches(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Steps of two frames `[N, 2, 84, 84, 3]` uint8 to normalised patches `[N*36, 1176]` in the processor's order."""
+    N = frames.shape[0]
+    x = frames.view(N, 2, 3, 2, 14, 3, 2, 14, 3).permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(N * 36, 3, 392)
+    scale, shift = _pixel_scale(dtype)
+    return torch.addcmul(shift, x.to(dtype), scale).view(-1, 1176)
+
+
+@lru_cache(maxsize=4)
+def _vision_rotary(head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos, sin `[36, 1, head_size]` of the patches in merge order: half of the pairs turn by row, half by column."""
+    grid = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="ij"), -1)
+    order = grid.view(3, 2, 3, 2, 2).permute(0, 2, 1, 3, 4).reshape(36, 2).float()
+    quarter = head_size // 4
+    frequency = 1.0 / (10000.0 ** (torch.arange(quarter).float() * 2 / (head_size // 2)))
+    angle = (order[:, :, None] * frequency).reshape(36, 1, head_size // 2)
+    angle = torch.cat([angle, angle], -1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def vision(visual: Any, patches: Tensor) -> Tensor:
+    """Features `[N, 9, hidden]` of the patches of N steps; the tower's attention is within a step."""
+    n_heads = visual.config.num_heads
+    projection = visual.patch_embed.proj.weight
+    x = F.linear(patches, projection.view(projection.shape[0], -1))
+    d = x.shape[-1]
+    N, D = x.shape[0] // 36, d // n_heads
+    cos, sin = _vision_rotary(D, x.dtype)
+    for block in visual.blocks:
+        qkv = block.attn.qkv(block.norm1(x)).view(N, 36, 3, n_heads, D)
+        q, k = (_turn(qkv[:, :, i], cos, sin).transpose(1, 2).reshape(N * n_heads, 36, D) for i in (0, 1))
+        v = qkv[:, :, 2].transpose(1, 2).reshape(N * n_heads, 36, D)
+        weights = torch.bmm(q * D**-0.5, k.transpose(1, 2)).softmax(-1)
+        mixed = torch.bmm(weights, v).view(N, n_heads, 36, D).transpose(1, 2).reshape(N * 36, d)
+        x = x + block.attn.proj(mixed)
+        x = x + block.mlp(block.norm2(x))
+    merged: Tensor = visual.merger(x)
+    return merged.view(N, TOKENS, -1)
+
+
+def rotary_tables(model: Qwen2_5_VLForConditionalGeneration, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin `[B, L, 1, D/2]` of positions `[3, B, L]`: each M-RoPE section turns by its own component."""
+    rope = model.config.text_config.rope_parameters
+    sections = rope["mrope_section"]
+    half = sum(sections)
+    frequency = 1.0 / (rope["rope_theta"] ** (torch.arange(half).float() / half))
+    parts = [positions[i].float()[..., None].expand(-1, -1, n) for i, n in enumerate(sections)]
+    angle = torch.cat(parts, -1) * frequency
+    dtype = model.lm_head.weight.dtype
+    return angle.cos().to(dtype).unsqueeze(2), angle.sin().to(dtype).unsqueeze(2)
+
+
+def positions(times: Tensor, end: Tensor, n_questions: int) -> Tensor:
+    """Stream positions `[3, B, L]`.
+
+    times `[B, K]` int64: the step index of each step kept (gaps and shifts allowed); end `[B]`: the first index
+    after the video. A question starts at the largest position of the video plus one.
+    """
+    B, K = times.shape
+    cells = torch.arange(TOKENS)
+    t = times[:, :, None].expand(B, K, TOKENS)
+    h, w = (cells // 3).expand(B, K, TOKENS), (cells % 3).expand(B, K, TOKENS)
+    video = torch.stack([t, h, w]).reshape(3, B, K * TOKENS) + N_PREFIX
+    prefix = torch.arange(N_PREFIX).expand(3, B, N_PREFIX)
+    start = N_PREFIX + end.clamp(min=3)
+    block = start[:, None, None] + torch.arange(QUESTION_TOKENS)
+    text = block.expand(B, n_questions, QUESTION_TOKENS).reshape(1, B, -1).expand(3, -1, -1)
+    return torch.cat([prefix, video, text], 2)
+
+
+def masks(
+    times: Tensor, window: int | None, far: Tensor | None, seen: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Score biases: of visual tokens `[B or 1, nv, nv]`, and of question tokens over the video `[B, 1, nv]`.
+
+    window: visual tokens see the last `window` steps only (None: all). far `[B, 9K]` bool: older tokens that they see
+    all the same. seen `[B, 9K]` bool: tokens that the question sees (None: all). nv = prefix + 9K.
+    """
+    B, K = times.shape
+    n, nv = TOKENS * K, N_PREFIX + TOKENS * K
+    index = torch.arange(n)
+    visible = (index[:, None] >= index[None])[None]
+    if window is not None:
+        t = times.repeat_interleave(TOKENS, 1)
+        near = (t[:, :, None] - t[:, None, :]) < window
+        if far is not None:
+            near = near | far[:, None, :]
+        visible = visible & near
+    allowed = torch.zeros(visible.shape[0], nv, nv, dtype=torch.bool)
+    allowed[:, :, :N_PREFIX] = True
+    allowed[:, :N_PREFIX] = torch.ones(N_PREFIX, nv, dtype=torch.bool).tril()
+    allowed[:, N_PREFIX:, N_PREFIX:] = visible
+    video_bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, HIDDEN)
+    question_bias = torch.zeros(B, 1, nv, dtype=dtype)
+    if seen is not None:
+        question_bias[:, 0, N_PREFIX:].masked_fill_(~seen, HIDDEN)
+    return video_bias, question_bias
+
+
+@lru_cache(maxsize=4)
+def _causal(dtype: torch.dtype) -> Tensor:
+    lower = torch.ones(QUESTION_TOKENS, QUESTION_TOKENS, dtype=torch.bool).tril()
+    return torch.zeros(lower.shape, dtype=dtype).masked_fill_(~lower, HIDDEN)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, 1e-6)
+
+
+def language(
+    model: Qwen2_5_VLForConditionalGeneration,
+    x: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    n_questions: int,
+    video_bias: Tensor,
+    question_bias: Tensor,
+) -> Tensor:
+    """Last hidden states of the questions `[B, Q*R, hidden]` of x `[B, nv + Q*R, hidden]`, R = QUESTION_TOKENS.
+
+    The first nv tokens attend to each other under video_bias; each question block attends to them under question_bias
+    and to itself causally, and never to another block.
+    """
+    B, L, d = x.shape
+    Q, R = n_questions, QUESTION_TOKENS
+    nv = L - Q * R
+    config = model.config.text_config
+    heads, H = config.num_attention_heads, config.num_key_value_heads
+    D, G = d // heads, heads // H
+    cos, sin = rotary
+    causal = _causal(x.dtype)
+    layers = model.model.language_model.layers
+    for layer in layers:
+        attention = layer.self_attn
+        weight = torch.cat([attention.q_proj.weight * D**-0.5, attention.k_proj.weight, attention.v_proj.weight])
+        bias = torch.cat([attention.q_proj.bias * D**-0.5, attention.k_proj.bias, attention.v_proj.bias])
+        qkv = F.linear(_norm(x, layer.input_layernorm.weight), weight, bias).view(B, L, heads + 2 * H, D)
+        turned, v = qkv[:, :, : heads + H], qkv[:, :, heads + H :].transpose(1, 2)
+        a, b = turned[..., : D // 2], turned[..., D // 2 :]
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).transpose(1, 2)
+        q, k = turned[:, :heads], turned[:, heads:]
+        video_k = k[:, :, :nv].reshape(B * H, nv, D).transpose(1, 2)
+        video_v = v[:, :, :nv].reshape(B * H, nv, D)
+
+        over_video = torch.bmm(q[:, :, nv:].reshape(B * H, G * Q * R, D), video_k).view(B, heads, Q * R, nv)
+        over_video = (over_video + question_bias[:, None]).view(B * H, G * Q * R, nv)
+        own_q = q[:, :, nv:].reshape(B * H, G, Q, R, D).transpose(1, 2).reshape(B * H * Q, G * R, D)
+        own_k = k[:, :, nv:].reshape(B * H * Q, R, D).transpose(1, 2)
+        own_v = v[:, :, nv:].reshape(B * H * Q, R, D)
+        over_own = torch.bmm(own_q, own_k).view(-1, G, R, R) + causal
+        over_own = over_own.view(B * H, Q, G, R, R).transpose(1, 2).reshape(B * H, G * Q * R, R)
+        weights = torch.cat([over_video, over_own], -1).softmax(-1)
+        from_video = torch.bmm(weights[..., :nv], video_v).view(B, H, G, Q, R, D)
+        own_weights = weights[..., nv:].reshape(B * H, G, Q, R, R).transpose(1, 2).reshape(B * H * Q, G * R, R)
+        from_own = torch.bmm(own_weights, own_v).view(B, H, Q, G, R, D).transpose(2, 3)
+        mixed = (from_video + from_own).reshape(B, heads, Q * R, D)
+
+        if layer is layers[-1]:
+            # Nobody reads what the video's tokens become after the last layer.
+            x = x[:, nv:]
+        else:
+            scores = torch.bmm(q[:, :, :nv].reshape(B * H, G * nv, D), video_k).view(B, heads, nv, nv)
+            weights = (scores + video_bias[:, None]).softmax(-1).view(B * H, G * nv, nv)
+            video_out = torch.bmm(weights, video_v).view(B, heads, nv, D)
+            mixed = torch.cat([video_out, mixed], 2)
+        x = x + attention.o_proj(mixed.transpose(1, 2).reshape(B, -1, d))
+        mlp = layer.mlp
+        up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        gate, value = F.linear(_norm(x, layer.post_attention_layernorm.weight), up).chunk(2, -1)
+        x = x + mlp.down_proj(F.silu(gate) * value)
+    return _norm(x, model.model.language_model.norm.weight)
+
+
+def answer_logits(
+    model: Qwen2_5_VLForConditionalGeneration,
+    features: Tensor,
+    questions: Tensor,
+    times: Tensor,
+    end: Tensor,
+    select: Tensor,
+    *,
+    window: int | None = None,
+    far: Tensor | None = None,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """Logits `[n, vocabulary]` at the selected question tokens.
+
+    features `[B, 9K, hidden]`, questions `[B, Q, QUESTION_TOKENS]` ids, select: bool of that shape; the rest as in
+    `positions` and `masks`.
+    """
+    B, Q, R = questions.shape
+    embed = model.model.language_model.embed_tokens
+    dtype = embed.weight.dtype
+    video_bias, question_bias = masks(times, window, far, seen, dtype)
+    rotary = rotary_tables(model, positions(times, end, Q))
+    prefix = embed(torch.tensor(PREFIX)).expand(B, -1, -1)
+    x = torch.cat([prefix, features.to(dtype), embed(questions.view(B, Q * R))], 1)
+    hidden = language(model, x, rotary, Q, video_bias, question_bias)
+    return F.linear(hidden.reshape(B, Q, R, -1)[select], embed.weight)

@@ -1,0 +1,75 @@
+"""The shape of the embedded model: a Qwen2.5-VL of about one million parameters.
+
+One token a cell of the 3 x 3 frame, one step = one temporal patch of two frames = one second (2 fps) = one
+temporal position. Owns the configuration only; weights come from train.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from protokv.mini.vocabulary import PADDED_SIZE, token_ids
+
+FPS: Final = 2.0
+"""Frames a second that the model is fed."""
+
+SIDE: Final = 84
+PATCH: Final = 14
+MERGE: Final = 2
+TOKENS: Final = 9
+"""Visual tokens a step, row by row of the 3 x 3 grid."""
+
+IMAGE_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+IMAGE_STD: Final = (0.26862954, 0.26130258, 0.27577711)
+
+
+def model_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
+    """The configuration; `layers` and `hidden` (a multiple of 128) can be made smaller or larger for experiments."""
+    ids = token_ids()
+    text = {
+        "vocab_size": PADDED_SIZE,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": hidden // 64,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [8, 4, 4]},
+        "bos_token_id": ids["<|im_start|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        "use_sliding_window": False,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 4,
+        "out_hidden_size": hidden,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "tokens_per_second": 1,
+        "fullatt_block_indexes": [0, 1],
+    }
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+        protokv_fps=FPS,
+    )
+
+
+def new_model(seed: int, layers: int = 4, hidden: int = 128) -> Qwen2_5_VLForConditionalGeneration:
+    """A freshly initialised model in float32."""
+    torch.manual_seed(seed)
+    return Qwen2_5_VLForConditionalGeneration(model_config(layers, hidden))

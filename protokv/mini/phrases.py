@@ -1,0 +1,104 @@
+"""How each question type is said in English: the templates, and every answer they can have.
+
+The first template of a type is the plainest and is used half of the time in training. A template may hold
+{shape}, {colour}, {place}, and {other} (a second shape). The vocabulary is derived from this table, so a
+new template means training again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PLACES, SHAPES
+
+TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
+    "colour": (
+        "What color was the {shape}?",
+        "What colour was the {shape}?",
+        "What was the color of the {shape}?",
+        "Tell me the colour of the {shape}.",
+        "Which colour did the {shape} have?",
+    ),
+    "shape": (
+        "What shape was {colour}?",
+        "Which object was {colour}?",
+        "What was the shape of the {colour} object?",
+        "What was the {colour} thing?",
+    ),
+    "where": (
+        "Where was the {shape}?",
+        "Where did the {shape} appear?",
+        "What was the position of the {shape}?",
+        "In which place was the {shape} seen?",
+    ),
+    "at": (
+        "What appeared at the {place}?",
+        "Which object was at the {place}?",
+        "What was seen at the {place}?",
+        "What shape was in the {place}?",
+    ),
+    "whether": (
+        "Did a {shape} appear?",
+        "Was there a {shape}?",
+        "Was a {shape} seen?",
+        "Has a {shape} appeared in the video?",
+    ),
+    "first": (
+        "What shape appeared first?",
+        "Which object came first?",
+        "What was the first object?",
+    ),
+    "last": (
+        "What was the last object?",
+        "What shape appeared last?",
+        "Which object came last?",
+    ),
+    "which_first": (
+        "Which appeared first, the {shape} or the {other}?",
+        "Which came first, the {shape} or the {other}?",
+        "What was seen first, the {shape} or the {other}?",
+    ),
+    "which_last": (
+        "Which came last, the {shape} or the {other}?",
+        "Which appeared last, the {shape} or the {other}?",
+        "What was seen last, the {shape} or the {other}?",
+    ),
+    "count": (
+        "How many objects appeared?",
+        "How many things were seen?",
+        "How many shapes were there?",
+    ),
+    "now": (
+        "What is visible now?",
+        "What can you see now?",
+        "Which object is there now?",
+    ),
+    "anything_now": (
+        "Is anything visible now?",
+        "Is there anything now?",
+        "Can you see anything now?",
+    ),
+}
+
+TYPES: Final = tuple(TEMPLATES)
+
+ANSWERS: Final[dict[str, tuple[str, ...]]] = {
+    "colour": COLOUR_NAMES,
+    "shape": SHAPES,
+    "where": PLACES,
+    "at": SHAPES,
+    "whether": ("yes", "no"),
+    "first": SHAPES,
+    "last": SHAPES,
+    "which_first": SHAPES,
+    "which_last": SHAPES,
+    "count": NUMBERS[1:],
+    "now": (*SHAPES, "nothing"),
+    "anything_now": ("yes", "no"),
+}
+"""Type -> every answer it can have."""
+
+CHANCE: Final[dict[str, float]] = {
+    kind: 0.5 if kind.startswith("which") else 1 / len(answers) for kind, answers in ANSWERS.items()
+}
+"""Type -> accuracy of a uniform guess among its answers (of the two that are named, for which_first/_last)."""

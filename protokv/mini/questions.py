@@ -1,0 +1,170 @@
+"""Questions about a procedural stream whose answers and evidence times are known.
+
+A question is asked at `ask_s`, when [0, ask_s) has been seen, and only where the events seen so far leave one answer.
+`evidence_s` is the last time the decisive evidence was visible (never later than ask_s):
+
+| type | asks | mirrors | evidence_s: end of |
+|---|---|---|---|
+| colour | the colour of the only {shape} | StreamingBench attribute perception | that event |
+| shape | the shape of the only {colour} object | StreamingBench object perception | that event |
+| where | the place where the only {shape} first was | StreamingBench spatial, OVO-Bench STU | that event |
+| at | what was at a place (one event there) | OVO-Bench EPM, MLVU findNeedle | that event |
+| whether | did a {shape} appear | RVS "Whether Something Happened(Y/N)" | the latest such; "no": ask_s |
+| first, last | the first / last shape of two or more | RVS "What event order", OVO-Bench ASI | that event |
+| which_first, which_last | which of two began first / last | RVS "Order Judging", MLVU order | the later one |
+| count | how many, 1 to 4, all of different shape | MLVU count, StreamingBench counting, OVO-Bench REC | the last one |
+| now | what is visible in the last half second | OVO-Bench OJR (real-time) | ask_s |
+| anything_now | is anything visible in it | OVO-Bench real-time, yes / no | ask_s |
+
+Order is by the second in which an event begins; types that need it are asked only where those seconds differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from protokv.errors import ConfigError
+from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PLACES, SHAPES
+from protokv.mini.phrases import TEMPLATES, TYPES
+from protokv.mini.world import World
+
+MOST_COUNTED: Final = 4
+
+
+class Sighting(Protocol):
+    """What a question needs to know of an event: palette indices, and when it was visible, in seconds."""
+
+    @property
+    def shape(self) -> int: ...  # noqa: D102
+    @property
+    def colour(self) -> int: ...  # noqa: D102
+    @property
+    def place(self) -> int: ...  # noqa: D102
+    @property
+    def start_s(self) -> float: ...  # noqa: D102
+    @property
+    def end_s(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One unambiguous thing to ask: the words that fill a template, the answer, and which events decide it."""
+
+    answer: str
+    evidence: tuple[int, ...]
+    evidence_s: float
+    slots: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question in English; times in seconds from the start of the stream."""
+
+    question: str
+    answer: str
+    type: str
+    evidence_s: float
+    ask_s: float
+
+
+def facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
+    """Everything of type `kind` that can be asked about `events` (all of them begun before ask_s) at `ask_s`."""
+
+    def until(*indices: int) -> float:
+        return float(min(max(events[i].end_s for i in indices), ask_s))
+
+    def about(answer: str, *indices: int, **slots: str) -> Fact:
+        return Fact(answer, indices, until(*indices) if indices else ask_s, slots)
+
+    shapes = Counter(e.shape for e in events)
+    indexed = list(enumerate(events))
+    if kind == "colour":
+        return [about(COLOUR_NAMES[e.colour], i, shape=SHAPES[e.shape]) for i, e in indexed if shapes[e.shape] == 1]
+    if kind == "shape":
+        colours = Counter(e.colour for e in events)
+        return [about(SHAPES[e.shape], i, colour=COLOUR_NAMES[e.colour]) for i, e in indexed if colours[e.colour] == 1]
+    if kind == "where":
+        return [about(PLACES[e.place], i, shape=SHAPES[e.shape]) for i, e in indexed if shapes[e.shape] == 1]
+    if kind == "at":
+        places = Counter(e.place for e in events)
+        return [about(SHAPES[e.shape], i, place=PLACES[e.place]) for i, e in indexed if places[e.place] == 1]
+    if kind == "whether":
+        latest = {e.shape: i for i, e in sorted(indexed, key=lambda pair: pair[1].end_s)}
+        return [
+            about("yes", latest[s], shape=name) if s in latest else about("no", shape=name)
+            for s, name in enumerate(SHAPES)
+        ]
+    if kind in ("first", "last"):
+        seconds = [int(e.start_s) for e in events]
+        if len(events) < 2:
+            return []
+        decisive = min(seconds) if kind == "first" else max(seconds)
+        if seconds.count(decisive) > 1:
+            return []
+        i = seconds.index(decisive)
+        return [about(SHAPES[events[i].shape], i)]
+    if kind in ("which_first", "which_last"):
+        single = [(i, e) for i, e in indexed if shapes[e.shape] == 1]
+        found = []
+        for i, one in single:
+            for j, two in single:
+                if i == j or int(one.start_s) == int(two.start_s):
+                    continue
+                first, last = (one, two) if one.start_s < two.start_s else (two, one)
+                answer = SHAPES[(first if kind == "which_first" else last).shape]
+                found.append(about(answer, i, j, shape=SHAPES[one.shape], other=SHAPES[two.shape]))
+        return found
+    if kind == "count":
+        # Two stars may be said to be one shape or two objects: asked only where nobody can tell the difference.
+        if not 1 <= len(events) == len(shapes) <= MOST_COUNTED:
+            return []
+        return [about(NUMBERS[len(events)], *range(len(events)))]
+    now = [i for i, e in indexed if e.end_s >= ask_s]
+    if kind == "now":
+        if len(now) > 1:
+            return []
+        return [Fact(SHAPES[events[now[0]].shape] if now else "nothing", tuple(now), ask_s)]
+    if kind == "anything_now":
+        return [Fact("yes" if now else "no", tuple(now), ask_s)]
+    raise ConfigError(f"expected a question type out of {', '.join(TYPES)}, got {kind!r}")
+
+
+def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
+    """One of the facts: first an answer out of yes and no where these are the answers, then one fact having it."""
+    if found[0].answer in ("yes", "no"):
+        answers = sorted({f.answer for f in found})
+        answer = answers[int(rng.integers(len(answers)))]
+        found = [f for f in found if f.answer == answer]
+    return found[int(rng.integers(len(found)))]
+
+
+def word(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
+    """The question of a fact in English: phrasing number `phrasing`, or else the first one half of the time."""
+    templates = TEMPLATES[kind]
+    if phrasing is None:
+        phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
+    return templates[phrasing].format(**fact.slots)
+
+
+def questions(
+    world: World, ask_s: float, *, per_type: int = 1, types: Sequence[str] = TYPES, seed: int = 0
+) -> list[Question]:
+    """Up to `per_type` different questions of each type about `world` at `ask_s`; the same for the same arguments."""
+    events = world.events_until(ask_s)
+    rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
+    made: dict[tuple[str, str], Question] = {}
+    for kind in types:
+        found = facts(kind, events, ask_s)
+        asked: list[Fact] = []
+        while found and len(asked) < per_type:
+            fact = pick(rng, found)
+            found = [f for f in found if f is not fact]
+            asked.append(fact)
+            text = word(rng, kind, fact)
+            made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
+    return list(made.values())

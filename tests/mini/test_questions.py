@@ -1,0 +1,155 @@
+"""Questions are unambiguous, their answers follow from the events, and the evidence time is the last sight of it."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protokv.errors import ConfigError
+from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.phrases import ANSWERS, TEMPLATES, TYPES
+from protokv.mini.questions import facts, questions
+from protokv.mini.world import World, WorldConfig
+
+NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}
+NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
+
+
+def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
+    """Which phrasing a question is and the words that were filled in, read back from its English alone."""
+    for number, template in enumerate(TEMPLATES[kind]):
+        pattern = re.escape(template)
+        for name, choice in NAMED.items():
+            pattern = pattern.replace(re.escape("{" + name + "}"), f"(?P<{name}>{choice})")
+        if found := re.fullmatch(pattern, text):
+            return number, found.groupdict()
+    raise AssertionError(f"no template of {kind} made {text!r}")
+
+
+def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[set[str], float]:
+    """Every answer that the events allow, by brute force over frames of half seconds, and when it was last seen."""
+    times = np.arange(0, ask_s, 0.5)
+    shown = [[e for e in events if e.start_s <= t < e.end_s] for t in times]
+
+    def last_sight(wanted) -> float:
+        return max(
+            (t + 0.5 for t, there in zip(times, shown, strict=True) if any(e in wanted for e in there)), default=-1
+        )
+
+    def appeared(shape: str):
+        return [e for e in events if SHAPES[e.shape] == shape]
+
+    if kind in ("colour", "where"):
+        wanted = appeared(slots["shape"])
+        return {COLOUR_NAMES[e.colour] if kind == "colour" else PLACES[e.place] for e in wanted}, last_sight(wanted)
+    if kind == "shape":
+        wanted = [e for e in events if COLOUR_NAMES[e.colour] == slots["colour"]]
+        return {SHAPES[e.shape] for e in wanted}, last_sight(wanted)
+    if kind == "at":
+        wanted = [e for e in events if PLACES[e.place] == slots["place"]]
+        return {SHAPES[e.shape] for e in wanted}, last_sight(wanted)
+    if kind == "whether":
+        wanted = appeared(slots["shape"])
+        return ({"yes"}, last_sight(wanted)) if wanted else ({"no"}, ask_s)
+    by_start = sorted(events, key=lambda e: e.start_s)
+    if kind in ("first", "last"):
+        decisive = by_start[0 if kind == "first" else -1]
+        rivals = [e for e in events if int(e.start_s) == int(decisive.start_s)]
+        return {SHAPES[e.shape] for e in rivals}, last_sight([decisive])
+    if kind in ("which_first", "which_last"):
+        wanted = [e for e in by_start if SHAPES[e.shape] in (slots["shape"], slots["other"])]
+        assert len(wanted) == 2
+        answer = wanted[0 if kind == "which_first" else 1]
+        return {SHAPES[answer.shape]}, last_sight(wanted)
+    if kind == "count":
+        return {("one", "two", "three", "four")[len(events) - 1]}, last_sight(events)
+    now = [SHAPES[e.shape] for e in shown[-1]]
+    if kind == "now":
+        return set(now) or {"nothing"}, ask_s
+    return {"yes" if now else "no"}, ask_s
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    rate=st.sampled_from([2.0, 6.0, 20.0, 40.0]),
+    evidence=st.integers(0, 4),
+    ask_s=st.integers(1, 130),
+    asked_with=st.integers(0, 99),
+)
+def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visible(
+    seed, rate, evidence, ask_s, asked_with
+):
+    world = World(WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29))
+    events = world.events_until(ask_s)
+    for made in questions(world, ask_s, per_type=3, seed=asked_with):
+        answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s)
+        assert answers == {made.answer}
+        assert made.evidence_s == last_seen
+        assert made.evidence_s <= made.ask_s == ask_s
+        assert made.answer in ANSWERS[made.type]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), rate=st.floats(0, 30), later=st.integers(31, 600))
+def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(seed, rate, later):
+    world = World(WorldConfig(seed, 600, rate, evidence_events=4, evidence_s=30))
+    before, after = world.events_until(30), world.events_until(later)
+    for kind in ("colour", "shape", "where", "at", "which_first", "which_last"):
+        then = {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in facts(kind, after, later)}
+        assert {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in facts(kind, before, 30)} <= then
+
+
+def test_every_type_can_be_asked_and_in_every_phrasing():
+    seen: dict[str, set[int]] = {kind: set() for kind in TYPES}
+    for seed in range(150):
+        world = World(WorldConfig(seed, 20, 9.0))
+        for made in questions(world, 20):
+            seen[made.type].add(_read(made.type, made.question)[0])
+    assert all(len(seen[kind]) == len(TEMPLATES[kind]) for kind in TYPES)
+
+
+def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():
+    world = World(WorldConfig(12, 60))
+    assert questions(world, 43, per_type=2) == questions(world, 43, per_type=2)
+    assert questions(world, 43, per_type=2) != questions(world, 43, per_type=2, seed=1)
+
+
+def test_questions_asked_of_one_video_are_all_different():
+    asked = [q.question for q in questions(World(WorldConfig(12, 60)), 60, per_type=4)]
+    assert len(asked) == len(set(asked)) > 15
+
+
+def test_yes_and_no_are_asked_equally_often():
+    answers = [q.answer for seed in range(200) for q in questions(World(WorldConfig(seed, 30)), 30, types=("whether",))]
+    assert 70 < answers.count("yes") < 130
+
+
+def test_events_in_one_second_are_not_put_in_order():
+    world = World(WorldConfig(3, 60, 20.0))
+    one = next(iter(world.events()))
+    assert facts("first", [one, one], 60) == []
+    assert facts("which_first", [one, one], 60) == []
+
+
+def test_a_shape_that_appears_twice_is_not_counted():
+    one, *others = list(World(WorldConfig(3, 60, 20.0)).events())
+    other = next(e for e in others if e.shape != one.shape)
+    assert facts("count", [one, other], 60)[0].answer == "two"
+    assert facts("count", [one, one], 60) == []
+
+
+def test_an_unknown_type_is_refused_by_name():
+    with pytest.raises(ConfigError, match="'smell'"):
+        facts("smell", [], 5)
+
+
+def test_evidence_of_later_questions_is_never_earlier_for_a_growing_stream():
+    world = World(WorldConfig(5, 60, 15.0))
+    ends = [q.evidence_s for t in range(5, 60, 5) for q in questions(world, t, types=("last",))]
+    assert all(a <= b for a, b in pairwise(ends))

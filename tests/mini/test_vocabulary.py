@@ -1,0 +1,68 @@
+"""The vocabulary covers every question and answer, and the two tokenizers are one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from protokv.backbones import load_backbone
+from protokv.mini.forward import QUESTION_TOKENS
+from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.phrases import ANSWERS, CHANCE, TEMPLATES, TYPES
+from protokv.mini.tokenizer import build_tokenizer
+from protokv.mini.vocabulary import PADDED_SIZE, encode, split, token_ids, words
+
+
+def _every_question():
+    for phrasings in TEMPLATES.values():
+        for template in phrasings:
+            for shape, colour, place in itertools.zip_longest(SHAPES, COLOUR_NAMES, PLACES, fillvalue="left"):
+                yield template.format(shape=shape, other="bar", colour=colour, place=place)
+
+
+def test_every_template_and_answer_is_in_the_vocabulary_with_and_without_punctuation():
+    texts = [*_every_question(), *(a for answers in ANSWERS.values() for a in answers)]
+    for text in texts:
+        assert token_ids()["<unk>"] not in encode(text)
+        assert token_ids()["<unk>"] not in encode(text.rstrip("?.").upper())
+    assert len(words()) == len(set(words())) <= PADDED_SIZE
+
+
+def test_every_question_with_its_longest_answer_fits_in_its_block():
+    longest = max(len(split(text)) for text in _every_question())
+    framing = len(split("<|vision_end|> <|im_end|> <|im_start|> assistant"))
+    # The end of the answer is predicted, not read.
+    assert longest + framing + max(len(split(p)) for p in PLACES) <= QUESTION_TOKENS
+
+
+def test_unknown_words_are_named_once_in_order_and_nothing_known_is():
+    embedded = load_backbone(device="cpu")
+    asked = "Did the Pancake land where the star was, or did the pancake fly?"
+    assert embedded.unknown_words(asked) == ["pancake", "land", "fly"]
+    assert embedded.unknown_words("what colour was the star") == []
+
+
+@pytest.mark.parametrize("text", [*itertools.islice(_every_question(), 0, None, 7), "wHat's  the?!pancake\n(star)"])
+def test_the_tokenizer_file_splits_as_the_vocabulary_does(text):
+    tokenizer = build_tokenizer()
+    assert tokenizer(text)["input_ids"] == encode(text)
+
+
+def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
+    tokenizer = build_tokenizer()
+    chat = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Where was the star?"}]}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    expected = (
+        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>Where was the star?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert text == expected
+    assert tokenizer(text)["input_ids"] == encode(text)
+    assert tokenizer.decode(encode("bottom left <|im_end|>"), skip_special_tokens=True) == "bottom left"
+
+
+def test_every_type_has_answers_and_a_chance_level():
+    assert set(TYPES) == set(ANSWERS) == set(CHANCE)
+    assert all(0.1 <= c <= 0.5 for c in CHANCE.values())
+    assert token_ids()["<unk>"] == encode("pancake")[0]

@@ -1,0 +1,185 @@
+"""The procedural world: deterministic, lazy, and what its frames show is what its events say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from protokv.errors import ConfigError
+from protokv.mini.palette import COLOUR_NAMES, COLOURS
+from protokv.mini.world import World, WorldConfig
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, short=st.integers(1, 130), more=st.integers(1, 500), time=st.floats(0, 1, exclude_max=True))
+def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(seed, short, more, time):
+    one, two = World(WorldConfig(seed, short)), World(WorldConfig(seed, short + more))
+    at = time * short
+    assert one.events_until(at) == two.events_until(at)
+    assert one.scene(at).scenery == two.scene(at).scenery
+    np.testing.assert_array_equal(one.frame(at), two.frame(at))
+
+
+def test_a_frame_far_into_the_stream_needs_nothing_before_it():
+    config = WorldConfig(seed=11, length_s=10**6)
+    first = World(config).frame(999_983.5)
+    walked = World(config)
+    walked.frames(0, 5)
+    np.testing.assert_array_equal(first, walked.frame(999_983.5))
+
+
+def test_other_seeds_give_other_streams():
+    assert World(WorldConfig(1)).events_until(60) != World(WorldConfig(2)).events_until(60)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS,
+    rate=st.floats(1, 40),
+    moving=st.sampled_from([0.0, 0.5, 1.0]),
+    overlap=st.sampled_from([0.0, 0.5, 1.0]),
+    evidence=st.integers(0, 4),
+)
+def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(seed, rate, moving, overlap, evidence):
+    config = WorldConfig(seed, 130, rate, moving, overlap, evidence_events=evidence, evidence_s=33)
+    world = World(config)
+    events = list(world.events())
+    assert [e.start_s for e in events] == sorted(e.start_s for e in events)
+    for event in events:
+        assert 1 <= event.end_s - event.start_s <= 4
+        assert event.end_s == int(event.end_s)
+        assert 2 * event.start_s == int(2 * event.start_s)
+    for half in range(2 * 130):
+        shown = world.visible(half / 2)
+        assert len(shown) <= 2
+        for attribute in ("shape", "colour", "place"):
+            assert len({getattr(e, attribute) for e in shown}) == len(shown)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, n=st.integers(1, 4), rate=st.floats(0, 30))
+def test_evidence_first_keeps_shapes_colours_and_places_of_the_evidence_to_itself(seed, n, rate):
+    world = World(WorldConfig(seed, 400, rate, evidence_events=n, evidence_s=47))
+    events = list(world.events())
+    evidence, distracting = events[:n], events[n:]
+    assert all(e.end_s <= 47 for e in evidence)
+    assert all(e.start_s >= 47 for e in distracting)
+    for attribute in ("shape", "colour", "place"):
+        mine = [getattr(e, attribute) for e in evidence]
+        assert len(set(mine)) == n
+        assert not set(mine) & {getattr(e, attribute) for e in distracting}
+    assert len({e.shape for e in events}) < 8
+
+
+def test_the_evidence_does_not_depend_on_the_distracting_rate():
+    quiet, busy = (
+        World(WorldConfig(9, 600, rate, evidence_events=3, evidence_s=60)).events_until(60) for rate in (0.0, 30.0)
+    )
+    assert quiet == busy
+
+
+def test_the_rate_of_events_is_the_one_asked_for():
+    counts = [len(list(World(WorldConfig(seed, 600, 13.0)).events())) for seed in range(5)]
+    assert abs(np.mean(counts) - 130) < 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS)
+def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
+    world = World(WorldConfig(seed, 240, cut_s=(6, 20)))
+    at, scenes = 0, []
+    while at < 240:
+        scene = world.scene(at)
+        assert scene.start_s == at
+        # The last scene of a block takes over what is too short to be a scene of its own.
+        assert 6 <= scene.end_s - scene.start_s < 26
+        scenes.append(scene.scenery)
+        at = scene.end_s
+    assert len(set(scenes)) == len(scenes)
+
+
+def test_without_cuts_the_background_never_changes():
+    world = World(WorldConfig(4, 700, cut_s=None))
+    assert world.scene(0) == world.scene(695)
+
+
+def _looks_like(frame: np.ndarray, event, time_s: float) -> bool:
+    """Whether enough pixels near the event's centre have its colour (by brightness-free closeness)."""
+    x, y = event.centre(time_s)
+    box = frame[max(0, int(y) - 8) : int(y) + 9, max(0, int(x) - 8) : int(x) + 9].astype(float)
+    near = np.abs(box - np.asarray(COLOURS[COLOUR_NAMES[event.colour]])).max(-1) < 20
+    return int(near.sum()) >= 30
+
+
+@pytest.mark.parametrize("seed", [3, 17, 101])
+def test_an_event_is_in_the_frames_exactly_while_it_is_visible(seed):
+    world = World(WorldConfig(seed, 60, 9.0, moving=0.5))
+    events = list(world.events())
+    assert len(events) >= 5
+    for event in events:
+        for time_s in np.arange(max(event.start_s - 1, 0), event.end_s + 1, 0.5):
+            shown = event.start_s <= time_s < event.end_s
+            alike = [e for e in world.visible(time_s) if e is not event and e.colour == event.colour]
+            if not alike:
+                assert _looks_like(world.frame(time_s), event, time_s) == shown
+
+
+def test_moving_shapes_move_and_their_centres_stay_in_the_cell_where_they_appeared():
+    moved = 0
+    for event in World(WorldConfig(8, 600, 20.0, moving=1.0)).events():
+        row, column = divmod(event.place, 3)
+        start = event.centre(event.start_s)
+        for time_s in np.arange(event.start_s, event.end_s, 0.25):
+            x, y = event.centre(time_s)
+            assert (int(y // 28), int(x // 28)) == (row, column)
+        moved += start != event.centre(event.end_s - 0.25)
+    assert moved > 50
+
+
+@pytest.mark.parametrize("side", [168, 336, 672])
+def test_a_large_frame_looks_like_the_small_one_after_area_resize(side):
+    world = World(WorldConfig(5, 60, 20.0, moving=0.5))
+    for time_s in (1.0, 7.5, 13.0, 33.5):
+        large = Image.fromarray(world.frame(time_s, side)).resize((84, 84), Image.Resampling.BOX)
+        difference = np.abs(np.asarray(large, float) - world.frame(time_s).astype(float))
+        assert difference.max() <= 3
+
+
+def test_any_side_is_drawn():
+    world = World(WorldConfig(5))
+    assert world.frame(3.0, 100).shape == (100, 100, 3)
+    assert world.frame(3.0, 56).shape == (56, 56, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"length_s": 0},
+        {"events_per_minute": 41},
+        {"moving": -0.1},
+        {"overlap": 1.5},
+        {"cut_s": (9, 3)},
+        {"cut_s": (1, 61)},
+        {"evidence_events": 5},
+        {"evidence_events": 3, "evidence_s": 11},
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError) as error:
+        WorldConfig(**wrong)
+    assert next(reversed(wrong)) in error.value.message
+
+
+def test_the_world_its_questions_and_its_words_need_no_torch():
+    modules = ("world", "questions", "render", "vocabulary")
+    imports = "; ".join(f"import protokv.mini.{name}" for name in modules)
+    code = f"import sys; {imports}; sys.exit(sum(m in sys.modules for m in ('torch', 'transformers', 'av')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
