@@ -15,6 +15,8 @@ from protokv_cli.tables import bytes_text, time_text
 # A reader of the JSON lines wants to follow, not to be flooded; a log file wants a sign of life now and then.
 JSON_EVERY_S = 1.0
 LOG_EVERY_S = 10.0
+# Drawing is not free: at every step of a small model it took as long as the model.
+BAR_EVERY_S = 0.25
 
 
 @contextmanager
@@ -63,11 +65,16 @@ class _Bar:
             TextColumn("{task.fields[where]}  {task.fields[speed]}  {task.fields[state]}"),
             console=out.messages,
             transient=True,
+            auto_refresh=False,
         )
+        self._drawn_s = -BAR_EVERY_S
         self._task = self._bar.add_task(source, total=None, where="", speed="", state="")
         self._bar.start()
 
     def update(self, event: Progress) -> None:
+        if time.monotonic() - self._drawn_s < BAR_EVERY_S:
+            return
+        self._drawn_s = time.monotonic()
         end = f" / {time_text(event.duration_s)}" if event.duration_s else ""
         self._bar.update(
             self._task,
@@ -76,6 +83,7 @@ class _Bar:
             where=f"{time_text(event.stream_time_s)}{end}",
             speed=f"{event.frames_per_second:.0f} frames/s",
             state=f"state {bytes_text(event.state_bytes)}",
+            refresh=True,
         )
 
     def stop(self) -> None:

@@ -115,7 +115,7 @@ class QwenVL(Backbone):
             return []
         tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        return list(dict.fromkeys(question[start:stop] for token, (start, stop) in pairs if token == unknown))
+        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """`[n, E]`."""

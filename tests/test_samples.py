@@ -1,0 +1,90 @@
+"""The main job on the shipped samples: a video in, a state, the right answers from the state alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protokv.mini.world import World, WorldConfig
+from tests.cli.conftest import Program
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+NAMES = ["short", "minute", "long"]
+BUDGET = 512
+# Questions that the shipped model answers from a durable state of 512 tokens; see samples/README.md.
+RIGHT = {"short": 18, "minute": 19, "long": 30}
+
+
+@pytest.fixture
+def protokv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.chdir(tmp_path)
+    program = Program(tmp_path, Path())
+    program.environment["PROTOKV_MODEL"] = "protokv/mini"
+    return program
+
+
+def asked(name: str) -> list[dict[str, object]]:
+    lines = (SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_is_answered_from_its_state_alone(protokv: Program, name: str) -> None:
+    summary = protokv("ingest", SAMPLES / name / "video.mp4", "--budget", BUDGET, "--json").rows()[-1]
+    assert summary["complete"]
+    result = protokv(
+        "query", "--state", "video.safetensors", stdin=(SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8")
+    )
+    rows = result.rows()
+    assert max(row["context_tokens"] for row in rows) <= BUDGET + 4
+    assert len(rows) == len(asked(name))
+    wrong = [(row["question"], row["answer"], row["expected"]) for row in rows if not row["correct"]]
+    assert len(rows) - len(wrong) >= RIGHT[name], wrong
+
+
+def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:
+    protokv("ingest", SAMPLES / "long" / "video.mp4", "--budget", BUDGET, "--memory", "sliding-window", "--json")
+    content = [q for q in asked("long") if q["type"] in ("colour", "shape", "where", "at")]
+    rows = protokv("query", "--state", "video.safetensors", stdin="\n".join(map(json.dumps, content))).rows()
+    assert sum(row["correct"] for row in rows) <= len(rows) / 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_questions_have_the_promised_fields(name: str) -> None:
+    for question in asked(name):
+        assert {"question", "answer", "type", "evidence_s"} <= question.keys()
+        assert 0 < float(str(question["evidence_s"])) <= float(str(question["ask_s"]))
+
+
+def test_the_evidence_of_the_long_sample_is_in_its_first_minute() -> None:
+    world = World(WorldConfig(seed=700, length_s=600, events_per_minute=6.0, evidence_events=4))
+    assert len(world.events_until(60)) == 4
+    about = [q for q in asked("long") if q["type"] not in ("last", "now", "anything_now", "whether")]
+    assert about
+    assert all(float(str(q["evidence_s"])) <= 60 for q in about)
+
+
+def test_the_samples_are_small_enough_to_clone() -> None:
+    assert sum(file.stat().st_size for file in SAMPLES.rglob("*") if file.is_file()) < 10e6
+
+
+def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(protokv: Program) -> None:
+    protokv("ingest", SAMPLES / "short" / "video.mp4", "--budget", 64, "--json")
+    result = protokv("query", "--state", "video.safetensors", "who is the chef?", "where is the chef now?")
+    assert len(result.rows()) == 2
+    assert result.err.count("procedural world") == 1
+    assert "chef" in result.err
+    assert "--model" in result.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("protokv") is None, reason="the program is not on the path")
+def test_the_demo_of_the_readme_runs(tmp_path: Path) -> None:
+    result = subprocess.run(
+        ["sh", str(SAMPLES / "demo.sh"), str(tmp_path)], capture_output=True, text=True, check=True, timeout=250
+    )
+    assert result.stderr.count("answers as expected") == 3
