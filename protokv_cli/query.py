@@ -65,9 +65,10 @@ def query(
         decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
         session = load(state, model=model, device=device)
         judge, strange = _Score(), _Strangers(out, session)
+        alone = questions is not None and len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):
             strange(question.text)
-            answer = _answer(out, session, question.text, decoding, alone=questions is not None and len(questions) == 1)
+            answer = _answer(out, session, question.text, decoding, alone=alone)
             row = _row(answer, str(state))
             if question.expected is not None:
                 row |= {"expected": question.expected, "correct": judge(answer.text, question.expected)}
@@ -80,9 +81,9 @@ def query(
 
 
 def _answer(out: Output, session: Session, question: str, decoding: Any, *, alone: bool) -> Answer:
-    """Ask; on a terminal and in plain form the text is written as it comes."""
+    """Ask; on a terminal and in plain form the text is written as it comes, on a terminal behind its question."""
     if out.format is Format.TABLE and not alone:
-        out.console.print(question, style="cyan", markup=False)
+        out.console.print(question, style="cyan", markup=False, end=" ")
     pieces = session.stream(question, decoding)
     while True:
         try:

@@ -53,6 +53,18 @@ def test_lines_and_json_lines_are_read_from_stdin_in_order(protokv: Program, sta
     assert [row["question"] for row in rows] == ["what is first ?", "who is last ?"]
 
 
+def test_a_table_shows_each_answer_behind_its_question_unless_there_is_but_one(protokv: Program, state: Path) -> None:
+    question = "what is first ?"
+    answer = " ".join(protokv("query", "--state", state, question).rows()[0]["answer"].split())
+
+    def table(*arguments: str, stdin: str = "") -> str:
+        return " ".join(protokv("query", "--state", state, *arguments, "--format", "table", stdin=stdin).out.split())
+
+    assert table(question) == answer
+    assert table("-", stdin=question) == f"{question} {answer}"
+    assert table(question, question) == f"{question} {answer} {question} {answer}"
+
+
 def test_expected_answers_are_compared_and_the_score_is_told(protokv: Program, state: Path) -> None:
     answer = protokv("query", "--state", state, "what is first ?").rows()[0]["answer"]
     lines = [{"question": "what is first ?", "answer": expected} for expected in (answer.upper() + ".", "never this")]
