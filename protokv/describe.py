@@ -31,6 +31,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     config, memory = _memory(state)
     clock, source = state.clock, state.source or {}
     parts = memory.nbytes()
+    # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
     kept = min(clock.tokens_seen, config.budget) if config.kind != "full" else clock.tokens_seen
     return {
         "state": str(path),

@@ -23,7 +23,7 @@ def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
             "source": f"{stream['source']} ({stream['decoder']})" if stream["source"] else "frames from a program",
             "watched": f"{time_text(stream['duration_s'])}{ended}",
             "steps": f"{stream['steps']} at {stream['fps']:g} frames/s",
-            "tokens": f"{stream['tokens_seen']} seen, {stream['tokens_kept']} kept: "
+            "tokens": f"{stream['tokens_seen']} seen, at most {stream['tokens_kept']} kept: "
             f"compression {stream['compression']:.1f}x",
             "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
             "format": f"version {d['format_version']}, written by {d['created_by']}",
