@@ -15,9 +15,10 @@ from torch import Tensor
 
 from protokv import snapshot
 from protokv.config import MemoryConfig
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import StateCorrupt
 from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape
+from protokv.persist import config_of
 from protokv.snapshot import State
 
 
@@ -64,12 +65,10 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _memory(state: State) -> tuple[MemoryConfig, Memory]:
+    config = config_of(state)
     try:
-        config = MemoryConfig.from_dict(state.memory)
         L, H, P0, D = state.tensors["sink.keys"].shape
         components = state.tensors["near.positions"].shape[1]
-    except ConfigError as error:
-        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
     except (KeyError, ValueError, IndexError) as error:
         raise StateCorrupt("the state lacks sink.keys or near.positions in their form") from error
     shape = MemoryShape(

@@ -36,6 +36,18 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     )
 
 
+def config_of(state: State) -> MemoryConfig:
+    """The memory settings of a state.
+
+    Raises:
+        StateCorrupt: they make no sense; the setting is named.
+    """
+    try:
+        return MemoryConfig.from_dict(state.memory)
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
 def from_state(state: State, backbone: Backbone) -> Session:
     """The session that a state was made of.
 
@@ -44,11 +56,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateCorrupt: its memory or clock makes no sense.
     """
     snapshot.check_fits(state, backbone.identity)
-    try:
-        config = MemoryConfig.from_dict(state.memory)
-    except ConfigError as error:
-        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
-    session = Session(backbone, config, fps=state.clock.fps)
+    session = Session(backbone, config_of(state), fps=state.clock.fps)
     session.restore(state.tensors, state.clock)
     return session
 

@@ -7,14 +7,14 @@ cost of attention. `budget` is the number of tokens that it makes room for at fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from protokv.attention import Context
 from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
-from protokv.memory.base import Memory, MemoryShape, Rotary, StepKV, require
+from protokv.memory.base import MemoryShape, Rotary, StepKV, require
+from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 
@@ -22,7 +22,7 @@ from protokv.memory.slots import Slots
 _GROWING = {"near.keys": 2, "near.values": 2, "near.positions": 0, "near.coordinates": 0, "near.step": 0}
 
 
-class FullCache(Memory):
+class FullCache(ExactMemory):
     """All tokens of the stream. The state is that of a window which no step has left."""
 
     kind: ClassVar[str] = "full"
@@ -35,10 +35,6 @@ class FullCache(Memory):
         slots = Slots(self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components)
 
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
-
     def append(self, step: StepKV) -> None:
         """Take one step, in a buffer of twice the size if this one is full."""
         self._slots.check(step, self._shape, self._near.last_step)
@@ -50,14 +46,6 @@ class FullCache(Memory):
                 capacity *= 2
             self._take(state, capacity)
         self._near.append(step)
-
-    def context(self) -> Context:
-        """All slots; the shape changes when the buffer has grown."""
-        return self._slots.context()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state: sink and all tokens, the room that is left included."""
-        return self._slots.tensors() | self._near.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, of any length."""
@@ -78,11 +66,3 @@ class FullCache(Memory):
         near.load(state)
         slots.load(state)
         self._slots, self._near = slots, near
-
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part, the room that is left included."""
-        return {"sink": self._slots.sink_nbytes(), "near": self._near.nbytes()}
-
-    def report(self) -> dict[str, Any]:
-        """Tokens held."""
-        return {"near_tokens_in_use": len(self._near), "layers": []}

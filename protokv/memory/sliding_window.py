@@ -7,18 +7,18 @@ The whole budget is the near window of `near`; what leaves it is forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from protokv.attention import Context
 from protokv.config import MemoryConfig
-from protokv.memory.base import Memory, MemoryShape, Rotary, StepKV, require
+from protokv.memory.base import MemoryShape, Rotary, StepKV, require
+from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 
 
-class SlidingWindow(Memory):
+class SlidingWindow(ExactMemory):
     """W = budget exact tokens, whole steps leaving oldest first."""
 
     kind: ClassVar[str] = "sliding-window"
@@ -28,33 +28,13 @@ class SlidingWindow(Memory):
         self._slots = Slots(shape, far=0, near=config.near_tokens)
         self._near = NearWindow(self._slots, shape.position_components)
 
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
-
     def append(self, step: StepKV) -> None:
         """Take one step; the oldest ones are forgotten to make room."""
         self._slots.check(step, self._shape, self._near.last_step)
         self._near.append(step)
-
-    def context(self) -> Context:
-        """All slots."""
-        return self._slots.context()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state: sink and window."""
-        return self._slots.tensors() | self._near.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave."""
         require(tensors, dict(self._slots.spec()) | dict(self._near.spec()))
         self._near.load(tensors)
         self._slots.load(tensors)
-
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part."""
-        return {"sink": self._slots.sink_nbytes(), "near": self._near.nbytes()}
-
-    def report(self) -> dict[str, Any]:
-        """Tokens held."""
-        return {"near_tokens_in_use": len(self._near), "layers": []}

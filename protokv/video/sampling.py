@@ -44,8 +44,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
     after `1 / fps`. Before the first frame (a damaged beginning) the first frame is shown.
     ConfigError where fps is not a positive number.
     """
-    if not (math.isfinite(fps) and fps > 0):
-        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
+    _check_rate(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
     shown: Frame | None = None
     gap_s = 1.0 / fps
@@ -90,11 +89,15 @@ def read_steps(
 
     `until_s` within a step makes that step a short, filled one, like the end of the video.
     """
-    if not (math.isfinite(fps) and fps > 0):
-        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
+    _check_rate(fps)
     start_s = first_index * frames_per_step / fps
     frames = source.frames(start_s)
     return steps(sample(frames, fps, start_s, until_s), frames_per_step, first_index)
+
+
+def _check_rate(fps: float) -> None:
+    if not (math.isfinite(fps) and fps > 0):
+        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
 
 
 def _step(index: int, group: list[Sample], frames_per_step: int) -> Step:
