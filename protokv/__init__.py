@@ -13,7 +13,7 @@ from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
-    from protokv.config import MemoryConfig
+    from protokv.config import MemoryConfig, ProtoKVConfig
     from protokv.generate import Decoding
     from protokv.persist import load, save
     from protokv.session import Answer, Session
@@ -24,6 +24,7 @@ __all__ = [
     "Answer",
     "Decoding",
     "MemoryConfig",
+    "ProtoKVConfig",
     "Session",
     "__version__",
     "load",
@@ -37,6 +38,7 @@ _HOMES = {
     "Answer": "protokv.session",
     "Decoding": "protokv.generate",
     "MemoryConfig": "protokv.config",
+    "ProtoKVConfig": "protokv.config",
     "Session": "protokv.session",
     "load": "protokv.persist",
     "load_backbone": "protokv.backbones",

@@ -1,8 +1,8 @@
 """Attention over a bounded context with a logit bias a slot, and over the exact tokens that come after it.
 
-Owns `Context` (what a memory shows to the model), `Tail` (the keys and values of the tokens being forwarded now,
-which no memory has seen yet) and the attention of a query over both. It is handed to transformers by `register`
-under the name `protokv`; nothing here knows a model, a memory or a file.
+Owns `Tail` (the keys and values of the tokens being forwarded now, which no memory has seen yet) and the attention of a
+query over a `Context` and a tail. It is handed to transformers by `register` under the name `protokv`; nothing here
+knows a model, a memory or a file.
 
 Softmax does not care about the order of its slots, so a ring is never unrolled and a free slot is never compacted
 away: its bias is -inf. Logits and the softmax are float32 whatever the model's dtype (equation 3 of the paper adds
@@ -11,36 +11,14 @@ log n_k, which bfloat16 would round by up to 2 % of itself).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from protokv.context import Context
+
 NAME = "protokv"
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a memory shows: `N` slots `[sink | pseudo-tokens | near]`, of one shape for the life of a stream.
-
-    Attributes:
-        keys: `[L, H, N, D]`, model dtype, rotated to the positions they stand for.
-        values: `[L, H, N, D]`, model dtype.
-        bias: `[L, H, N]` float32, added to the logits: `-inf` empty, `0` exact token, `log n_k` pseudo-token.
-        far: the slots that hold pseudo-tokens.
-    """
-
-    keys: Tensor
-    values: Tensor
-    bias: Tensor
-    far: slice
-
-    def without_far(self) -> Context:
-        """The same slots with the pseudo-tokens hidden; keys and values are shared, not copied."""
-        bias = self.bias.clone()
-        bias[..., self.far] = -torch.inf
-        return replace(self, bias=bias)
 
 
 class Tail:
@@ -140,10 +118,8 @@ def _transformers_attention(
 ) -> tuple[Tensor, None]:
     """The form transformers calls: query `[1, Hq, T, D]`, key and value `[1, H, T, D]`, returns `[1, T, Hq, D]`."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    context = protokv_context
     tail = protokv_tail.append(layer, key[0], value[0])
-    slots = (context.keys[layer], context.values[layer], context.bias[layer])
-    return attend(query[0], slots, tail, scaling).transpose(0, 1).unsqueeze(0), None
+    return attend(query[0], protokv_context.at(layer, query[0]), tail, scaling).transpose(0, 1).unsqueeze(0), None
 
 
 def register() -> None:

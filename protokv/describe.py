@@ -46,7 +46,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             "budget": config.budget,
             "near_tokens": config.near_tokens,
             "prototypes": config.prototypes,
-            "pseudo_tokens": config.pseudo_tokens,
+            "pseudo_tokens": state.memory.get("pseudo_tokens", 0),
             "config": state.memory,
         },
         "stream": {

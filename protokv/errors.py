@@ -32,6 +32,10 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class PositionWarning(UserWarning):
+    """The stream has left the positions that the model was trained on."""
+
+
 class ModelError(ProtoKVError):
     """A model cannot be found, loaded or used."""
 

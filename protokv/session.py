@@ -8,6 +8,7 @@ tail of its own and drops it, so it changes nothing. Knows no files, no video fo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.attention import Context, Tail
-from protokv.backbones.base import Backbone
+from protokv.attention import Tail
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.context import Anchoring, Context
+from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.generate import Chooser, Decoding, TextStream
 from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
+from protokv.rotary import turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Session:
             raise ConfigError(f"fps is {rate}", hint="use a number of frames a second above 0")
         self.backbone, self.config = backbone, config
         self._prefix = len(backbone.prefix_ids)
+        self._warned = False
         self.clock = StreamClock(
             steps=0,
             stream_time_s=0.0,
@@ -101,22 +105,20 @@ class Session:
         """
         clock, backbone = self.clock, self.backbone
         start_s = clock.steps * clock.step_seconds if time_s is None else time_s
-        tokens = backbone.embed_step(images)
-        positions = backbone.step_positions(self._prefix, clock.steps, start_s, tokens.grid)
+        tokens = backbone.embed_step(images, start_s)
+        positions = backbone.step_positions(
+            tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
+        )
         tail = backbone.new_tail(len(tokens.embeddings))
-        context = self.memory.context()
+        context = self._placed(self.memory.context())
         if self.config.encode_with == "near":
             context = context.without_far()
-        backbone.forward(tokens.embeddings, positions, context, tail)
-        self.memory.append(
-            StepKV(
-                keys=tail.keys,
-                values=tail.values,
-                positions=positions,
-                coordinates=cell_centres(tokens.grid).to(backbone.device),
-                step=clock.steps,
-            )
-        )
+        shown = self._shifted(positions, context)
+        backbone.forward(tokens.embeddings, shown, context, tail, step=tokens)
+        # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
+        keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
+        self.memory.append(StepKV(keys, tail.values, positions, coordinates_of(tokens), clock.steps))
+        self._warn_once(int(shown.max()))
         self.clock = replace(
             clock,
             steps=clock.steps + 1,
@@ -157,7 +159,7 @@ class Session:
         text = TextStream(self.backbone.decode)
         token = choose(logits[-1])
         first = time.perf_counter()
-        pieces, n_tokens, position = [], 0, self.clock.next_position + tail.length
+        pieces, n_tokens, position = [], 0, self._behind(context) + tail.length
         while token not in self.backbone.stop_ids:
             n_tokens += 1
             if piece := text.push(token):
@@ -180,7 +182,7 @@ class Session:
             stream_time_s=self.clock.stream_time_s,
             ttft_ms=(first - began) * 1e3,
             total_ms=(time.perf_counter() - began) * 1e3,
-            context_tokens=int((context.bias > -torch.inf).sum(-1).max()),
+            context_tokens=context.visible_tokens(),
             tokens=n_tokens,
         )
 
@@ -202,10 +204,44 @@ class Session:
     def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail]:
         ids = self.backbone.suffix_ids(question)
         tail = self.backbone.new_tail(len(ids) + room)
-        context = self.memory.context()
-        positions = self.backbone.text_positions(self.clock.next_position, len(ids))
+        context = self._placed(self.memory.recall())
+        positions = self.backbone.text_positions(self._behind(context), len(ids))
         hidden = self.backbone.forward(self.backbone.embed_text(ids), positions, context, tail)
         return self.backbone.logits(hidden), context, tail
+
+    def _placed(self, context: Context) -> Context:
+        """What is shown, where the config wants it: at stream positions, or re-anchored to consecutive ones."""
+        if self.config.positions == "stream":
+            return context
+        backbone = self.backbone
+        return context.compacted(Anchoring(backbone.rotary, self._prefix, backbone.moving), context.far_span())
+
+    def _shifted(self, positions: Tensor, context: Context) -> Tensor:
+        shown = positions.clone()
+        shown[:, list(self.backbone.moving)] -= context.shift
+        return shown
+
+    def _behind(self, context: Context) -> int:
+        """Position of the first token behind the video."""
+        return self.clock.next_position if context.next_position is None else context.next_position
+
+    def _warn_once(self, position: int) -> None:
+        limit = self.backbone.max_position
+        if limit is not None and position >= limit and not self._warned:
+            self._warned = True
+            advice = "" if self.config.positions == "compact" else '; positions="compact" stays inside'
+            warnings.warn(
+                f"step {self.clock.steps} stands at position {position}, and the model was trained on {limit}{advice}",
+                PositionWarning,
+                stacklevel=3,
+            )
+
+
+def coordinates_of(tokens: StepTokens) -> Tensor:
+    """(x, y) of every token of a step, `[T, 2]` float32; text that is written around it stands in the middle."""
+    coordinates = torch.full((len(tokens.embeddings), 2), 0.5, device=tokens.embeddings.device)
+    coordinates[tokens.visual or slice(None)] = cell_centres(tokens.grid).to(coordinates.device)
+    return coordinates
 
 
 def cell_centres(grid: tuple[int, int]) -> Tensor:

@@ -68,14 +68,14 @@ def ingest(
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     target = state or Path(Path(source).stem + ".safetensors")
     with out.errors():
-        from protokv.config import MemoryConfig, parse_budget
+        from protokv.config import MemoryConfig, ProtoKVConfig, parse_budget
         from protokv.ingest import Every, Summary, ingest
         from protokv.resume import open_session
         from protokv.video import open_source
         from protokv_cli.progress import reporting
 
         tokens = parse_budget(budget)
-        base = MemoryConfig.preset(preset, tokens) if memory == "protokv" else MemoryConfig(kind=memory, budget=tokens)
+        base = ProtoKVConfig.preset(preset, tokens) if memory == "protokv" else MemoryConfig.of(memory, budget=tokens)
         config = base.with_fields({"seed": seed})
         interval = Every.parse(every) if every else None
         with open_source(source, decoder=cast("Decoder", decoder)) as video:

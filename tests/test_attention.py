@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.attention import Context, Tail, attend
+from protokv.attention import Tail, attend
+from protokv.context import SlotContext
 
 
 def dense(query: Tensor, context: tuple[Tensor, Tensor, Tensor], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
@@ -118,7 +119,7 @@ def test_a_tail_refuses_more_tokens_than_it_was_made_for() -> None:
 
 def test_hiding_the_far_slots_leaves_the_context_alone() -> None:
     keys = torch.randn(1, 2, 6, 4)
-    context = Context(keys, keys, torch.zeros(1, 2, 6), far=slice(1, 4))
+    context = SlotContext(keys, keys, torch.zeros(1, 2, 6), far=slice(1, 4))
     hidden = context.without_far()
     assert torch.isinf(hidden.bias[..., 1:4]).all()
     assert not torch.isinf(hidden.bias[..., [0, 4, 5]]).any()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import PRESETS, MemoryConfig, parse_budget
+from protokv.config import CONFIGS, PRESETS, MemoryConfig, ProtoKVConfig, parse_budget
 from protokv.errors import ConfigError
 
 PAPER_TABLE = {
@@ -30,7 +30,7 @@ PAPER_TABLE = {
 
 
 def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
-    config = MemoryConfig.paper(24_000)
+    config = ProtoKVConfig.paper(24_000)
     assert {name: getattr(config, name) for name in PAPER_TABLE} == PAPER_TABLE
     assert config.beam_per_mode * config.pseudo_tokens == 32
     assert (config.decay, config.merge, config.recycle, config.residual) == ("floor", True, True, True)
@@ -39,37 +39,37 @@ def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
 
 @pytest.mark.parametrize(("budget", "prototypes", "near"), [(24_000, 2250, 6000), (6000, 562, 1504), (512, 48, 128)])
 def test_a_budget_is_split_one_to_three_between_near_and_far(budget: int, prototypes: int, near: int) -> None:
-    config = MemoryConfig.paper(budget)
+    config = ProtoKVConfig.paper(budget)
     assert (config.prototypes, config.near_tokens) == (prototypes, near)
 
 
 @given(st.integers(17, 100_000), st.integers(1, 16), st.sampled_from([(1, 5), (1, 3), (1, 2), (3, 1), (1, 0), (0, 1)]))
 def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tuple[int, int]) -> None:
-    config = MemoryConfig(budget=budget, pseudo_tokens=modes, split=split)
+    config = ProtoKVConfig(budget=budget, pseudo_tokens=modes, split=split)
     assert config.near_tokens + config.prototypes * modes == budget
     assert config.near_tokens >= (split[0] > 0)
     assert (config.prototypes > 0) == (split[1] > 0)
 
 
 def test_the_durable_preset_forgets_nothing_by_age_and_counts_no_token_twice() -> None:
-    config = MemoryConfig.durable(512)
+    config = ProtoKVConfig.durable(512)
     assert (config.pseudo_tokens, config.decay, config.recycle, config.residual) == (1, "off", False, False)
     assert (config.prototypes, config.near_tokens) == (384, 128)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_knows_its_name_at_any_budget(name: str) -> None:
-    config = MemoryConfig.preset(name, 777)
+    config = ProtoKVConfig.preset(name, 777)
     assert config.name == name
     assert dataclasses.replace(config, seed=3).name == name
     assert dataclasses.replace(config, idle_steps=121).name == "custom"
-    assert MemoryConfig(kind="full").name == "full"
+    assert MemoryConfig.of(kind="full").name == "full"
 
 
 def test_a_config_survives_json() -> None:
-    config = MemoryConfig(budget=999, split=(1, 5), decay="off", decay_rate=0.125, merge=False)
+    config = ProtoKVConfig(budget=999, split=(1, 5), decay="off", decay_rate=0.125, merge=False)
     assert MemoryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert MemoryConfig.from_dict({"budget": 100}) == MemoryConfig(budget=100)
+    assert MemoryConfig.from_dict({"budget": 100}) == ProtoKVConfig(budget=100)
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,21 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
 @pytest.mark.parametrize("split", [(0, 0), (-1, 3), (3, -1)])
 def test_a_split_that_leaves_nothing_is_refused(split: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=f"split: .* got {split[0]}:{split[1]}"):
-        MemoryConfig(split=split)
+        ProtoKVConfig(split=split)
 
 
 def test_an_unknown_setting_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="kmax"):
         MemoryConfig.from_dict({"kmax": 3})
     with pytest.raises(ConfigError, match="lasting"):
-        MemoryConfig.preset("lasting", 512)
+        ProtoKVConfig.preset("lasting", 512)
 
 
-def test_every_setting_is_documented() -> None:
-    assert MemoryConfig.__doc__ is not None
-    for field in dataclasses.fields(MemoryConfig):
-        assert field.name in MemoryConfig.__doc__
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_setting_is_documented(kind: str) -> None:
+    documentation = f"{CONFIGS[kind].__doc__}{MemoryConfig.__doc__}"
+    for field in dataclasses.fields(CONFIGS[kind]):
+        assert f" {field.name}:" in documentation or f" {field.name}," in documentation, field.name
 
 
 @pytest.mark.parametrize(
@@ -140,5 +141,5 @@ def test_text_that_is_no_budget_is_refused(text: str) -> None:
 
 
 def test_idle_mass_is_kept_in_whole_numbers() -> None:
-    kept = MemoryConfig().kept_mass
+    kept = ProtoKVConfig().kept_mass
     assert [int(kept * mass) for mass in (1, 19, 20, 21, 40, 100)] == [0, 18, 19, 19, 38, 95]

@@ -11,17 +11,17 @@ import torch
 import protokv
 from protokv import snapshot
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
+from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.persist import from_state, load, save, to_state
 from protokv.session import Session
 from tests.conftest import random_frames
 
 CONFIGS = {
-    "paper": MemoryConfig.paper(40),
-    "durable": MemoryConfig.durable(40),
-    "sliding-window": MemoryConfig(kind="sliding-window", budget=40),
-    "full": MemoryConfig(kind="full", budget=40),
+    "paper": ProtoKVConfig.paper(40),
+    "durable": ProtoKVConfig.durable(40),
+    "sliding-window": MemoryConfig.of(kind="sliding-window", budget=40),
+    "full": MemoryConfig.of(kind="full", budget=40),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_clock_that_contradicts_the_model_is_refused(tiny: Backbone) -> None:
 
 
 def test_the_file_is_as_large_after_a_long_stream_as_after_a_short_one(tiny: Backbone, tmp_path: Path) -> None:
-    config = MemoryConfig.durable(40).with_fields({"residual": False})
+    config = ProtoKVConfig.durable(40).with_fields({"residual": False})
     session = watched(tiny, config, 0, 9)
     save(session, tmp_path / "short.safetensors")
     save(watched(tiny, config, 9, 90, session), tmp_path / "long.safetensors")

@@ -10,7 +10,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
+from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
 from protokv.session import Session, cell_centres
@@ -36,9 +36,10 @@ def plain_logits(folder: Path, backbone: Backbone, n_steps: int, question: str) 
     embeddings = [model.model.language_model.embed_tokens(torch.tensor(prefix))]
     positions = [torch.arange(len(prefix))[:, None].expand(-1, 3)]
     for i in range(n_steps):
-        tokens = backbone.embed_step(random_frames(i))
+        tokens = backbone.embed_step(random_frames(i), float(i))
         embeddings.append(tokens.embeddings)
-        positions.append(backbone.step_positions(len(prefix), i, float(i), tokens.grid))
+        start = int(torch.cat(positions).max()) + 1
+        positions.append(backbone.step_positions(tokens, origin=len(prefix), start=start, index=i, time_s=float(i)))
     start = int(torch.cat(positions).max()) + 1
     embeddings.append(model.model.language_model.embed_tokens(torch.tensor(suffix)))
     positions.append(torch.arange(start, start + len(suffix))[:, None].expand(-1, 3))
@@ -52,7 +53,7 @@ def plain_logits(folder: Path, backbone: Backbone, n_steps: int, question: str) 
 def test_logits_equal_the_plain_model_while_nothing_was_evicted(
     tiny: Backbone, tiny_folder: Path, kind: str, n_steps: int
 ) -> None:
-    session = watched(tiny, n_steps, MemoryConfig(kind=kind, budget=400))
+    session = watched(tiny, n_steps, MemoryConfig.of(kind, budget=400))
     expected = plain_logits(tiny_folder, tiny, n_steps, QUESTION)
     # float32 through three layers; the sums run in another order than in eager attention.
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
@@ -62,20 +63,20 @@ def test_logits_equal_the_plain_model_while_nothing_was_evicted(
 def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: int, kv_heads: int) -> None:
     folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    session = watched(backbone, 4, MemoryConfig(budget=400))
+    session = watched(backbone, 4, ProtoKVConfig(budget=400))
     expected = plain_logits(folder, backbone, 4, QUESTION)
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, tiny_folder: Path) -> None:
-    session = watched(tiny, 4, MemoryConfig(budget=400))
+    session = watched(tiny, 4, ProtoKVConfig(budget=400))
     expected = plain_logits(tiny_folder, tiny, 5, QUESTION)
     assert (session.prefill(QUESTION) - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, 12, MemoryConfig(kind=kind, budget=40, pseudo_tokens=2))
+    session = watched(tiny, 12, MemoryConfig.of(kind, budget=40))
     before = {name: tensor.clone() for name, tensor in session.tensors().items()}
     clock, logits = session.clock, session.prefill(QUESTION)
     for _ in range(3):
@@ -88,7 +89,7 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
 
 
 def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -> None:
-    config = MemoryConfig(budget=40, pseudo_tokens=2)
+    config = ProtoKVConfig(budget=40, pseudo_tokens=2)
     quiet, curious = Session(tiny, config), Session(tiny, config)
     for step in range(9):
         quiet.watch(random_frames(step))
@@ -98,14 +99,14 @@ def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -
 
 
 def test_the_answer_is_the_greedy_continuation_of_the_plain_model(tiny: Backbone, tiny_folder: Path) -> None:
-    session = watched(tiny, 3, MemoryConfig(budget=400))
+    session = watched(tiny, 3, ProtoKVConfig(budget=400))
     answer = session.ask(QUESTION, Decoding(max_new_tokens=1))
     best = int(plain_logits(tiny_folder, tiny, 3, QUESTION)[-1].argmax())
     assert answer.text == tiny.decode([best]).strip()
 
 
 def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:
-    session = watched(tiny, 2, MemoryConfig(budget=400))
+    session = watched(tiny, 2, ProtoKVConfig(budget=400))
     decoding = Decoding(max_new_tokens=6)
     pieces = list(session.stream(QUESTION, decoding))
     answer = session.ask(QUESTION, decoding)
@@ -114,14 +115,14 @@ def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> N
 
 
 def test_an_answer_ends_where_the_model_ends_it(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = watched(tiny, 2, MemoryConfig(budget=400))
+    session = watched(tiny, 2, ProtoKVConfig(budget=400))
     monkeypatch.setattr(tiny, "stop_ids", frozenset(range(48)))
     answer = session.ask(QUESTION)
     assert (answer.text, answer.tokens) == ("", 0)
 
 
 def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone) -> None:
-    session = watched(tiny, 2, MemoryConfig(budget=400))
+    session = watched(tiny, 2, ProtoKVConfig(budget=400))
     texts = {
         seed: [session.ask(QUESTION, Decoding(max_new_tokens=12, temperature=2.0, seed=seed)).text for _ in range(2)]
         for seed in range(4)
@@ -131,7 +132,7 @@ def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone)
 
 
 def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
-    session = Session(tiny, MemoryConfig(budget=400))
+    session = Session(tiny, ProtoKVConfig(budget=400))
     session.watch(random_frames(0), time_s=0.0)
     session.watch(random_frames(1), time_s=60.0)
     # Two positions a second behind a prefix of three tokens.
@@ -143,7 +144,7 @@ def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
 def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
     tiny: Backbone, mode: str, sees_prototypes: bool
 ) -> None:
-    config = MemoryConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
+    config = ProtoKVConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
     session = watched(tiny, 13, config)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     tensors["bank.value_center"] += 1
@@ -158,7 +159,7 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan")])
 def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
     with pytest.raises(ConfigError, match="fps"):
-        Session(tiny, MemoryConfig(), fps=fps)
+        Session(tiny, ProtoKVConfig(), fps=fps)
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

@@ -8,6 +8,7 @@ family is one file that implements this class and one line in `protokv.backbones
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.attention import Context, Tail
+from protokv.attention import Tail
+from protokv.context import Context, SlotContext
 from protokv.records import BackboneIdentity
 
 
@@ -24,12 +26,18 @@ class StepTokens:
     """One step as the language model takes it.
 
     Attributes:
-        embeddings: `[T, E]`, model dtype, in raster order.
-        grid: rows and columns of the step, `T = rows * columns`.
+        embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
+        grid: rows and columns of the visual tokens.
+        visual: which of the `T` tokens are visual, `rows * columns` of them. The others are text that a family writes
+            around every step, such as its time. None: all are visual.
+        deepstack: `[n, rows * columns, E]`, what is added to the visual tokens after each of the first `n` layers of
+            the language model; None where the family has no such thing.
     """
 
     embeddings: Tensor
     grid: tuple[int, int]
+    visual: slice | None = None
+    deepstack: Tensor | None = None
 
 
 class Backbone(ABC):
@@ -41,6 +49,9 @@ class Backbone(ABC):
         frames_per_step: sampled frames that make one step.
         default_fps: the sampling rate it was trained at, in frames per second.
         stop_ids: tokens that end an answer.
+        moving: the position components that grow with the stream; the others stay within one step's grid.
+        max_position: the positions that the model was trained on; None where its config does not say.
+        settings: how frames are prepared, plain JSON: what `inspect` shows as the defaults in use.
     """
 
     identity: BackboneIdentity
@@ -51,6 +62,9 @@ class Backbone(ABC):
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]
+    moving: Sequence[int] = (0,)
+    max_position: int | None = None
+    settings: Mapping[str, int | float | str]
     dtype: torch.dtype
     device: torch.device
 
@@ -77,18 +91,24 @@ class Backbone(ABC):
         """`[n, E]` in the model's dtype."""
 
     @abstractmethod
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> StepTokens:
-        """Visual tokens of one step from its frames `[frames_per_step, height, width, 3]` (RGB, uint8)."""
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
+        """Tokens of one step.
+
+        Args:
+            images: `[frames_per_step, height, width, 3]`, RGB, uint8.
+            time_s: stream time of its first frame, for families that write it down.
+        """
 
     @abstractmethod
-    def step_positions(self, origin: int, index: int, time_s: float, grid: tuple[int, int]) -> Tensor:
+    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
         """Stream positions `[T, P]` int64 of a step.
 
         Args:
-            origin: position of the first visual token of the stream.
+            tokens: the step.
+            origin: position of the first token behind the prompt prefix.
+            start: one more than the highest position so far.
             index: number of the step, from 0.
             time_s: stream time of its first frame.
-            grid: rows and columns.
         """
 
     @abstractmethod
@@ -96,7 +116,15 @@ class Backbone(ABC):
         """cos and sin, `[..., D]` float32, of positions `[..., P]`, in transformers' half-split convention."""
 
     @abstractmethod
-    def forward(self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: Context,
+        tail: Tail,
+        *,
+        step: StepTokens | None = None,
+    ) -> Tensor:
         """Run the language model over `T` tokens; their keys and values are appended to `tail`.
 
         Args:
@@ -104,6 +132,7 @@ class Backbone(ABC):
             positions: `[T, P]` int64.
             context: what they attend to besides themselves and the tail.
             tail: the tokens forwarded since the context was taken.
+            step: the step that the embeddings are those of, for families that feed more than these to the layers.
 
         Returns:
             Final hidden states `[T, E]`.
@@ -121,7 +150,7 @@ class Backbone(ABC):
     def empty_context(self) -> Context:
         """A context of no slots, for the prompt prefix."""
         nothing = torch.zeros((self.layers, self.kv_heads, 0, self.head_size), dtype=self.dtype, device=self.device)
-        return Context(nothing, nothing, nothing[..., 0].float(), far=slice(0, 0))
+        return SlotContext(nothing, nothing, nothing[..., 0].float(), far=slice(0, 0))
 
     def new_tail(self, capacity: int) -> Tail:
         """An empty tail for `capacity` tokens."""

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.attention import NAME, Context, Tail, register
+from protokv.attention import NAME, Tail, register
 from protokv.backbones.base import Backbone, StepTokens
 from protokv.backbones.identity import config_hash, read_json, weights_digest
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.prompt import ChatPrompt
+from protokv.context import Context
 from protokv.errors import ModelError
 from protokv.records import BackboneIdentity
 
@@ -58,7 +59,9 @@ class QwenVL(Backbone):
         self.dtype, self.device = self._embedding.weight.dtype, self._embedding.weight.device
         self.frames_per_step = pixels.temporal_patch_size
         self.default_fps = fps
+        self.max_position = getattr(config, "max_position_embeddings", None)
         self._pixels = pixels
+        self.settings = {"min_pixels": pixels.min_pixels, "max_pixels": pixels.max_pixels}
         # Qwen2-VL counts temporal patches, Qwen2.5-VL counts time.
         self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
         self._tokenizer = tokenizer
@@ -122,7 +125,7 @@ class QwenVL(Backbone):
         embeddings: Tensor = self._embedding(torch.tensor(ids, device=self.device))
         return embeddings
 
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> StepTokens:
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
         """One temporal patch through the vision tower; patches attend within it alone, so this is exact."""
         patches, (rows, columns) = patchify(images, self._pixels)
         merge = self._pixels.merge_size
@@ -130,9 +133,9 @@ class QwenVL(Backbone):
         features = self._visual(patches.to(self.device, self.dtype), grid_thw=grid).pooler_output
         return StepTokens(features, (rows, columns))
 
-    def step_positions(self, origin: int, index: int, time_s: float, grid: tuple[int, int]) -> Tensor:
+    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
         """(t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
-        rows, columns = grid
+        rows, columns = tokens.grid
         # The small term undoes the rounding of sums such as 3 * 0.1; transformers truncates likewise.
         per_second = self._tokens_per_second
         t = index if per_second is None else int(time_s * per_second + 1e-6)
@@ -146,7 +149,15 @@ class QwenVL(Backbone):
         shape = (*positions.shape[:-1], self.head_size)
         return cos[0].reshape(shape), sin[0].reshape(shape)
 
-    def forward(self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: Context,
+        tail: Tail,
+        *,
+        step: StepTokens | None = None,
+    ) -> Tensor:
         """`[T, E]` through the language model."""
         output = self._text(
             inputs_embeds=embeddings[None],

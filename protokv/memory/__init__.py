@@ -7,13 +7,13 @@ and a line here. Nothing in this package knows of transformers, files or session
 from __future__ import annotations
 
 from protokv.config import MemoryConfig
-from protokv.errors import ConfigError
-from protokv.memory.base import Memory, MemoryShape, Rotary, StepKV
+from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.full import FullCache
 from protokv.memory.protokv import ProtoKV
 from protokv.memory.sliding_window import SlidingWindow
+from protokv.rotary import Rotary
 
-__all__ = ["MEMORIES", "Memory", "MemoryShape", "Rotary", "StepKV", "build_memory"]
+__all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory"]
 
 MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (ProtoKV, SlidingWindow, FullCache)}
 
@@ -22,8 +22,6 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """An empty memory of the kind that the config names.
 
     Raises:
-        ConfigError: there is no such kind, or the config does not fit the model.
+        ConfigError: the config does not fit the model.
     """
-    if config.kind not in MEMORIES:
-        raise ConfigError(f"kind: expected one of {', '.join(MEMORIES)}, got {config.kind!r}")
     return MEMORIES[config.kind](config, shape, rotary)

@@ -1,8 +1,7 @@
 """What every memory is: bounded state with the verbs `append`, `context` and `tensors`.
 
-Owns the interface `Memory`, its inputs (`StepKV`, `MemoryShape`, `Rotary`) and the rotation of keys. Knows
-nothing of models, files or sessions. A memory is handed keys as the model rotated them, and hands back a
-`Context`.
+Owns the interface `Memory` and its inputs (`StepKV`, `MemoryShape`). Knows nothing of models, files or sessions. A
+memory is handed keys as the model rotated them, and hands back a `Context`.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from protokv.attention import Context
 from protokv.config import MemoryConfig
+from protokv.context import Context
 from protokv.errors import StateCorrupt
+from protokv.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +80,6 @@ class StepKV:
                 )
 
 
-class Rotary(Protocol):
-    """The model's rotary embedding: positions `[..., P]` int64 -> (cos, sin), each `[..., D]` float32."""
-
-    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Angles of the positions."""
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[..., D]` float32 in the half-split convention of transformers."""
-    return x * cos + _rotate_half(x) * sin
-
-
-def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The inverse of `rotate`."""
-    return x * cos - _rotate_half(x) * sin
-
-
-def _rotate_half(x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
-
-
 class Memory(ABC):
     """Bounded state of a stream. One memory serves all layers and KV heads of a model."""
 
@@ -125,7 +103,11 @@ class Memory(ABC):
 
     @abstractmethod
     def context(self) -> Context:
-        """What attention may read now. Changes no state; the tensors are live, valid until `append`."""
+        """What a new step attends to. Changes no state; the tensors are live, valid until `append`."""
+
+    def recall(self) -> Context:
+        """What a question attends to; for most memories the same. Changes no state, as `context`."""
+        return self.context()
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

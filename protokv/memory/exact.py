@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protokv.attention import Context
+from protokv.context import Context
 from protokv.memory.base import Memory, MemoryShape
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
@@ -29,7 +29,7 @@ class ExactMemory(Memory):
 
     def context(self) -> Context:
         """All slots; their number changes only where the memory is unbounded and has grown."""
-        return self._slots.context()
+        return self._slots.context(self._near.positions)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state: sink and tokens, the room that is left included."""

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
-from protokv.memory.base import MemoryShape, Rotary, StepKV, require
+from protokv.memory.base import MemoryShape, StepKV, require
 from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
+from protokv.rotary import Rotary
 
 # The axis of each tensor along which the cache grows.
 _GROWING = {"near.keys": 2, "near.values": 2, "near.positions": 0, "near.coordinates": 0, "near.step": 0}

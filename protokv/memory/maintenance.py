@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import ProtoKVConfig
 from protokv.memory.bank import PrototypeBank
 from protokv.memory.continuity import FarTokens
 
@@ -48,7 +48,7 @@ class Recycler:
 
 
 def maintain_(
-    bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: MemoryConfig
+    bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: ProtoKVConfig
 ) -> None:
     """Age, merge and recycle at time `step`."""
     if config.decay == "floor":
@@ -59,7 +59,7 @@ def maintain_(
         recycle_(bank, recycler, step)
 
 
-def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: MemoryConfig) -> None:
+def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: ProtoKVConfig) -> None:
     """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
     idle = (bank.mass > 0) & (step - bank.last_step > config.idle_steps)
     kept = config.kept_mass
@@ -74,7 +74,7 @@ def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config
             follower.freed_(rows)
 
 
-def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: MemoryConfig) -> None:
+def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: ProtoKVConfig) -> None:
     """Merge pairs whose root-mean-square distances are below eps_K for keys and eps_V for values.
 
     All heads go through their pairs i < j side by side, one merge a round. `close` is what is left of row i
@@ -120,7 +120,7 @@ def _next_rows(pairs: Tensor, done: Tensor, alive: Tensor, row: Tensor, close: T
     return pairs[valid & ~taken]
 
 
-def _close_pairs(bank: PrototypeBank, config: MemoryConfig) -> Tensor:
+def _close_pairs(bank: PrototypeBank, config: ProtoKVConfig) -> Tensor:
     """Close pairs i < j of one head, at least one of which moved: sorted codes (head * K + i) * K + j."""
     L, H, K, D = bank.key_center.shape
     B = L * H
@@ -148,7 +148,7 @@ def _close_pairs(bank: PrototypeBank, config: MemoryConfig) -> Tensor:
     return pairs[_close(bank, i, j, config)]
 
 
-def _maybe_close(squares: Tensor, bound: Tensor, D: int, config: MemoryConfig) -> Tensor:
+def _maybe_close(squares: Tensor, bound: Tensor, D: int, config: ProtoKVConfig) -> Tensor:
     """Whether expanded squares |a|^2 + |b|^2 - 2ab, `bound` the first two terms, may be within eps_K.
 
     They are wrong by rounding; the margin lets through whatever may be close, and `_close` decides.
@@ -156,7 +156,7 @@ def _maybe_close(squares: Tensor, bound: Tensor, D: int, config: MemoryConfig) -
     return squares <= bound * 1e-5 + D * config.merge_key_distance**2 * 1.001
 
 
-def _close_to(bank: PrototypeBank, rows: Tensor, others: Tensor, config: MemoryConfig) -> Tensor:
+def _close_to(bank: PrototypeBank, rows: Tensor, others: Tensor, config: ProtoKVConfig) -> Tensor:
     """Which of `others` `[R, K]` bool are close to prototypes `rows` `[R]` of the same heads, `[R, K]` bool."""
     K, D = bank.key_center.shape[2:]
     head = rows // K
@@ -172,7 +172,7 @@ def _close_to(bank: PrototypeBank, rows: Tensor, others: Tensor, config: MemoryC
     return maybe
 
 
-def _close(bank: PrototypeBank, i: Tensor, j: Tensor, config: MemoryConfig) -> Tensor:
+def _close(bank: PrototypeBank, i: Tensor, j: Tensor, config: ProtoKVConfig) -> Tensor:
     """The merge test for pairs of rows, `[n]` bool."""
     D = bank.key_center.shape[3]
     keys, values = bank.key_center.view(-1, D), bank.value_center.view(-1, D)
@@ -184,7 +184,7 @@ def _close(bank: PrototypeBank, i: Tensor, j: Tensor, config: MemoryConfig) -> T
     return torch.cat(tests)
 
 
-def _merge_rows(bank: PrototypeBank, into: Tensor, gone: Tensor, config: MemoryConfig) -> None:
+def _merge_rows(bank: PrototypeBank, into: Tensor, gone: Tensor, config: ProtoKVConfig) -> None:
     """Merge rows `gone` into `into`, at most one pair a head; the masses before it weight everything."""
     K, D, P = *bank.key_center.shape[2:], bank.position.shape[3]
     mass = bank.mass.view(-1)

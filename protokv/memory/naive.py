@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import ProtoKVConfig
 from protokv.memory import quantizer
-from protokv.memory.base import MemoryShape, Rotary, StepKV, rotate, unrotate
+from protokv.memory.base import MemoryShape, StepKV
+from protokv.rotary import Rotary, rotate, unrotate
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Head:
 class NaiveProtoKV:
     """The paper's memory without its prompt prefix: `append` a step, then look at `heads[layer][head]`."""
 
-    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: ProtoKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self.config, self.shape, self.rotary = config, shape, rotary
         self.near: list[tuple[int, list[list[Token]]]] = []
         self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]

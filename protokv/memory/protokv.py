@@ -17,16 +17,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.attention import Context
-from protokv.config import MemoryConfig
+from protokv.config import ProtoKVConfig
+from protokv.context import Context
 from protokv.errors import StateCorrupt
 from protokv.memory.bank import PrototypeBank, Seen
-from protokv.memory.base import Memory, MemoryShape, Rotary, StepKV, require, rotate, size_of, unrotate
+from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
 from protokv.memory.continuity import FarTokens, absorb_
 from protokv.memory.maintenance import Recycler, maintain_
 from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.residual import Residuals
 from protokv.memory.slots import Slots
+from protokv.rotary import Rotary, rotate, unrotate
 
 
 class ProtoKV(Memory):
@@ -34,7 +35,7 @@ class ProtoKV(Memory):
 
     kind: ClassVar[str] = "protokv"
 
-    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: ProtoKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
@@ -76,7 +77,11 @@ class ProtoKV(Memory):
                 self._show(rows)
                 self._bank.stale.zero_()
             self._slots.bias[:, :, self._slots.far] = self._mass_bias().repeat_interleave(S, 2)
-        return self._slots.context()
+        return self._slots.context(self._near.positions, self._anchors)
+
+    def _anchors(self) -> Tensor:
+        """Stream positions of the pseudo-tokens, `[L, H, K * S, P]` int64: those that their keys are turned to."""
+        return self._bank.position.round().long().repeat_interleave(self._config.pseudo_tokens, 2)
 
     def _show(self, rows: Tensor) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""

@@ -12,10 +12,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.memory.base import MemoryShape, Rotary, StepKV, require
+from protokv.memory.base import MemoryShape, StepKV, require
 from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
+from protokv.rotary import Rotary
 
 
 class SlidingWindow(ExactMemory):

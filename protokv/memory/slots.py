@@ -6,12 +6,12 @@ view of it. The shape is fixed when it is made. Free slots hold finite numbers a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from protokv.attention import Context
+from protokv.context import SlotContext
 from protokv.memory.base import MemoryShape, Spec, StepKV, size_of
 
 
@@ -61,9 +61,22 @@ class Slots:
         if step.step <= last_step:
             raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
 
-    def context(self) -> Context:
-        """All slots."""
-        return Context(self.keys, self.values, self.bias, self.far)
+    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None) -> SlotContext:
+        """All slots.
+
+        Args:
+            near: stream positions `[near, P]` int64 of the near part.
+            far: gives those of the far part, `[L, H, far, P]` int64; None where it has no slots.
+        """
+
+        def positions() -> Tensor:
+            L, H = self.keys.shape[:2]
+            P0, P = self.sink.stop, near.shape[1]
+            line = torch.arange(P0, device=near.device)[:, None].expand(P0, P)
+            parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
+            return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
+
+        return SlotContext(self.keys, self.values, self.bias, self.far, positions)
 
     def tensors(self) -> dict[str, Tensor]:
         """The prompt prefix."""

@@ -12,11 +12,15 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.backbones.qwen_vl import QwenVL, read_pixels
 from protokv.errors import ConfigError, ModelError
-from protokv.memory.base import unrotate
+from protokv.rotary import unrotate
 from tests.conftest import random_frames
+
+
+def grid_of(rows: int, columns: int) -> StepTokens:
+    return StepTokens(torch.zeros(rows * columns, 1), (rows, columns))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def test_rotation_is_removed_exactly_where_it_was_applied(tiny: Backbone, dtype:
 
 
 def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
-    positions = tiny.step_positions(origin=5, index=3, time_s=3.0, grid=(2, 3))
+    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0)
     # Two positions a second, and every component starts at the origin.
     assert positions.tolist() == [
         [11, 5, 5], [11, 5, 6], [11, 5, 7],
@@ -66,7 +70,9 @@ def test_positions_equal_those_of_transformers_at_an_awkward_rate(
 ) -> None:
     fps = 3.0
     theirs = upstream.model.get_vision_position_ids(5, torch.tensor([7, 4, 6]), 1, 2, 2 * (2 / fps))
-    ours = torch.cat([tiny.step_positions(5, i, i * 2 / fps, (2, 3)) for i in range(7)])
+    ours = torch.cat(
+        [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps) for i in range(7)]
+    )
     assert ours.T.tolist() == theirs.tolist()
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.memory.base import Memory, MemoryShape, StepKV, rotate
+from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.rotary import rotate
 
 
 class PlainRotary:
@@ -81,7 +82,8 @@ def small_config(budget: int = 29, **changes: object) -> MemoryConfig:
         "merge_key_distance": 0.5,
         "merge_value_distance": 0.5,
     }
-    return MemoryConfig.from_dict({"budget": budget} | defaults | changes)
+    kind = changes.pop("kind", "protokv")
+    return MemoryConfig.from_dict({"kind": kind, "budget": budget} | (defaults if kind == "protokv" else {}) | changes)
 
 
 def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:

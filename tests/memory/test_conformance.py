@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import MEMORIES, Memory, build_memory
 from protokv.memory.base import MemoryShape, StepKV
@@ -24,13 +24,13 @@ LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
 def configs() -> list[object]:
     variants = {
         "protokv": small_config(BUDGET),
-        "protokv-durable": MemoryConfig.durable(BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
-        "protokv-paper": MemoryConfig.paper(BUDGET),
+        "protokv-durable": ProtoKVConfig.durable(BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
+        "protokv-paper": ProtoKVConfig.paper(BUDGET),
         "protokv-near-only": small_config(BUDGET, split=(1, 0)),
         "protokv-far-only": small_config(BUDGET, split=(0, 1)),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
-    others = {kind: MemoryConfig(kind=kind, budget=BUDGET) for kind in MEMORIES if kind != "protokv"}
+    others = {kind: MemoryConfig.of(kind=kind, budget=BUDGET) for kind in MEMORIES if kind != "protokv"}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -250,11 +250,11 @@ def test_any_lengths_of_steps_keep_to_any_budget(lengths: list[int], budget: int
 
 def test_an_unknown_memory_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="elephant"):
-        build_memory(MemoryConfig(kind="elephant"), shape_of(), World(shape_of(), 0).rotary)
+        MemoryConfig.of("elephant")
 
 
 def test_a_head_size_that_the_subquantizers_do_not_divide_is_refused_with_both_numbers() -> None:
     shape = shape_of(size=12)
     with pytest.raises(ConfigError, match=r"8.*12"):
-        build_memory(MemoryConfig.paper(512), shape, World(shape, 0).rotary)
-    build_memory(MemoryConfig.paper(512).with_fields({"residual": False}), shape, World(shape, 0).rotary)
+        build_memory(ProtoKVConfig.paper(512), shape, World(shape, 0).rotary)
+    build_memory(ProtoKVConfig.paper(512).with_fields({"residual": False}), shape, World(shape, 0).rotary)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import ProtoKVConfig
 from protokv.memory.bank import PrototypeBank, Seen
 from protokv.memory.continuity import FarTokens
 from protokv.memory.maintenance import Recycler, decay_, merge_, recycle_
@@ -44,7 +44,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     masses = torch.cat((torch.arange(1, 2001), torch.tensor([10**6, 2**24]))).float()
     bank = bank_of(torch.randn(1, len(masses), 4))
     bank.mass = masses.view(1, 1, -1).clone()
-    decay_(bank, [], step=121, config=MemoryConfig(decay_rate=rate))
+    decay_(bank, [], step=121, config=ProtoKVConfig(decay_rate=rate))
     kept = 1 - Fraction(str(rate))
     assert bank.mass.view(-1).tolist() == [math.floor(kept * int(mass)) for mass in masses.tolist()]
 
@@ -52,7 +52,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
 def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
     bank, follower = bank_of(torch.randn(1, 3, 4)), Followed()
     bank.last_step[0, 0, 1] = 1
-    decay_(bank, [follower], step=121, config=MemoryConfig())
+    decay_(bank, [follower], step=121, config=ProtoKVConfig())
     assert (bank.mass > 0).tolist() == [[[False, True, False]]]
     assert follower.freed == [0, 2]
     assert int(bank.expired) == 2
@@ -67,7 +67,7 @@ def test_merging_conserves_mass_and_moments() -> None:
     weight = bank.mass.view(-1, 1)
     center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
     second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
-    merge_(bank, [follower], MemoryConfig())
+    merge_(bank, [follower], ProtoKVConfig())
     assert bank.mass.view(-1).tolist() == [14.0, 0, 0, 0, 0]
     assert follower.merged == [(0, 1), (0, 2), (0, 3), (0, 4)]
     torch.testing.assert_close(bank.key_center[0, 0, 0], center)
@@ -82,7 +82,7 @@ def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> 
     # pair.
     keys = torch.tensor([0.0, 0.9, 1.6, 2.5]).view(1, 4, 1).repeat(1, 1, 4)
     bank, follower = bank_of(keys), Followed()
-    config = MemoryConfig(merge_key_distance=1.0)
+    config = ProtoKVConfig(merge_key_distance=1.0)
     merge_(bank, [follower], config)
     assert follower.merged == [(0, 1), (2, 3)]
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
@@ -97,7 +97,7 @@ def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> 
 def test_close_keys_with_different_values_stay_apart() -> None:
     bank = bank_of(torch.ones(1, 3, 8))
     bank.value_center[0, 0, 1] = 0.26
-    merge_(bank, [], MemoryConfig())
+    merge_(bank, [], ProtoKVConfig())
     assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
 
 
@@ -105,10 +105,10 @@ def test_heads_merge_independently_of_each_other() -> None:
     torch.manual_seed(0)
     keys = 0.4 * torch.randn(6, 9, 8)
     together = bank_of(keys, layers=2, heads=3)
-    merge_(together, [], MemoryConfig(merge_key_distance=0.5))
+    merge_(together, [], ProtoKVConfig(merge_key_distance=0.5))
     for head in range(6):
         alone = bank_of(keys[head : head + 1])
-        merge_(alone, [], MemoryConfig(merge_key_distance=0.5))
+        merge_(alone, [], ProtoKVConfig(merge_key_distance=0.5))
         assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
     assert 0 < int(together.merged.sum()) < 6 * 8
 

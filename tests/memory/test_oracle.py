@@ -14,17 +14,18 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import ProtoKVConfig
 from protokv.memory import build_memory, continuity, maintenance
-from protokv.memory.base import StepKV, rotate
+from protokv.memory.base import StepKV
 from protokv.memory.naive import Head, NaiveProtoKV
 from protokv.memory.protokv import ProtoKV
+from protokv.rotary import rotate
 from tests.memory.streams import World, feed, shape_of, small_config
 
 TIE = 1e-5
 
 
-def configs() -> st.SearchStrategy[MemoryConfig]:
+def configs() -> st.SearchStrategy[ProtoKVConfig]:
     return st.fixed_dictionaries(
         {
             "budget": st.integers(11, 45),
@@ -59,7 +60,7 @@ def configs() -> st.SearchStrategy[MemoryConfig]:
     noise=st.sampled_from([0.05, 0.3, 1.0]),
 )
 def test_the_fast_memory_equals_the_algorithms_written_out(
-    config: MemoryConfig,
+    config: ProtoKVConfig,
     layers: int,
     heads: int,
     size: int,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.memory.base import rotate, unrotate
 from protokv.memory.protokv import ProtoKV
+from protokv.rotary import rotate, unrotate
 from tests.memory.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=30)

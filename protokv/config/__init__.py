@@ -1,0 +1,25 @@
+"""Settings of memories: one frozen dataclass a kind, and `CONFIGS`, which finds it by the kind's name.
+
+Adding a memory adds its dataclass here. Nothing in this package imports torch, so that the command line can check
+settings before it loads anything.
+"""
+
+from __future__ import annotations
+
+from protokv.config.base import MemoryConfig, parse_budget
+from protokv.config.protokv import PRESETS, ProtoKVConfig
+from protokv.config.retention import FullConfig, SlidingWindowConfig
+
+__all__ = [
+    "CONFIGS",
+    "PRESETS",
+    "FullConfig",
+    "MemoryConfig",
+    "ProtoKVConfig",
+    "SlidingWindowConfig",
+    "parse_budget",
+]
+
+CONFIGS: dict[str, type[MemoryConfig]] = {
+    config.kind: config for config in (ProtoKVConfig, SlidingWindowConfig, FullConfig)
+}

@@ -1,0 +1,147 @@
+"""`MemoryConfig`: what the settings of every memory have in common, and how settings are checked.
+
+A setting is a field of a frozen dataclass; each kind of memory has a dataclass of its own (`protokv.config.CONFIGS`).
+Owns the budget's grammar and the wording of a refused setting. Knows nothing of tensors: sizes that depend on the model
+are checked when the memory is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+
+from protokv.errors import ConfigError
+
+EncodeWith = Literal["all", "near"]
+Positions = Literal["stream", "compact"]
+
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """The settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the kind.
+
+    Attributes:
+        budget: |M|, visual tokens that attention may read at query time. The prompt prefix is kept besides.
+        positions: "stream" shows every token at the position it had in the stream, as the paper does; "compact" shows
+            what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
+            model was trained on (`protokv.context`).
+        encode_with: what a new step attends to while it is encoded: the whole memory, or its exact tokens only.
+        seed: of everything that is drawn.
+    """
+
+    kind: ClassVar[str]
+    budget: int = 6000
+    positions: Positions = "stream"
+    encode_with: EncodeWith = "all"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            check_type(field.name, getattr(self, field.name), hints[field.name])
+        check_range("budget", self.budget, 1, None)
+        check_range("seed", self.seed, 0, None)
+
+    @property
+    def near_tokens(self) -> int:
+        """W, exact tokens of the near window."""
+        return self.budget
+
+    @property
+    def prototypes(self) -> int:
+        """K, prototypes of each layer and KV head."""
+        return 0
+
+    @property
+    def name(self) -> str:
+        """The kind if all else is default, whatever the seed; else "custom"."""
+        return self.kind if replace(self, seed=0) == type(self)(budget=self.budget) else "custom"
+
+    @staticmethod
+    def of(kind: str, **settings: Any) -> MemoryConfig:
+        """The settings of a kind of memory by its name.
+
+        Raises:
+            ConfigError: there is no such kind, or a setting is unknown, of a wrong type or out of range.
+        """
+        return MemoryConfig.from_dict({"kind": kind} | settings)
+
+    def with_fields(self, changes: Mapping[str, Any]) -> Self:
+        """This config with some fields changed, under the same checks as `from_dict`."""
+        return replace(self, **known_fields(type(self), changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, `kind` and one a field."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"kind": self.kind} | values
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
+        """The inverse of `to_dict`. A field that is left out has its default.
+
+        Raises:
+            ConfigError: the kind or a field is unknown, of a wrong type or out of range; the message names it.
+        """
+        from protokv.config import CONFIGS
+
+        settings = dict(data)
+        kind = settings.pop("kind", "protokv")
+        if kind not in CONFIGS:
+            raise ConfigError(f"kind: expected one of {', '.join(CONFIGS)}, got {kind!r}")
+        cls = CONFIGS[kind]
+        return cls(**known_fields(cls, settings))
+
+
+def parse_budget(text: str | int) -> int:
+    """Tokens from "512", "6k" or "1.5k" (thousands) or "1m" (millions).
+
+    Raises:
+        ConfigError: it is none of these, or not a whole positive number of tokens.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", str(text).strip().lower())
+    tokens = Fraction(match[1]) * _UNITS[match[2]] if match else Fraction(0)
+    if tokens < 1 or tokens.denominator != 1:
+        raise ConfigError(
+            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {str(text)!r}",
+            hint="k stands for 1000 tokens, m for 1000000",
+        )
+    return int(tokens)
+
+
+def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a config class from plain values; unknown names are refused."""
+    known = {field.name for field in fields(cls)}
+    for name in data:
+        if name not in known:
+            hint = f"known settings: {', '.join(sorted(known))}"
+            raise ConfigError(f"{name}: there is no such setting of {cls.kind}", hint=hint)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Refuse a value of another type than the annotation of its field says."""
+    if get_origin(hint) is Literal:
+        if not isinstance(value, str) or value not in get_args(hint):
+            raise ConfigError(f"{name}: expected one of {', '.join(get_args(hint))}, got {value!r}")
+        return
+    if get_origin(hint) is tuple:
+        if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
+            raise ConfigError(f"{name}: expected two whole numbers, got {value!r}")
+        return
+    # A bool is an int to Python, never to a setting; a whole number may stand for a real one.
+    accepted = (int, float) if hint is float else (hint,)
+    if type(value) not in accepted:
+        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {value!r}")
+
+
+def check_range(name: str, value: float, low: float, high: float | None) -> None:
+    """Refuse a number that is not from `low` to `high`, both included."""
+    # Written so that NaN and infinity are refused as well.
+    if not low <= value < float("inf") or (high is not None and value > high):
+        span = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name}: expected {span}, got {value}")

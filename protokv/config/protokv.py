@@ -1,0 +1,159 @@
+"""`ProtoKVConfig`: every constant of the paper's memory and of ours, and the presets.
+
+The defaults are the paper's table (appendix B); each alternative that the paper reports or leaves open is a field whose
+default is the paper's choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+from protokv.config.base import MemoryConfig, check_range
+from protokv.errors import ConfigError
+
+Anchor = Literal["recent", "first", "average"]
+Decay = Literal["floor", "off"]
+MassBias = Literal["log_n", "log_n_over_s", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtoKVConfig(MemoryConfig):
+    """A near window and a bank of prototypes, `budget = W + K * S`; the defaults are the paper's.
+
+    Attributes:
+        split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
+        pseudo_tokens: S, pseudo-tokens that show one prototype.
+        spatial_weight: lambda_sp, weight of the squared Mahalanobis distance; 0 turns the term off.
+        idle_weight: lambda_idle, added to the cost of an idle prototype.
+        idle_steps: T_idle; a prototype is idle when it has absorbed nothing for more than this many steps.
+        key_rate: alpha, EMA rate of the key centre.
+        value_rate: beta, EMA rate of the value centre.
+        spatial_rate: eta, EMA rate of mu and Sigma.
+        anchor: the rotary position of a prototype: that of the most recently absorbed token, of the first
+            one, or the mean over all of them.
+        decay: "floor" is n <- floor((1 - gamma) n) for idle prototypes; "off" never forgets by age.
+        decay_rate: gamma.
+        merge: whether prototypes with close centres are merged.
+        merge_key_distance, merge_value_distance: eps_K and eps_V, root-mean-square distances per component.
+        recycle: whether freed slots are opened again with tokens of the newest step.
+        residual: whether residual statistics are kept; without them all S pseudo-tokens are the centre.
+        subquantizers: G; must divide the head size.
+        codewords: C, codewords of each subquantizer.
+        beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
+        smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
+            first author's code.
+        warmup_residuals: residuals of each head that its codebooks are fitted to, the first ones of the
+            stream. The paper leaves T_warm open; 512 is the sample size in its first author's scripts.
+        kmeans_iterations: Lloyd iterations of that fit.
+        mass_bias: what is added to the logit of a pseudo-token: log n, log(n / S), or nothing.
+    """
+
+    kind: ClassVar[str] = "protokv"
+    split: tuple[int, int] = (1, 3)
+    pseudo_tokens: int = 8
+    spatial_weight: float = 0.1
+    idle_weight: float = 0.01
+    idle_steps: int = 120
+    key_rate: float = 0.05
+    value_rate: float = 0.05
+    spatial_rate: float = 0.05
+    anchor: Anchor = "recent"
+    decay: Decay = "floor"
+    decay_rate: float = 0.05
+    merge: bool = True
+    merge_key_distance: float = 0.20
+    merge_value_distance: float = 0.25
+    recycle: bool = True
+    residual: bool = True
+    subquantizers: int = 8
+    codewords: int = 16
+    beam_per_mode: int = 4
+    smoothing: float = 1e-5
+    warmup_residuals: int = 512
+    kmeans_iterations: int = 10
+    mass_bias: MassBias = "log_n"
+
+    def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is another class than the one that this body belongs to.
+        MemoryConfig.__post_init__(self)
+        for name in ("pseudo_tokens", "subquantizers", "beam_per_mode"):
+            check_range(name, getattr(self, name), 1, None)
+        for name in ("idle_steps", "kmeans_iterations"):
+            check_range(name, getattr(self, name), 0, None)
+        for name in ("spatial_weight", "idle_weight", "merge_key_distance", "merge_value_distance"):
+            check_range(name, getattr(self, name), 0, None)
+        for name in ("key_rate", "value_rate", "spatial_rate", "decay_rate"):
+            check_range(name, getattr(self, name), 0, 1)
+        check_range("codewords", self.codewords, 2, 256)
+        check_range("warmup_residuals", self.warmup_residuals, self.codewords, None)
+        check_range("smoothing", self.smoothing, 1e-12, 1)
+        near, far = self.split
+        if near < 0 or far < 0 or near + far == 0:
+            raise ConfigError(f"split: expected two counts, not negative and not both 0, got {near}:{far}")
+        if self.near_tokens < (near > 0):
+            raise ConfigError(
+                f"budget: {self.budget} tokens leave no near window beside one prototype "
+                f"of {self.pseudo_tokens} pseudo-tokens",
+                hint=f"use a budget of at least {self.pseudo_tokens + (near > 0)} or fewer pseudo_tokens",
+            )
+
+    @property
+    def prototypes(self) -> int:
+        """K, prototypes of each layer and KV head: the far share of the budget over S, at least 1."""
+        near, far = self.split
+        if far == 0:
+            return 0
+        return max(1, self.budget * far // (near + far) // self.pseudo_tokens)
+
+    @property
+    def near_tokens(self) -> int:
+        """W, exact tokens of the near window: what the prototypes leave of the budget."""
+        return self.budget - self.prototypes * self.pseudo_tokens
+
+    @property
+    def kept_mass(self) -> Fraction:
+        """1 - gamma, exactly as the decimal was written, so that floor((1 - 0.05) * 20) is 19."""
+        return 1 - Fraction(repr(self.decay_rate)).limit_denominator(1_000_000)
+
+    @property
+    def name(self) -> str:
+        """The preset that this is, whatever its seed; else "custom"."""
+        unseeded = replace(self, seed=0)
+        presets = (preset for preset in PRESETS if unseeded == ProtoKVConfig.preset(preset, self.budget))
+        return next(presets, "custom")
+
+    @classmethod
+    def paper(cls, budget: int) -> ProtoKVConfig:
+        """The paper's table to the letter."""
+        return cls(budget=budget)
+
+    @classmethod
+    def durable(cls, budget: int) -> ProtoKVConfig:
+        """What keeps evidence longest by our own measurements: the continuity rule, S = 1, no idle decay.
+
+        Many small prototypes keep more of what is distinct than few that are shown eight times, and a prototype
+        that is not seen again is the very evidence a late question is about, so age deletes nothing. Merging stays:
+        two centres closer than its thresholds say one thing twice, and the slot that it frees is opened by the next
+        evicted token. Recycling goes: it copies a token of the near window into that slot, which is then counted
+        a second time when it leaves the window, and takes the room that an evicted token could have had. Residual
+        statistics go: with S = 1 they changed nothing that we could measure, and they are most of the state's bytes.
+        The figures are in `samples/README.md`.
+        """
+        return cls(budget=budget, pseudo_tokens=1, decay="off", recycle=False, residual=False)
+
+    @classmethod
+    def preset(cls, name: str, budget: int) -> ProtoKVConfig:
+        """A preset by its name, "paper" or "durable".
+
+        Raises:
+            ConfigError: there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ConfigError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+        config: ProtoKVConfig = getattr(cls, name)(budget)
+        return config
+
+
+PRESETS = ("paper", "durable")
