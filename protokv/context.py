@@ -130,7 +130,9 @@ class SlotContext(Context):
         for component in anchoring.moving:
             moved[:, :, seen, component] += (new_time - time)[:, :, seen]
         keys = self.keys.clone()
-        keys[:, :, seen] = turn(keys[:, :, seen], places[:, :, seen], moved[:, :, seen], anchoring.rotary)
+        # Layer by layer: in float32 all layers at once would take several times the bytes of the memory.
+        for layer, here, there in zip(keys, places, moved, strict=True):
+            layer[:, seen] = turn(layer[:, seen], here[:, seen], there[:, seen], anchoring.rotary)
         live = (self.bias > -torch.inf)[:, :, seen]
         last = int(moved[:, :, seen][live].max()) if live.any() else anchoring.origin - 1
         return replace(self, keys=keys, positions=lambda: moved, shift=shift, next_position=last + 1)

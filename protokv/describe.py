@@ -33,13 +33,13 @@ def describe(path: str | Path) -> dict[str, Any]:
     clock, source = state.clock, state.source or {}
     parts = memory.nbytes()
     # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
-    kept = min(clock.tokens_seen, config.budget) if config.kind != "full" else clock.tokens_seen
+    kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     return {
         "state": str(path),
         "format_version": state.format_version,
         "created_by": state.created_by,
         "complete": state.complete,
-        "backbone": asdict(state.backbone),
+        "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
         "memory": {
             "kind": config.kind,
             "preset": config.name,
@@ -47,6 +47,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             "near_tokens": config.near_tokens,
             "prototypes": config.prototypes,
             "pseudo_tokens": state.memory.get("pseudo_tokens", 0),
+            "positions": config.positions,
             "config": state.memory,
         },
         "stream": {
@@ -68,9 +69,10 @@ def _memory(state: State) -> tuple[MemoryConfig, Memory]:
     config = config_of(state)
     try:
         L, H, P0, D = state.tensors["sink.keys"].shape
-        components = state.tensors["near.positions"].shape[1]
-    except (KeyError, ValueError, IndexError) as error:
-        raise StateCorrupt("the state lacks sink.keys or near.positions in their form") from error
+        # Every memory holds positions of something, and their components come last.
+        components = next(t.shape[-1] for name, t in state.tensors.items() if name.endswith(".positions"))
+    except (KeyError, ValueError, IndexError, StopIteration) as error:
+        raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
     shape = MemoryShape(
         layers=L,
         kv_heads=H,

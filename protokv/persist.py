@@ -30,6 +30,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
         clock=session.clock,
+        settings=session.backbone.settings,
         source=source,
         complete=complete,
         tensors=session.tensors(),

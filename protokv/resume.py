@@ -12,7 +12,7 @@ from protokv import snapshot
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import MemoryConfig
 from protokv.errors import StateMismatch, StateNotFound
-from protokv.persist import from_state
+from protokv.persist import config_of, from_state
 from protokv.session import Session
 from protokv.video import Source
 
@@ -55,8 +55,10 @@ def open_session(
         return Session(load_backbone(model or EMBEDDED, device=device, dtype=dtype or "auto"), config, fps=fps)
     state = snapshot.load(path)
     _compare(path, "source", (state.source or {}).get("fingerprint"), source.info.fingerprint)
-    for field, wanted in config.to_dict().items():
-        _compare(path, f"memory.{field}", state.memory.get(field), wanted)
+    # Through the config, so that a setting which is newer than the state has its default there.
+    theirs, ours = config_of(state).to_dict(), config.to_dict()
+    for field in theirs:
+        _compare(path, f"memory.{field}", theirs[field], ours.get(field))
     backbone = load_backbone(model or state.backbone.name, device=device, dtype=dtype or state.backbone.dtype)
     _compare(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     return from_state(state, backbone)

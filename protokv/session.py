@@ -229,7 +229,7 @@ class Session:
         limit = self.backbone.max_position
         if limit is not None and position >= limit and not self._warned:
             self._warned = True
-            advice = "" if self.config.positions == "compact" else '; positions="compact" stays inside'
+            advice = "" if self.config.positions == "compact" else "; positions=compact would stay inside"
             warnings.warn(
                 f"step {self.clock.steps} stands at position {position}, and the model was trained on {limit}{advice}",
                 PositionWarning,

@@ -9,6 +9,7 @@ import typer
 
 from protokv_cli import options
 from protokv_cli.exits import Exit
+from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
 from protokv_cli.signals import stopping
 
@@ -24,16 +25,14 @@ def ingest(
         typer.Option("--output", "-o", metavar="STATE", help="State to write; SOURCE's name .safetensors, here."),
     ] = None,
     model: options.Model = None,
-    memory: Annotated[
-        str, typer.Option("--memory", envvar="PROTOKV_MEMORY", help="protokv, sliding-window or full.")
-    ] = "protokv",
-    preset: Annotated[
-        str, typer.Option("--preset", envvar="PROTOKV_PRESET", help="Constants of protokv: durable or paper.")
-    ] = "durable",
+    memory: options.Memory = "protokv",
+    preset: options.Preset = None,
     budget: Annotated[
         str,
         typer.Option("--budget", "-b", envvar="PROTOKV_BUDGET", help="Visual tokens kept, such as 512 or 6k."),
     ] = "6k",
+    positions: options.Positions = None,
+    settings: options.Settings = None,
     fps: Annotated[
         float | None,
         typer.Option("--fps", envvar="PROTOKV_FPS", help="Frames a second to sample; what the model was trained at."),
@@ -64,19 +63,19 @@ def ingest(
       protokv ingest video.mp4
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest video.mp4 --budget 512 --every 30s --json
+      protokv ingest video.mp4 --preset paper --set split=1:5 --set anchor=average --positions compact
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     target = state or Path(Path(source).stem + ".safetensors")
     with out.errors():
-        from protokv.config import MemoryConfig, ProtoKVConfig, parse_budget
         from protokv.ingest import Every, Summary, ingest
         from protokv.resume import open_session
         from protokv.video import open_source
         from protokv_cli.progress import reporting
 
-        tokens = parse_budget(budget)
-        base = ProtoKVConfig.preset(preset, tokens) if memory == "protokv" else MemoryConfig.of(memory, budget=tokens)
-        config = base.with_fields({"seed": seed})
+        config = memory_config(
+            memory, preset, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
+        )
         interval = Every.parse(every) if every else None
         with open_source(source, decoder=cast("Decoder", decoder)) as video:
             session = open_session(

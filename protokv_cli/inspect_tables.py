@@ -26,6 +26,7 @@ def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
             "tokens": f"{stream['tokens_seen']} seen, at most {stream['tokens_kept']} kept: "
             f"compression {stream['compression']:.1f}x",
             "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
+            "frames": ", ".join(f"{k} {v}".replace("_", " ") for k, v in d["backbone"]["settings"].items()) or "-",
             "format": f"version {d['format_version']}, written by {d['created_by']}",
         },
         title="stream",
@@ -33,6 +34,7 @@ def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
     shape = {
         "kind": memory["kind"] if memory["kind"] == memory["preset"] else f"{memory['kind']}, {memory['preset']}",
         "budget": f"{memory['budget']} tokens",
+        "positions": f"{memory['positions']}",
         "near": f"W = {memory['near_tokens']} exact tokens",
     }
     if memory["prototypes"]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from protokv.config import CONFIGS, PRESETS
 from protokv_cli.output import Format
 
 Model = Annotated[
@@ -25,6 +26,32 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option("--dtype", envvar="PROTOKV_DTYPE", help="auto, float32, bfloat16 or float16."),
+]
+Memory = Annotated[
+    str,
+    typer.Option(
+        "--memory", envvar="PROTOKV_MEMORY", metavar="KIND", help="Kind of memory: " + ", ".join(CONFIGS) + "."
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        envvar="PROTOKV_PRESET",
+        help="Constants of protokv: " + " or ".join(PRESETS) + "; durable if left out.",
+    ),
+]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        "--positions",
+        envvar="PROTOKV_POSITIONS",
+        help="stream, or compact: what is in memory at consecutive positions, whatever the length of the stream.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A constant of the memory, such as split=1:5; repeatable."),
 ]
 OutputFormat = Annotated[
     Format,

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from protokv.errors import ProtoKVError
+from protokv.errors import PositionWarning, ProtoKVError
 from protokv_cli.exits import Exit, exit_code
 
 if TYPE_CHECKING:
@@ -81,10 +82,26 @@ class Output:
         sys.stderr.flush()
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Turn an error of the library into `Error:` and `Hint:` and its exit code."""
-        try:
+    def _warnings(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            others = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+                if issubclass(category, PositionWarning):
+                    self.warn(f"Warning: {message}")
+                else:
+                    others(message, category, *where)
+
+            warnings.simplefilter("always", PositionWarning)
+            warnings.showwarning = show  # type: ignore[assignment]
             yield
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn an error of the library into `Error:` and `Hint:` and its exit code, a warning into one line."""
+        try:
+            with self._warnings():
+                yield
         except ProtoKVError as error:
             if self.debug:
                 traceback.print_exc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, ProtoKVConfig
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, PositionWarning
 from protokv.generate import Decoding
+from protokv.rotary import turn
 from protokv.session import Session, cell_centres
 from tests.conftest import random_frames, write_qwen2_5_vl
 
@@ -154,6 +156,77 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
         each.watch(random_frames(13))
     keys, changed = (each.tensors()["near.keys"] for each in (session, other))
     assert torch.equal(keys, changed) is not sees_prototypes
+
+
+def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
+    stream, compact = (watched(tiny, 6, ProtoKVConfig(budget=400, positions=p)) for p in ("stream", "compact"))
+    assert torch.equal(stream.prefill(QUESTION), compact.prefill(QUESTION))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ProtoKVConfig.paper(72), ProtoKVConfig.durable(72), MemoryConfig.of("sliding-window", budget=72)],
+    ids=lambda config: config.name,
+)
+def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, config: MemoryConfig) -> None:
+    session = Session(tiny, config.with_fields({"positions": "compact"}))
+    seen: list[int] = []
+    forward = tiny.forward
+
+    def spy(embeddings: torch.Tensor, positions: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
+        seen.append(int(positions.max()))
+        return forward(embeddings, positions, *rest, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "forward", spy)
+        for step in range(60):
+            session.watch(random_frames(step), time_s=100.0 * step)
+        logits = session.prefill(QUESTION)
+    assert session.clock.next_position > 11_000
+    # Distances inside the window are those of the stream; what is older takes one position a time at the most.
+    window = 2 * 100 * (config.near_tokens // 6)
+    assert max(seen) < window + config.prototypes + len(tiny.prefix_ids) + len(tiny.suffix_ids(QUESTION)) + 10
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("far_out", "tolerance"), [(9_000, 1e-3), (300_000, 2e-2)])
+def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
+    tiny: Backbone, far_out: int, tolerance: float
+) -> None:
+    session = watched(tiny, 6, MemoryConfig.of("sliding-window", budget=400, positions="compact"))
+    expected = session.prefill(QUESTION)
+    tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    here = tensors["near.positions"]
+    there = here.clone()
+    there[:, 0] += far_out
+    tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.rotary)
+    tensors["near.positions"] = there
+    later = Session(tiny, session.config)
+    later.restore(tensors, replace(session.clock, next_position=session.clock.next_position + far_out))
+    # The angle of a late position is rounded in float32, as the model's own rotary embedding rounds it.
+    torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=tolerance, atol=tolerance)
+    stream = Session(tiny, MemoryConfig.of("sliding-window", budget=400))
+    stream.restore(tensors, later.clock)
+    # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
+    assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
+
+
+def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbers(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "max_position", 50)
+    session = Session(tiny, ProtoKVConfig.durable(48))
+
+    def watch_all() -> None:
+        for step in range(40):
+            session.watch(random_frames(step))
+
+    with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
+        watch_all()
+    assert len(told) == 1
+    compact = Session(tiny, ProtoKVConfig.durable(16).with_fields({"positions": "compact"}))
+    for step in range(40):
+        compact.watch(random_frames(step))
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan")])

@@ -6,7 +6,7 @@ settings before it loads anything.
 
 from __future__ import annotations
 
-from protokv.config.base import MemoryConfig, parse_budget
+from protokv.config.base import MemoryConfig, parse_budget, parse_setting
 from protokv.config.protokv import PRESETS, ProtoKVConfig
 from protokv.config.retention import FullConfig, SlidingWindowConfig
 
@@ -18,6 +18,7 @@ __all__ = [
     "ProtoKVConfig",
     "SlidingWindowConfig",
     "parse_budget",
+    "parse_setting",
 ]
 
 CONFIGS: dict[str, type[MemoryConfig]] = {

@@ -7,6 +7,7 @@ are checked when the memory is built.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -111,6 +112,24 @@ def parse_budget(text: str | int) -> int:
             hint="k stands for 1000 tokens, m for 1000000",
         )
     return int(tokens)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
+
+    Raises:
+        ConfigError: there is no name or no value.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or anchor=first")
+    pair = re.fullmatch(r"(\d+):(\d+)", value)
+    if pair:
+        return name.replace("-", "_"), (int(pair[1]), int(pair[2]))
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:

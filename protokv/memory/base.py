@@ -81,9 +81,15 @@ class StepKV:
 
 
 class Memory(ABC):
-    """Bounded state of a stream. One memory serves all layers and KV heads of a model."""
+    """State of a stream. One memory serves all layers and KV heads of a model.
+
+    Attributes:
+        kind: its name in the registry.
+        bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
+    """
 
     kind: ClassVar[str]
+    bounded: ClassVar[bool] = True
 
     @abstractmethod
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:

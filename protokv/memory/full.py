@@ -27,6 +27,7 @@ class FullCache(ExactMemory):
     """All tokens of the stream. The state is that of a window which no step has left."""
 
     kind: ClassVar[str] = "full"
+    bounded: ClassVar[bool] = False
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._shape = shape

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 
@@ -54,7 +57,52 @@ def test_commits_come_as_often_as_asked(protokv: Program, video: Path) -> None:
     assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
 
 
-@pytest.mark.parametrize("memory", ["sliding-window", "full"])
+def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, video: Path) -> None:
+    settings = ("--set", "split=1:5", "--set", "anchor=average", "--set", "idle-steps=7", "--set", "merge=false")
+    assert protokv("ingest", video, *SMALL, "--preset", "paper", *settings, "--positions", "compact").code == 0
+    memory = protokv("inspect", "clip.safetensors", "--json").rows()[0]["memory"]
+    assert memory["positions"] == "compact"
+    kept = {name: memory["config"][name] for name in ("split", "anchor", "idle_steps", "merge", "budget")}
+    assert kept == {"split": [1, 5], "anchor": "average", "idle_steps": 7, "merge": False, "budget": 24}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--set", "anchor"), "NAME=VALUE"),
+        (("--set", "anchor=middle"), "anchor: expected one of"),
+        (("--set", "idle_steps=soon"), "idle_steps: expected int"),
+        (("--set", "kmax=3"), "kmax: there is no such setting of protokv"),
+        (("--memory", "full", "--preset", "paper"), "preset: full has none"),
+        (("--memory", "elephant"), "kind: expected one of protokv"),
+        (("--positions", "folded"), "positions: expected one of stream, compact"),
+    ],
+)
+def test_a_wrong_setting_of_the_memory_is_one_clear_line(
+    protokv: Program, video: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    result = protokv("ingest", video, *SMALL, *arguments)
+    assert result.code == Exit.USAGE
+    assert said in result.err.splitlines()[0]
+    assert not list(protokv.folder.glob("*.safetensors"))
+
+
+def test_a_stream_beyond_the_positions_of_the_model_is_told_once_and_goes_on(
+    protokv: Program, video: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "short-sighted")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 10
+    (folder / "config.json").write_text(json.dumps(config))
+    result = protokv("ingest", video, *SMALL, "--model", folder)
+    assert result.code == 0
+    warnings = [line for line in result.err.splitlines() if line.startswith("Warning:")]
+    assert len(warnings) == 1
+    assert "trained on 10" in warnings[0]
+    assert "positions=compact" in warnings[0]
+
+
+@pytest.mark.parametrize("memory", sorted(set(CONFIGS) - {"protokv"}))
 def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: str) -> None:
     assert protokv("ingest", video, *SMALL, "--memory", memory).code == 0
 

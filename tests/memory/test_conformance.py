@@ -55,7 +55,7 @@ def visible(memory: Memory) -> list[Tensor]:
 
 
 def bounded(config: MemoryConfig) -> bool:
-    return config.kind != "full"
+    return MEMORIES[config.kind].bounded
 
 
 def test_it_is_registered_under_its_own_name(config: MemoryConfig, shape: MemoryShape) -> None:
@@ -108,7 +108,7 @@ def test_what_attention_reads_is_finite_in_every_slot(config: MemoryConfig, shap
 
 def test_the_footprint_does_not_depend_on_the_length_of_the_stream(config: MemoryConfig, shape: MemoryShape) -> None:
     if not bounded(config):
-        pytest.skip("the full cache is unbounded and says so")
+        pytest.skip("it is unbounded and says so")
     memory, world = built(config, shape)
     memory.start(*world.sink())
     sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
@@ -206,6 +206,8 @@ def test_a_ring_that_contradicts_itself_is_refused(config: MemoryConfig, shape: 
     memory, world = built(config, shape)
     feed(memory, world, LENGTHS)
     good = copy_of(memory)
+    if "near.ring" not in good:
+        pytest.skip("it has no ring")
     start, count, last = good["near.ring"].tolist()
     for ring in ([10**6, count, last], [start, count + 1, last], [start, -1, last], [start, count, last + 1]):
         if config.near_tokens == 0 and ring[2] == last + 1:
