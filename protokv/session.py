@@ -103,9 +103,16 @@ class Session:
             images: `[frames_per_step, height, width, 3]` uint8 RGB.
             time_s: stream time of the first frame; where None the step follows the last one without a gap.
         """
+        start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
+        self.take(self.backbone.embed_step(images, start_s), start_s)
+
+    @torch.inference_mode()
+    def take(self, tokens: StepTokens, start_s: float) -> None:
+        """Take a step that was embedded already, at stream time `start_s`: what `watch` does behind the vision tower.
+
+        Several sessions of one backbone may share the embedding of a step.
+        """
         clock, backbone = self.clock, self.backbone
-        start_s = clock.steps * clock.step_seconds if time_s is None else time_s
-        tokens = backbone.embed_step(images, start_s)
         positions = backbone.step_positions(
             tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
         )
