@@ -16,6 +16,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.query import query
+from protokv_cli.replay import replay
 
 SETTINGS = "protokv.toml"
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(ingest)
 app.command()(query)
 app.command()(inspect)
+app.command()(replay)
 
 
 def _version(wanted: bool) -> None:
@@ -52,8 +54,9 @@ def protokv(
       protokv ingest video.mp4
       protokv query --state video.safetensors "what happened first?"
       protokv inspect video.safetensors
+      protokv replay --preset quick
 
-    Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect]).
+    Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect], [replay]).
     """
     ctx.default_map = {**_settings(), **(ctx.default_map or {})}
 
@@ -69,7 +72,7 @@ def _settings() -> dict[str, dict[str, object]]:
         typer.echo(f"Error: {SETTINGS} cannot be read: {error}\nHint: mend it or move it away", err=True)
         raise typer.Exit(Exit.USAGE) from error
     common = {k: v for k, v in tables.items() if not isinstance(v, dict)}
-    commands = ("ingest", "query", "inspect")
+    commands = ("ingest", "query", "inspect", "replay")
     return {
         command: {k.replace("-", "_"): v for k, v in {**common, **tables.get(command, {})}.items()}
         for command in commands

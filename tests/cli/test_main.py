@@ -11,7 +11,7 @@ from protokv.version import __version__
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 
-COMMANDS = ["ingest", "query", "inspect"]
+COMMANDS = ["ingest", "query", "inspect", "replay"]
 
 
 def test_the_version_is_printed(protokv: Program) -> None:
@@ -31,7 +31,7 @@ def test_every_command_has_an_example_and_explains_every_option(protokv: Program
         assert len(line.split("  ")) > 2 or following.startswith(" " * 20), f"no help: {line}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["ingest", "--help"], ["replay", "--help"], ["--version"]])
 def test_help_imports_neither_torch_nor_transformers_nor_a_decoder(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom protokv_cli.main import app\n"

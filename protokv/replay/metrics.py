@@ -1,0 +1,74 @@
+"""Accuracies with their intervals and latencies with their spread, out of rows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from protokv.replay.rows import Row
+
+# The normal quantile of a two-sided 95 % interval.
+Z: Final = 1.959963984540054
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """`right` of `n` answers, with Wilson's 95 % score interval [low, high] (Wilson 1927)."""
+
+    right: int
+    n: int
+
+    @property
+    def share(self) -> float:
+        """right / n; NaN of nothing."""
+        return self.right / self.n if self.n else math.nan
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return max(0.0, self._middle - self._half) if self.n else math.nan
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return min(1.0, self._middle + self._half) if self.n else math.nan
+
+    @property
+    def _middle(self) -> float:
+        return (self.share + Z * Z / (2 * self.n)) / (1 + Z * Z / self.n)
+
+    @property
+    def _half(self) -> float:
+        spread = self.share * (1 - self.share) / self.n + Z * Z / (4 * self.n**2)
+        return Z * math.sqrt(spread) / (1 + Z * Z / self.n)
+
+
+def accuracies(rows: Iterable[Row], by: Callable[[Row], K]) -> dict[K, Accuracy]:
+    """Accuracy of every group of rows, in order of first appearance."""
+    counts: dict[K, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        count = counts[by(row)]
+        count[0] += row.correct
+        count[1] += 1
+    return {key: Accuracy(right, n) for key, (right, n) in counts.items()}
+
+
+def majority_floor(rows: Iterable[Row]) -> float:
+    """Accuracy of always giving the most frequent answer of a question's type: what needs no video at all."""
+    answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for row in rows:
+        answers[row.type][row.video, row.question_id] = row.expected
+    best = sum(max(Counter(kind.values()).values()) for kind in answers.values())
+    n = sum(map(len, answers.values()))
+    return best / n if n else math.nan
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of the values lies: nearest rank, of the values themselves."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

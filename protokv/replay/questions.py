@@ -1,0 +1,105 @@
+"""Questions with their reference times, from JSON lines.
+
+The reference time t0 is when the decisive evidence was last seen, where the data say so, and else the data set's own
+query time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is only fair to questions about
+the past whose answer does not change while the stream goes on: `RETROSPECTIVE` lists such types by the names that data
+sets give them. Knows no video and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from protokv.errors import ConfigError, SourceNotFound
+
+Reference = Literal["evidence", "query"]
+
+RETROSPECTIVE: Final = frozenset(
+    {
+        # The procedural world (`protokv.mini.questions`). "last" and "count" change while things keep coming.
+        "colour", "shape", "where", "at", "whether", "first", "which_first", "which_last",
+        # RVS-Ego and RVS-Movie: the two kinds of yes / no, and the order of events.
+        "Order Judging(Y/N)", "Whether Something Happened(Y/N)", "What event order",
+        # OVO-Bench, backward tracing: episodic memory, action sequence, hallucination.
+        "EPM", "ASI", "HLD",
+    }
+)  # fmt: skip
+
+_TIMES = ("ask_s", "query_s", "end_time", "realtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question about one stream.
+
+    Attributes:
+        id: tells it from the others of its stream.
+        text, answer, type: as the data set has them; the type may be empty.
+        reference_s: t0, seconds of stream time.
+        reference: what t0 is: when the evidence was last seen, or the data set's query time.
+    """
+
+    id: str
+    text: str
+    answer: str
+    type: str
+    reference_s: float
+    reference: Reference
+
+
+def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
+    """Questions of a JSON-lines file, each with the name of its video if the row has one (`video`).
+
+    A row has `question`, `answer`, optionally `type` (or `answer_type`, `task`) and `id`, and its time in seconds:
+    `evidence_s`, or else `ask_s` (or `query_s`, `end_time`, `realtime`).
+
+    Raises:
+        SourceNotFound: there is no such file.
+        ConfigError: a row lacks something; the line is named.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise SourceNotFound(f"there is no file of questions at {path}", hint="name a JSONL file with --questions")
+    return [_parse(row, f"{file.name} line {number}", number) for number, row in _rows(file)]
+
+
+def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{file.name} line {number} is not JSON: {error}", hint="one object a line") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{file.name} line {number} is not a JSON object", hint="one object a line")
+        yield number, row
+
+
+def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Question]:
+    for name in ("question", "answer"):
+        if not isinstance(row.get(name), str) or not row[name].strip():
+            raise ConfigError(f"{where}: {name} must be text", hint='write {"question": ..., "answer": ..., ...}')
+    evidence = row.get("evidence_s")
+    time = evidence if evidence is not None else next((row[name] for name in _TIMES if row.get(name) is not None), None)
+    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time) or time < 0:
+        raise ConfigError(
+            f"{where}: expected evidence_s, or one of {', '.join(_TIMES)}, in seconds, got {time!r}",
+            hint="the delay is counted from there",
+        )
+    kind = next((row[name] for name in ("type", "answer_type", "task") if isinstance(row.get(name), str)), "")
+    video = row.get("video")
+    question = Question(
+        id=str(row.get("id", number)),
+        text=row["question"].strip(),
+        answer=row["answer"].strip(),
+        type=kind,
+        reference_s=float(time),
+        reference="query" if evidence is None else "evidence",
+    )
+    return (video if isinstance(video, str) else None), question

@@ -1,0 +1,85 @@
+"""What is asked when: the valid-query rule of the paper (appendix "Dataset Selection for Query-Delay Sweep").
+
+A question with reference time t0 can be asked at delay Delta iff t0 + Delta is not beyond the end of its stream. By
+default only questions that can be asked at every delay are asked at all, so that all points of a curve stand on the
+same questions. Knows no video and no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from protokv.errors import ConfigError
+from protokv.replay.questions import RETROSPECTIVE, Question
+
+# A time stamp of the end that is short of the last delay by rounding is not beyond it.
+SLACK_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question at one delay, asked when the stream has reached `at_s`."""
+
+    question: Question
+    delay_s: float
+
+    @property
+    def at_s(self) -> float:
+        """t0 + Delta, seconds of stream time."""
+        return self.question.reference_s + self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The asks of one stream in order of time, and how many questions were left out why."""
+
+    asks: tuple[Ask, ...]
+    dropped: Counter[str]
+
+    @property
+    def questions(self) -> int:
+        """Different questions that are asked."""
+        return len({ask.question.id for ask in self.asks})
+
+
+def schedule(
+    questions: Iterable[Question],
+    delays_s: Sequence[float],
+    length_s: float,
+    *,
+    intersection: bool = True,
+    types: Collection[str] | None = None,
+) -> Schedule:
+    """Plan a sweep over one stream of `length_s` seconds.
+
+    Args:
+        questions: of this stream.
+        delays_s: the sweep.
+        length_s: of the stream.
+        intersection: ask only what can be asked at every delay.
+        types: names of question types to ask; the retrospective ones where None. A single delay of 0 is no sweep:
+            then every type is asked.
+
+    Raises:
+        ConfigError: there is no delay.
+    """
+    if not delays_s:
+        raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")
+    sweep = any(delay > 0 for delay in delays_s)
+    asks: list[Ask] = []
+    dropped: Counter[str] = Counter()
+    for question in questions:
+        if types is not None and question.type not in types:
+            dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
+        elif types is None and sweep and question.type not in RETROSPECTIVE:
+            dropped[f"type {question.type or 'unnamed'} is not retrospective"] += 1
+        else:
+            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]
+            if not valid or (intersection and len(valid) < len(delays_s)):
+                dropped["beyond the end of the stream at some delay" if valid else "beyond the end of the stream"] += 1
+            else:
+                asks += [Ask(question, delay) for delay in valid]
+    asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
+    return Schedule(tuple(asks), dropped)

@@ -1,0 +1,140 @@
+"""Streams to replay: video files with questions, and procedural worlds whose evidence times are known.
+
+A world needs no file: its frames are drawn when they are sampled, and its questions are those about the evidence whose
+truth never changes, whatever comes later. Time (how long ago the evidence was) and pressure (how much happens after it)
+are parameters of their own. Knows no memory and no model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protokv.errors import ConfigError, SourceUnreadable
+from protokv.mini.phrases import TYPES
+from protokv.mini.questions import facts, pick, word
+from protokv.mini.world import World, WorldConfig
+from protokv.replay.questions import RETROSPECTIVE, Question
+from protokv.video import Step, open_source, read_steps
+from protokv.video.sampling import sample, steps
+from protokv.video.source import Frame
+
+
+class Stream(ABC):
+    """Something to watch, and what to ask about it.
+
+    Attributes:
+        name: as it stands in the results.
+        length_s: seconds of stream time.
+        questions: about it.
+    """
+
+    name: str
+    length_s: float
+    questions: Sequence[Question]
+
+    @abstractmethod
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+        """Its steps in order."""
+
+
+class FileStream(Stream):
+    """A video file."""
+
+    def __init__(self, path: str | Path, questions: Sequence[Question]) -> None:
+        """Open the file to learn its length.
+
+        Raises:
+            SourceError: it cannot be read, or does not say how long it is.
+        """
+        self._path = path
+        with open_source(path) as source:
+            if source.info.duration_s is None:
+                raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
+            self.name, self.length_s = source.info.name, source.info.duration_s
+        self.questions = questions
+
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+        """Read the file once."""
+        with open_source(self._path) as source:
+            yield from read_steps(source, fps, frames_per_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What happens after the evidence, each on its own.
+
+    Attributes:
+        events_per_minute: distracting events.
+        cut_s: shortest and longest scene in seconds; None: one background for ever.
+        moving: share of the shapes that move.
+    """
+
+    events_per_minute: float = 6.0
+    cut_s: tuple[int, int] | None = (6, 20)
+    moving: float = 0.3
+
+
+class WorldStream(Stream):
+    """A procedural stream: evidence first, then distraction."""
+
+    def __init__(
+        self, seed: int, length_s: int, pressure: Pressure, *, evidence_s: int = 16, per_type: int = 2
+    ) -> None:
+        """Make the world and its questions.
+
+        Args:
+            seed: everything follows from it.
+            length_s: of the whole stream.
+            pressure: what comes after the evidence.
+            evidence_s: seconds in which the four events of the evidence lie.
+            per_type: questions of each type at the most.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        if length_s <= evidence_s:
+            raise ConfigError(f"a stream of {length_s} s leaves nothing behind {evidence_s} s of evidence")
+        config = WorldConfig(
+            seed=seed,
+            length_s=length_s,
+            events_per_minute=pressure.events_per_minute,
+            moving=pressure.moving,
+            cut_s=pressure.cut_s,
+            evidence_events=4,
+            evidence_s=evidence_s,
+        )
+        self._world = World(config)
+        self.name, self.length_s = f"world-{seed}", float(length_s)
+        self.questions = lasting_questions(self._world, float(evidence_s), per_type)
+
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+        """Draw the frames at the sampling times."""
+        n = round(self.length_s * fps)
+        frames = (Frame(k / fps, self._world.frame(k / fps), 1 / fps) for k in range(n))
+        return steps(sample(frames, fps), frames_per_step)
+
+
+def lasting_questions(world: World, until_s: float, per_type: int) -> list[Question]:
+    """Questions about the first `until_s` seconds that have the same answer at the end of the stream.
+
+    A question is kept if it can be asked at both times and its answer is the same. Evidence is counted as last seen
+    when the last event that decides it left; of a "no" (it never appeared) when the evidence ends.
+    """
+    early, late = world.events_until(until_s), world.events_until(world.config.length_s)
+    rng = np.random.default_rng([world.config.seed, 5])
+    found: list[Question] = []
+    for kind in (kind for kind in TYPES if kind in RETROSPECTIVE):
+        for_ever = {(fact.answer, *fact.slots.items()) for fact in facts(kind, late, world.config.length_s)}
+        left = [fact for fact in facts(kind, early, until_s) if (fact.answer, *fact.slots.items()) in for_ever]
+        for _ in range(min(per_type, len(left))):
+            fact = pick(rng, left)
+            left = [other for other in left if other is not fact]
+            found.append(
+                Question(f"{kind}-{len(found)}", word(rng, kind, fact), fact.answer, kind, fact.evidence_s, "evidence")
+            )
+    return found

@@ -1,0 +1,157 @@
+"""`protokv replay`: accuracy against delay, under every memory that is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protokv.config import parse_budget
+from protokv.errors import ConfigError
+from protokv_cli import options
+from protokv_cli.output import Format, Output
+from protokv_cli.signals import stopping
+
+REPORT = "report"
+QUICK_WORLD, QUICK_LENGTH, QUICK_DELAYS, QUICK_BUDGET = "1:4", "4m", "0,30s,2m,3m", "72"
+
+
+def replay(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Video files; or: report RESULTS... to show and merge results."),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources.")
+    ] = None,
+    world: Annotated[
+        str | None,
+        typer.Option("--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files."),
+    ] = None,
+    length: Annotated[str, typer.Option("--length", help="Of a procedural stream.")] = QUICK_LENGTH,
+    pressure: Annotated[
+        float, typer.Option("--pressure", help="Distracting events a minute after the evidence, 0 to 40.")
+    ] = 6.0,
+    cuts: Annotated[
+        str, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
+    ] = "6:20",
+    moving: Annotated[float, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = 0.3,
+    evidence: Annotated[str, typer.Option("--evidence", help="Time that the evidence comes in, up to 1m.")] = "16s",
+    per_type: Annotated[int, typer.Option("--per-type", help="Questions a type and procedural stream.")] = 2,
+    delays: Annotated[str, typer.Option("--delays", help="After the reference time: 0,30s,2m,10m.")] = QUICK_DELAYS,
+    memories: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="NAMES", help="Memories or presets of protokv: durable,paper,infinipot-v."),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            help="quick, or a table of the paper: ablation, anchors, allocation, splits, coefficients, budgets.",
+        ),
+    ] = None,
+    budgets: Annotated[
+        str, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
+    ] = QUICK_BUDGET,
+    intersection: Annotated[
+        bool,
+        typer.Option("--intersection/--no-intersection", help="Only questions that can be asked at every delay."),
+    ] = True,
+    types: Annotated[
+        str | None, typer.Option("--types", help="Question types to ask; the retrospective ones if left out.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run goes on with what is there.")
+    ] = Path("results.jsonl"),
+    plot: Annotated[Path | None, typer.Option("--plot", help="Figure to draw, .png or .svg.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Page to write, figure and tables in one file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over and replace the results.")] = False,
+    model: options.Model = None,
+    fps: Annotated[float | None, typer.Option("--fps", help="Frames a second to sample.")] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = None,
+    fmt: options.OutputFormat = Format.AUTO,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Watch streams once, ask every question at each delay under every memory, and compare.
+
+    A question is asked when its evidence was last seen a delay ago (or, where that is not known, its own time). Without
+    SOURCE and --world, procedural streams are made. The same command goes on where an earlier run stopped.
+
+    \b
+    Examples:
+      protokv replay --preset quick
+      protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
+      protokv replay --world 7:20 --length 10m --pressure 12 --preset ablation --budget 144 --html ablation.html
+      protokv replay report results.jsonl --plot curves.png
+    """
+    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    with out.errors():
+        from protokv.duration import parse_duration
+        from protokv.replay.presets import variants
+        from protokv.replay.rows import RowFile, read_rows
+        from protokv.replay.streams import Pressure
+        from protokv.replay.study import file_streams, plan_study, world_streams
+        from protokv_cli.replay_tables import following, show, show_cost
+
+        if sources and sources[0] == REPORT:
+            show(out, read_rows(sources[1:] or [output]), plot=plot, html=html)
+            return
+        if sources and world:
+            raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
+        if sources and questions is None:
+            raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
+        tested = variants(preset, _listed(memories), [parse_budget(text) for text in _listed(budgets) or ()])
+        streams = (
+            file_streams(sources, questions)
+            if sources and questions
+            else world_streams(
+                world or QUICK_WORLD,
+                parse_duration(length),
+                Pressure(pressure, _scene(cuts), moving),
+                evidence_s=round(parse_duration(evidence)),
+                per_type=per_type,
+            )
+        )
+        study = plan_study(
+            streams,
+            tested,
+            [parse_duration(text) for text in _listed(delays) or ()],
+            intersection=intersection,
+            types=_listed(types),
+        )
+        from protokv.backbones import EMBEDDED, load_backbone
+        from protokv.replay.study import run
+
+        backbone = load_backbone(model or EMBEDDED, device=device, dtype=dtype or "auto")
+        rate = fps or backbone.default_fps
+        if dry_run:
+            done = read_rows([output]) if output.exists() and not force else []
+            show_cost(out, study.cost(rate, backbone.frames_per_step, {row.key for row in done}))
+            return
+        results = RowFile(output, start_over=force)
+        cost = study.cost(rate, backbone.frames_per_step, results.rows.keys())
+        with stopping(out.warn) as stop, following(out, cost["answers"]) as follow:
+            for event in run(study, backbone, results, fps=fps, should_stop=lambda: bool(stop)):
+                follow(event)
+        show(out, list(results.rows.values()), dropped=study.dropped, plot=plot, html=html)
+        if stop.exit is not None:
+            out.warn(f"stopped; what is done is in {output}. Continue with the same command.")
+            raise typer.Exit(stop.exit)
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _scene(text: str) -> tuple[int, int] | None:
+    if text == "none":
+        return None
+    shortest, colon, longest = text.partition(":")
+    if not (colon and shortest.isdecimal() and longest.isdecimal()):
+        raise ConfigError(f"cuts: expected SHORTEST:LONGEST in seconds or none, got {text!r}", hint="such as 6:20")
+    return int(shortest), int(longest)

@@ -1,0 +1,154 @@
+"""What `protokv replay` shows: progress while it runs, tables or JSON of what came of it, figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protokv.errors import ConfigError
+from protokv.replay.report import summary
+from protokv.replay.rows import Row
+from protokv.replay.runner import Watched
+from protokv_cli.output import Format, Output
+from protokv_cli.tables import bytes_text, grid, pairs, time_text
+
+LOG_EVERY_S = 10.0
+BAR_EVERY_S = 0.25
+
+
+@contextmanager
+def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], None]]:
+    """A function that takes each event of a replay and shows how far it is, on stderr."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    on_terminal = out.messages.is_terminal and not out.quiet
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("answers"),
+        TimeRemainingColumn(),
+        console=out.messages,
+        transient=True,
+        auto_refresh=False,
+        disable=not on_terminal,
+    )
+    task = bar.add_task("replay", total=answers)
+    given, shown_s = 0, time.monotonic()
+
+    def follow(event: Row | Watched) -> None:
+        nonlocal given, shown_s
+        if isinstance(event, Row):
+            given += 1
+            return
+        pause_s = BAR_EVERY_S if on_terminal else LOG_EVERY_S
+        if time.monotonic() - shown_s < pause_s:
+            return
+        shown_s = time.monotonic()
+        where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
+        if on_terminal:
+            bar.update(task, completed=given, description=where, refresh=True)
+        else:
+            out.note(f"{where}, {given} of {answers} answers")
+
+    with bar:
+        yield follow
+
+
+def show_cost(out: Output, cost: Mapping[str, Any]) -> None:
+    """A dry run."""
+    if out.format is Format.JSON:
+        out.json({"type": "plan", **cost})
+        return
+    rows = {name: cost[name] for name in ("videos", "memories", "questions", "steps", "answers")}
+    rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
+    out.console.print(pairs(rows, title="would be done: steps to encode and answers to give, over all memories"))
+
+
+def show(
+    out: Output,
+    rows: Sequence[Row],
+    *,
+    dropped: Mapping[str, int] | None = None,
+    plot: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Tables on a terminal, one JSON document in a pipe, and the figures that were asked for."""
+    if not rows:
+        reasons = "; ".join(f"{n} {why}" for why, n in (dropped or {}).items())
+        raise ConfigError(
+            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
+            hint="shorter --delays, a longer stream, --no-intersection or --types may leave some",
+        )
+    report = summary(rows)
+    if dropped is not None:
+        report["dropped"] = dict(dropped)
+    if out.format is Format.JSON:
+        out.json(report)
+    else:
+        for table in _tables(report):
+            out.console.print(table)
+            out.console.print()
+    if plot or html:
+        from protokv.replay.figure import save_html, save_png
+
+        if plot:
+            save_png(report, plot)
+            out.note(f"figure: {plot}")
+        if html:
+            save_html(report, html)
+            out.note(f"page: {html}")
+
+
+def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
+    references = ", ".join(f"{n} from the {name}" for name, n in report["reference"].items())
+    facts = {
+        "asked": f"{report['questions']} questions about {report['videos']} videos",
+        "delay counted": references,
+        "floor": f"{report['floor']:.2f}, always the most frequent answer of a type",
+    }
+    facts |= {f"left out, {why}": str(n) for why, n in report.get("dropped", {}).items()}
+    yield pairs(facts)
+    for name in ("all", *report["curves"][0]["groups"]):
+        yield grid(
+            ["memory", "budget", "n", *(time_text(delay) for delay in report["delays_s"])],
+            (
+                (curve["memory"], curve["budget"], _counts(points), *_cells(points, report))
+                for curve in report["curves"]
+                for points in [curve["all"] if name == "all" else curve["groups"][name]]
+            ),
+            title=f"accuracy against delay, {name} questions (with 95 % interval)",
+        )
+    yield grid(
+        ["memory", "budget", "TTFT ms", "p95", "total", "p95", "step", "state", "ratio"],
+        (
+            (
+                cost["memory"],
+                cost["budget"],
+                *(
+                    cost[name]
+                    for name in ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
+                ),
+                bytes_text(cost["state_bytes"]),
+                f"{cost['compression']:.0f}x",
+            )
+            for cost in report["costs"]
+        ),
+        title="cost (medians; 95th percentiles)",
+    )
+
+
+def _cells(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[str]:
+    found = {point["delay_s"]: point for point in points}
+    for delay in report["delays_s"]:
+        point = found.get(delay)
+        yield f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}" if point else "-"
+
+
+def _counts(points: Sequence[Mapping[str, Any]]) -> str:
+    """How many questions each point stands on: one number where it is the same."""
+    counts = [point["n"] for point in points]
+    return str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))

@@ -1,0 +1,148 @@
+"""`protokv replay`: what it asks, writes, goes on with and refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+SMALL = (
+    "--world",
+    "3",
+    "--length",
+    "30s",
+    "--delays",
+    "0,10s",
+    "--memory",
+    "durable,sliding-window",
+    "--per-type",
+    "1",
+)
+
+
+def results(program: Program, name: str = "results.jsonl") -> list[dict[str, object]]:
+    return [json.loads(line) for line in (program.folder / name).read_text().splitlines()]
+
+
+def test_one_row_a_memory_question_and_delay_and_a_report_on_stdout(protokv: Program) -> None:
+    done = protokv("replay", *SMALL, "--budget", "24", "--json")
+    assert done.code == 0, done.err
+    (report,) = done.rows()
+    rows = results(protokv)
+    assert len(rows) == report["questions"] * 2 * 2
+    assert {row["memory"] for row in rows} == {"durable", "sliding-window"}
+    assert {row["delay_s"] for row in rows} == {0.0, 10.0}
+    assert report["reference"] == {"evidence": report["questions"]}
+    assert [curve["memory"] for curve in report["curves"]] == ["durable", "sliding-window"]
+
+
+def test_a_finished_replay_is_shown_again_and_asks_nothing(protokv: Program) -> None:
+    first = protokv("replay", *SMALL, "--budget", "24", "--json")
+    before = (protokv.folder / "results.jsonl").read_bytes()
+    assert protokv("replay", *SMALL, "--budget", "24", "--json").out == first.out
+    assert (protokv.folder / "results.jsonl").read_bytes() == before
+    assert protokv("replay", *SMALL, "--budget", "24", "--json", "--dry-run").rows()[0]["answers"] == 0
+
+
+def test_results_of_several_runs_are_merged_and_drawn(protokv: Program) -> None:
+    pytest.importorskip("matplotlib")
+    for budget in ("12", "24"):
+        assert protokv("replay", *SMALL, "--budget", budget, "-o", f"{budget}.jsonl", "--json").code == 0
+    merged = protokv(
+        "replay", "report", "12.jsonl", "24.jsonl", "--format", "table", "--plot", "x.png", "--html", "x.html"
+    )
+    assert merged.code == 0, merged.err
+    assert "accuracy against delay, all questions" in merged.out
+    assert (protokv.folder / "x.png").stat().st_size > 10_000
+    assert "<svg" in (protokv.folder / "x.html").read_text()
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(protokv: Program) -> None:
+    plan = protokv("replay", *SMALL, "--budget", "24", "--dry-run", "--json").rows()[0]
+    assert plan["type"] == "plan"
+    assert plan["answers"] == plan["questions"] * 4
+    assert 0 < plan["steps"] <= 60
+    assert not list(protokv.folder.iterdir())
+
+
+def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv: Program, video: Path) -> None:
+    (protokv.folder / "q.jsonl").write_text(
+        '{"question": "what is the star ?", "answer": "red", "type": "colour", "evidence_s": 3}\n'
+        '{"question": "what is the ring ?", "answer": "red", "type": "colour", "evidence_s": 9}\n'
+        '{"question": "what is now ?", "answer": "red", "type": "now", "ask_s": 3}\n'
+    )
+    options = ("--questions", "q.jsonl", "--delays", "0,5s", "--memory", "durable", "--budget", "24", "--json")
+    (report,) = protokv("replay", video, *options).rows()
+    assert report["questions"] == 1
+    assert report["dropped"] == {
+        "type now is not retrospective": 1,
+        "beyond the end of the stream at some delay": 1,
+    }
+    assert {row["asked_s"] for row in results(protokv)} == {3.0, 8.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("x.mp4",), Exit.USAGE, "no questions"),
+        (("x.mp4", "--world", "3"), Exit.USAGE, "either SOURCE or --world"),
+        (("absent.mp4", "--questions", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
+        ((*SMALL[:-4], "--memory", "elephant"), Exit.USAGE, "no memory 'elephant'"),
+        ((*SMALL[:4], "--preset", "everything"), Exit.USAGE, "no preset 'everything'"),
+        ((*SMALL, "--preset", "quick"), Exit.USAGE, "either --memory or --preset"),
+        ((*SMALL, "--delays", "later"), Exit.USAGE, "expected a length of time, got 'later'"),
+        ((*SMALL, "--cuts", "fast"), Exit.USAGE, "cuts: expected"),
+        ((*SMALL, "--delays", "1h"), Exit.USAGE, "nothing to show: no question could be asked"),
+        (("report", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_clear_line(
+    protokv: Program, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = protokv("replay", *arguments)
+    assert result.code == code
+    assert said in result.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("text", ["my notes\nof today\n", "my notes", '{"other": 1}'])
+def test_a_file_of_something_else_is_not_overwritten(protokv: Program, text: str) -> None:
+    (protokv.folder / "results.jsonl").write_text(text)
+    result = protokv("replay", *SMALL, "--budget", "24")
+    assert result.code == Exit.USAGE
+    assert "row of results" in result.err
+    assert (protokv.folder / "results.jsonl").read_text() == text
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(protokv: Program) -> None:
+    command = (
+        "replay",
+        "--world",
+        "3:4",
+        "--length",
+        "60s",
+        "--delays",
+        "0,40s",
+        "--memory",
+        "durable",
+        "--budget",
+        "24",
+    )
+    process = protokv.process(*command, "--json")
+    path = protokv.folder / "results.jsonl"
+    while process.poll() is None and not (path.exists() and path.stat().st_size):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED, err
+    assert "Continue with the same command" in err
+    done = len(results(protokv))
+    (report,) = protokv(*command, "--json").rows()
+    assert len(results(protokv)) == report["questions"] * 2 > done
+    assert len({(row["video"], row["question_id"], row["delay_s"]) for row in results(protokv)}) == len(
+        results(protokv)
+    )
