@@ -11,12 +11,14 @@ log n_k, which bfloat16 would round by up to 2 % of itself).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.context import Context
+from protokv.layers import runs_of
 
 NAME = "protokv"
 
@@ -25,8 +27,9 @@ class Tail:
     """Keys and values `[L, H, n, D]` of the tokens forwarded since the context was taken, each seen causally.
 
     While watching, the tail is one step and becomes what the memory appends. While asking, it is the question and
-    the answer so far, and is dropped afterwards: this is why asking changes nothing. The buffer is allocated once
-    for `capacity` tokens; each layer appends to it in turn, and `length` moves when the last layer has.
+    the answer so far, and is dropped afterwards: this is why asking changes nothing. The buffers are allocated once
+    for `capacity` tokens; each layer appends to them in turn, and `length` moves when the last layer has. Where the
+    layers of a model stand on several devices, each has its keys and values on its own.
     """
 
     def __init__(
@@ -38,32 +41,54 @@ class Tail:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        layer_devices: Sequence[torch.device] | None = None,
     ) -> None:
-        shape = (layers, kv_heads, capacity, head_size)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        """An empty tail.
+
+        Args:
+            layers: L.
+            kv_heads: H.
+            capacity: tokens that it has room for.
+            head_size: D.
+            dtype: of keys and values.
+            device: of `keys` and `values`, and of all layers unless they have their own.
+            layer_devices: device of each layer.
+        """
+        runs = runs_of(layer_devices or [device] * layers)
+        self._device, self._layers, self._capacity = device, layers, capacity
+        sizes = [((len(run), kv_heads, capacity, head_size), run.device) for run in runs]
+        self._keys = [torch.zeros(size, dtype=dtype, device=where) for size, where in sizes]
+        self._values = [torch.zeros_like(part) for part in self._keys]
+        # Of each layer: its run, and its place in it.
+        self._place = [(index, place) for index, run in enumerate(runs) for place in range(len(run))]
         self.length = 0
 
     @property
     def keys(self) -> Tensor:
-        """`[L, H, n, D]`, rotated as the model made them."""
-        return self._keys[:, :, : self.length]
+        """`[L, H, n, D]`, rotated as the model made them; joined on one device."""
+        return self._joined(self._keys)
 
     @property
     def values(self) -> Tensor:
-        """`[L, H, n, D]`."""
-        return self._values[:, :, : self.length]
+        """`[L, H, n, D]`; joined on one device."""
+        return self._joined(self._values)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`."""
+        """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`, on its device."""
         start, stop = self.length, self.length + keys.shape[1]
-        if stop > self._keys.shape[2]:
-            raise ValueError(f"a tail of {self._keys.shape[2]} tokens cannot take {stop}")
-        self._keys[layer, :, start:stop] = keys
-        self._values[layer, :, start:stop] = values
-        if layer == self._keys.shape[0] - 1:
+        if stop > self._capacity:
+            raise ValueError(f"a tail of {self._capacity} tokens cannot take {stop}")
+        run, place = self._place[layer]
+        held_keys, held_values = self._keys[run][place], self._values[run][place]
+        held_keys[:, start:stop] = keys
+        held_values[:, start:stop] = values
+        if layer == self._layers - 1:
             self.length = stop
-        return self._keys[layer, :, :stop], self._values[layer, :, :stop]
+        return held_keys[:, :stop], held_values[:, :stop]
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        here = [part[:, :, : self.length] for part in parts]
+        return here[0] if len(here) == 1 else torch.cat([part.to(self._device) for part in here])
 
 
 def attend(

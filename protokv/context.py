@@ -28,11 +28,13 @@ class Anchoring:
         rotary: its rotary embedding.
         origin: position of the first visual token of the stream.
         moving: the position components that grow with the stream. The first one is time (or the index of a token).
+        near: time at which the near window begins, where a context of other layers has told; None: as this one finds.
     """
 
     rotary: Rotary
     origin: int
     moving: Sequence[int] = (0,)
+    near: int | None = None
 
 
 class Context(ABC):
@@ -119,7 +121,7 @@ class SlotContext(Context):
             raise ValueError("this context does not know the positions of its slots")
         places = self.positions()
         time, older = self._times()
-        near = self._near_start(time)
+        near = self._near_start(time) if anchoring.near is None else anchoring.near
         shift = near - anchoring.origin - span
         if shift <= 0:
             return self
@@ -156,6 +158,38 @@ class SlotContext(Context):
             return int(time[near].min())
         live[..., : self.far.start] = False
         return int(time[live].max()) + 1 if live.any() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyContext(Context):
+    """No slots, for what is forwarded before there is a memory: the prompt prefix. Each layer's are on its device."""
+
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    shift: int = 0
+    next_position: int | None = None
+
+    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Nothing, of the right shapes."""
+        keys = torch.zeros(self.kv_heads, 0, self.head_size, dtype=self.dtype, device=query.device)
+        return keys, keys, keys[..., 0].float()
+
+    def without_far(self) -> EmptyContext:
+        """Itself."""
+        return self
+
+    def visible_tokens(self) -> int:
+        """None."""
+        return 0
+
+    def far_span(self) -> int:
+        """None."""
+        return 0
+
+    def compacted(self, anchoring: Anchoring, span: int) -> EmptyContext:
+        """Itself."""
+        return self
 
 
 def _rank_from_newest(time: Tensor, chosen: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ class Session:
             sink_tokens=self._prefix,
             dtype=backbone.dtype,
             device=backbone.device,
+            layer_devices=backbone.layer_devices,
         )
         self.memory: Memory = build_memory(config, shape, backbone.rotary)
         tail = backbone.new_tail(self._prefix)
@@ -104,7 +105,12 @@ class Session:
             time_s: stream time of the first frame; where None the step follows the last one without a gap.
         """
         start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
-        self.take(self.backbone.embed_step(images, start_s), start_s)
+        self.take(self.embed(images, start_s), start_s)
+
+    @torch.inference_mode()
+    def embed(self, images: np.ndarray[Any, np.dtype[np.uint8]], start_s: float) -> StepTokens:
+        """A step through the vision tower, at stream time `start_s` and the stream's rate: what `take` wants."""
+        return self.backbone.embed_step(images, start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps))
 
     @torch.inference_mode()
     def take(self, tokens: StepTokens, start_s: float) -> None:
@@ -116,15 +122,17 @@ class Session:
         positions = backbone.step_positions(
             tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
         )
-        tail = backbone.new_tail(len(tokens.embeddings))
+        kept = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
+        read, rows = thinned(tokens, kept)
+        tail = backbone.new_tail(len(rows))
         context = self._placed(self.memory.context())
         if self.config.encode_with == "near":
             context = context.without_far()
-        shown = self._shifted(positions, context)
-        backbone.forward(tokens.embeddings, shown, context, tail, step=tokens)
+        shown = self._shifted(positions[rows], context)
+        backbone.forward(read.embeddings, shown, context, tail, step=read)
         # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
-        keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
-        self.memory.append(StepKV(keys, tail.values, positions, coordinates_of(tokens), clock.steps))
+        keys = turn(tail.keys, shown, positions[rows], backbone.rotary) if context.shift else tail.keys
+        self.memory.append(StepKV(keys, tail.values, positions[rows], coordinates_of(tokens)[rows], clock.steps))
         self._warn_once(int(shown.max()))
         self.clock = replace(
             clock,
@@ -242,6 +250,23 @@ class Session:
                 PositionWarning,
                 stacklevel=3,
             )
+
+
+def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:
+    """A step of which the visual tokens `kept` are left and all of its text; and which rows of the step these are.
+
+    Its `grid` stays that of the whole step.
+    """
+    every = torch.arange(len(tokens.embeddings), device=kept.device)
+    start, stop, _ = (tokens.visual or slice(None)).indices(len(every))
+    rows = torch.cat((every[:start], start + kept, every[stop:]))
+    left = replace(
+        tokens,
+        embeddings=tokens.embeddings[rows],
+        visual=slice(start, start + len(kept)),
+        deepstack=None if tokens.deepstack is None else tokens.deepstack[:, kept],
+    )
+    return left, rows
 
 
 def coordinates_of(tokens: StepTokens) -> Tensor:

@@ -1,24 +1,19 @@
 """Loading a vision-language model by name or folder: the registry of families and `load_backbone`.
 
-Owns the choice of device and dtype and the wording of what can go wrong. transformers is imported when a model is
-loaded, not before.
+transformers is imported when a model is loaded, not before. Which devices and dtypes there are is in `placement`, what
+can be wrong with files in `loading`, what is said when something else is in `failure`.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from protokv.errors import ConfigError, ModelError
+from protokv.errors import ModelError
 from protokv.mini import weights_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
-
     from protokv.backbones.base import Backbone
 
 __all__ = ["EMBEDDED", "FAMILIES", "load_backbone"]
@@ -29,29 +24,44 @@ EMBEDDED = "protokv/mini"
 FAMILIES = {
     "qwen2_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
     "qwen2_5_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
+    "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
 }
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-def load_backbone(name: str = EMBEDDED, *, device: str = "auto", dtype: str = "auto") -> Backbone:
+def load_backbone(
+    name: str = EMBEDDED,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+    quantization: str | None = None,
+) -> Backbone:
     """Load a model. The embedded one, on a CPU, sets torch to one thread for this process.
 
     Args:
         name: `protokv/mini` (the embedded model), a local folder, or a hub name such as
-            `Qwen/Qwen2.5-VL-7B-Instruct`.
+            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
         device: `auto` (CUDA where there is one, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
-        dtype: `auto` is the checkpoint's own on an accelerator and float32 on a CPU.
+        dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own on an accelerator and float32 on a
+            CPU. As a state names it, `bfloat16+4bit`, it includes the quantisation.
+        device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
+        quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: as they are.
 
     Raises:
-        ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, or it
-            does not fit into memory.
-        ConfigError: the device or dtype does not exist here.
+        ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
+            that is needed is not installed, or it does not fit into memory.
+        ConfigError: the device, dtype, device map or quantisation does not exist here, or two of them contradict.
     """
     import torch
 
-    where = _device(device)
-    if name == EMBEDDED and where.type == "cpu":
+    from protokv.backbones.failure import translated
+    from protokv.backbones.identity import read_json
+    from protokv.backbones.placement import Wish
+
+    wish = Wish.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
+    if name == EMBEDDED and wish.device.type == "cpu":
         # Its products are so small that waiting for a second thread costs more than it brings, and with one the same
         # input gives the same bytes whatever the number of cores.
         torch.set_num_threads(1)
@@ -59,66 +69,18 @@ def load_backbone(name: str = EMBEDDED, *, device: str = "auto", dtype: str = "a
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
-    with _translated(name):
+    with translated(name):
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type not in FAMILIES:
+        if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+            raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
+        # Read apart first: transformers knows nothing to say about an architecture that it does not know.
+        kind = read_json(path, "config.json").get("model_type")
+        if kind is not None and kind not in FAMILIES:
             raise ModelError(
-                f"{name} is a {config.model_type} model, which is not supported",
-                hint=f"supported families: {', '.join(FAMILIES)}",
+                f"it is a {kind} model, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}"
             )
+        config = AutoConfig.from_pretrained(path)
         module, cls = FAMILIES[config.model_type]
         family: type[Backbone] = getattr(import_module(module), cls)
-        return family.load(path, name, config, dtype=_dtype(dtype, where, config), device=where)
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind = name.split(":")[0]
-    if kind not in DEVICES:
-        raise ConfigError(f"there is no device {name!r}", hint=f"use one of {', '.join(DEVICES)} or cuda:N")
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
-    if not available:
-        raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")
-    return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
-    import torch
-
-    if name not in DTYPES:
-        raise ConfigError(f"there is no dtype {name!r}", hint=f"use one of {', '.join(DTYPES)}")
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-@contextmanager
-def _translated(name: str) -> Iterator[None]:
-    """Errors of transformers and torch as one clear line each; their progress bars and advice stay silent."""
-    import torch
-    from safetensors import SafetensorError
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name} does not fit into memory", hint="use --dtype bfloat16 or a smaller model") from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot load the model {name}: {reason}",
-            hint="check the name or folder, and that this machine can reach or has cached the model",
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        return family.load(path, name, config, wish.placement(config))

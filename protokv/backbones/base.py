@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from protokv.attention import Tail
-from protokv.context import Context, SlotContext
+from protokv.backbones.placement import Placement
+from protokv.context import Context, EmptyContext
 from protokv.records import BackboneIdentity
 
 
@@ -51,6 +52,9 @@ class Backbone(ABC):
         stop_ids: tokens that end an answer.
         moving: the position components that grow with the stream; the others stay within one step's grid.
         max_position: the positions that the model was trained on; None where its config does not say.
+        dtype: of embeddings, keys and values.
+        device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
+        layer_devices: device of each layer where the model is spread over several; None: all on `device`.
         settings: how frames are prepared, plain JSON: what `inspect` shows as the defaults in use.
     """
 
@@ -67,10 +71,11 @@ class Backbone(ABC):
     settings: Mapping[str, int | float | str]
     dtype: torch.dtype
     device: torch.device
+    layer_devices: Sequence[torch.device] | None = None
 
     @classmethod
     @abstractmethod
-    def load(cls, path: str, name: str, config: Any, *, dtype: torch.dtype, device: torch.device) -> Backbone:
+    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Backbone:
         """Load from a local folder or a hub name, whose transformers config has been read already."""
 
     @property
@@ -96,7 +101,7 @@ class Backbone(ABC):
 
         Args:
             images: `[frames_per_step, height, width, 3]`, RGB, uint8.
-            time_s: stream time of its first frame, for families that write it down.
+            time_s: mean stream time of its frames, for families that write it down.
         """
 
     @abstractmethod
@@ -113,7 +118,10 @@ class Backbone(ABC):
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, `[..., D]` float32, of positions `[..., P]`, in transformers' half-split convention."""
+        """cos and sin, `[..., D]` float32, of positions `[..., P]`, in transformers' half-split convention.
+
+        They are on the device of the positions.
+        """
 
     @abstractmethod
     def forward(
@@ -149,12 +157,19 @@ class Backbone(ABC):
 
     def empty_context(self) -> Context:
         """A context of no slots, for the prompt prefix."""
-        nothing = torch.zeros((self.layers, self.kv_heads, 0, self.head_size), dtype=self.dtype, device=self.device)
-        return SlotContext(nothing, nothing, nothing[..., 0].float(), far=slice(0, 0))
+        return EmptyContext(self.kv_heads, self.head_size, self.dtype)
 
     def new_tail(self, capacity: int) -> Tail:
         """An empty tail for `capacity` tokens."""
-        return Tail(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
+        return Tail(
+            self.layers,
+            self.kv_heads,
+            capacity,
+            self.head_size,
+            dtype=self.dtype,
+            device=self.device,
+            layer_devices=self.layer_devices,
+        )
 
     def unknown_words(self, question: str) -> list[str]:
         """Words of a question that the tokenizer cannot represent, in order; empty for real models."""

@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from protokv.errors import ModelError
+
 SAMPLE_BYTES = 1 << 16
 SAMPLES = 16
 _VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
@@ -35,11 +37,18 @@ def find_file(path: str, filename: str) -> Path | None:
 
 
 def read_json(path: str, filename: str) -> dict[str, Any]:
-    """A JSON file of a model; an empty dictionary where there is none."""
+    """A JSON file of a model; an empty dictionary where there is none.
+
+    Raises:
+        ModelError: it is no JSON.
+    """
     file = find_file(path, filename)
     if file is None:
         return {}
-    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}", hint="download the model again") from error
     return content if isinstance(content, dict) else {}
 
 

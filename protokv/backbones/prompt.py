@@ -42,6 +42,9 @@ class ChatPrompt:
                 hint="use the instruction-tuned variant of the model",
             )
         self._tokenizer = tokenizer
+        # Those that have a role in the tokenizer, and those that were only added to it, such as image placeholders.
+        added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._control = sorted({*tokenizer.all_special_tokens, *added})
         self._opening, self._closing = opening, closing
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
@@ -53,7 +56,7 @@ class ChatPrompt:
         """
         if not question.strip():
             raise ConfigError("the question is empty", hint="ask something, for example: what happened first?")
-        for token in self._tokenizer.all_special_tokens:
+        for token in self._control:
             if token in question:
                 raise ConfigError(f"the question contains the control token {token}", hint="leave it out")
         text = f"{self._opening}{question.strip()}{self._closing}"

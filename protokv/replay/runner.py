@@ -88,8 +88,7 @@ def replay(
     decoding = decoding or Decoding(max_new_tokens=16)
     rate = backbone.default_fps if fps is None else fps
     for step in stream.steps(rate, backbone.frames_per_step):
-        with torch.inference_mode():
-            tokens = backbone.embed_step(step.images, step.time_s)
+        tokens = runs[0].session.embed(step.images, step.time_s)
         for run in runs:
             began = time.perf_counter()
             run.session.take(tokens, step.time_s)

@@ -10,18 +10,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from protokv.backbones.pixels import PixelConfig, patchify, smart_resize
 from protokv.errors import SourceUnreadable
-
-
-def frame(height: int, width: int, seed: int = 0) -> np.ndarray:
-    # Smooth and sharp at once: noise over a gradient.
-    rng = np.random.default_rng(seed)
-    ramp = np.linspace(0, 200, width, dtype=np.float32)[None, :, None]
-    return (ramp + rng.integers(0, 55, (height, width, 3))).astype(np.uint8)
+from tests.backbones.pictures import picture, sample_frames
 
 
 @pytest.mark.parametrize(
     ("height", "width", "low", "high"),
     [
+        (1, 150, 3136, 60000),
         (84, 84, 7056, 7056),
         (360, 640, 3136, 60000),
         (641, 361, 3136, 60000),
@@ -32,12 +27,29 @@ def frame(height: int, width: int, seed: int = 0) -> np.ndarray:
 )
 def test_patches_equal_those_of_transformers(height: int, width: int, low: int, high: int) -> None:
     config = PixelConfig(min_pixels=low, max_pixels=high)
-    image = frame(height, width)
+    image = picture(height, width)
     patches, (rows, columns) = patchify(np.stack([image, image]), config)
     theirs = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
-    expected = theirs(images=[image], return_tensors="pt")
+    expected = theirs(images=[image], input_data_format="channels_last", return_tensors="pt")
     assert expected["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
     torch.testing.assert_close(patches, expected["pixel_values"], rtol=0, atol=1e-6)
+
+
+def test_patches_of_a_real_video_equal_those_of_transformers() -> None:
+    config = PixelConfig()
+    theirs = Qwen2VLImageProcessorPil(size={"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels})
+    for image in sample_frames():
+        patches, _ = patchify(np.stack([image, image]), config)
+        expected = theirs(images=[image], return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(patches, expected, rtol=0, atol=1e-6)
+
+
+def test_a_gray_frame_has_equal_channels_up_to_their_normalisation() -> None:
+    config = PixelConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
+    image = picture(200, 300)[..., :1].repeat(3, axis=2)
+    red, green, blue = patchify(np.stack([image, image]), config)[0].reshape(-1, 3, 2 * 14 * 14).unbind(1)
+    assert torch.equal(red, green)
+    assert torch.equal(red, blue)
 
 
 def test_the_two_frames_of_a_patch_keep_their_order() -> None:

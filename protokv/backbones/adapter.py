@@ -1,0 +1,163 @@
+"""What the families of transformers have in common: the language model behind a chat prompt.
+
+Owns `Adapter`, which a family completes with its vision tower and its positions, and the wording for an internal of
+transformers that has moved. Knows no family and no pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.attention import Tail
+from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.loading import devices_of
+from protokv.backbones.prompt import ChatPrompt
+from protokv.context import Context
+from protokv.errors import ModelError
+from protokv.records import BackboneIdentity
+
+
+class Adapter(Backbone):
+    """A model of transformers whose text runs through `model.model.language_model` and `model.lm_head`.
+
+    Subclasses set `position_components`, take their vision tower under `internals_of`, and add `embed_step` and
+    `step_positions`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
+        """Take the language model's parts.
+
+        Raises:
+            ModelError: an internal of transformers that this adapter relies on has moved.
+        """
+        with internals_of(model):
+            self._text = model.model.language_model
+            self._head = model.lm_head
+            self._rotary = self._text.rotary_emb
+            self._embedding = self._text.embed_tokens
+        config = model.config.text_config
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            # Attention over a memory has no mask that could cut a window out of it.
+            raise ModelError(
+                "some of its layers attend within a window only, which is not supported",
+                hint="use a checkpoint whose config has use_sliding_window: false",
+            )
+        self.identity = identity
+        self.layers = config.num_hidden_layers
+        self.kv_heads = config.num_key_value_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.max_position = getattr(config, "max_position_embeddings", None)
+        # Of a quantised model too: embeddings are not quantised.
+        self.dtype = self._embedding.weight.dtype
+        text = "model.language_model"
+        spread = devices_of(model, [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in range(self.layers))])
+        self.device, *others = spread or [self._embedding.weight.device]
+        self.layer_devices = others or None
+        self._tokenizer, self._prompt = tokenizer, prompt
+        stop = model.generation_config.eos_token_id
+        self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
+
+    @property
+    def prefix_ids(self) -> list[int]:
+        """Token ids in front of the video."""
+        return self._prompt.prefix_ids
+
+    def suffix_ids(self, question: str) -> list[int]:
+        """Token ids behind the video."""
+        return self._prompt.suffix_ids(question)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of generated ids, without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def unknown_words(self, question: str) -> list[str]:
+        """Words that a word-level tokenizer maps to its unknown token, once each; byte-level tokenizers have none."""
+        unknown = self._tokenizer.unk_token_id
+        if unknown is None:
+            return []
+        tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
+        pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
+
+    def embed_text(self, ids: list[int]) -> Tensor:
+        """`[n, E]`."""
+        embeddings: Tensor = self._embedding(torch.tensor(ids, device=self.device))
+        return embeddings
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's own angles; with several components, M-RoPE gives each frequency band its own.
+
+        On the device of the positions, wherever the model is.
+        """
+        flat = self._position_ids(positions.reshape(-1, self.position_components)).to(self.device)
+        cos, sin = self._rotary(torch.zeros((), device=self.device), flat)
+        shape = (*positions.shape[:-1], self.head_size)
+        return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(positions.device)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: Context,
+        tail: Tail,
+        *,
+        step: StepTokens | None = None,
+    ) -> Tensor:
+        """`[T, E]` through the language model."""
+        output = self._text(
+            inputs_embeds=embeddings[None],
+            position_ids=self._position_ids(positions),
+            use_cache=False,
+            protokv_context=context,
+            protokv_tail=tail,
+            **self._step_arguments(step),
+        )
+        hidden: Tensor = output.last_hidden_state[0].to(self.device)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., vocabulary]` float32."""
+        scores: Tensor = self._head(hidden).float().to(self.device)
+        return scores
+
+    def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
+        """What else the language model of a family takes while a step is forwarded."""
+        return {}
+
+    def _position_ids(self, positions: Tensor) -> Tensor:
+        """`[T, P]` as transformers takes them: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
+        return positions.T if self.position_components == 1 else positions.T[:, None]
+
+
+def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
+    """Refuse what is not one step of RGB frames: a model would read it as something else.
+
+    Raises:
+        ValueError: it is not `[frames, height, width, 3]` uint8 with at least one pixel.
+    """
+    shape = images.shape
+    if images.dtype != np.uint8 or len(shape) != 4 or (shape[0], shape[3]) != (frames, 3) or 0 in shape:
+        raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
+
+
+@contextmanager
+def internals_of(model: Any) -> Iterator[None]:
+    """Where an adapter takes a model's parts.
+
+    Raises:
+        ModelError: one of them is no longer there.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        raise ModelError(
+            f"this version of transformers has moved an internal of {type(model).__name__}: {error}",
+            hint="install the range of transformers that protokv asks for",
+        ) from error

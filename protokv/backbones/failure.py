@@ -1,0 +1,90 @@
+"""What a user reads when a model cannot be loaded: errors of transformers, the hub and torch as one clear line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from protokv.errors import ModelError
+
+# What allocators say, on the host and on devices.
+_NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Errors of transformers, the hub and torch as one clear line each; progress bars and advice stay silent.
+
+    Raises:
+        ModelError: whatever went wrong.
+    """
+    from huggingface_hub import errors as hub
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
+    except (
+        MemoryError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        hub.StrictDataclassError,
+    ) as error:
+        message, hint = _said(error)
+        raise ModelError(f"cannot load the model {name}: {message}", hint=hint) from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    """What went wrong and what to do about it."""
+    from huggingface_hub import errors as hub
+
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    text = str(error).strip()
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(part in text.lower() for part in _NO_ROOM):
+        return (
+            "it does not fit into memory",
+            "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model",
+        )
+    for kind, message, hint in (
+        (hub.GatedRepoError, "access to it is restricted", "ask for access on its page, then run: hf auth login"),
+        (
+            hub.RepositoryNotFoundError,
+            "there is no such model on the hub",
+            "check the name; a private one needs: hf auth login",
+        ),
+        (
+            hub.LocalEntryNotFoundError,
+            "it is not in the local cache, and the hub cannot be reached",
+            "check the name and the connection, or name a local folder",
+        ),
+        (
+            hub.HFValidationError,
+            "it is neither a folder nor a name on the hub",
+            "names look like Qwen/Qwen2.5-VL-7B-Instruct",
+        ),
+    ):
+        if any(isinstance(cause, kind) for cause in causes):
+            return message, hint
+    return (
+        text.splitlines()[0] if text else type(error).__name__,
+        "check the name or folder, and that this machine can reach or has cached the model",
+    )

@@ -1,0 +1,97 @@
+"""LLaVA-OneVision as a backbone: one frame a step, RoPE, a newline embedding behind the whole video.
+
+The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling)
+and the embedding `model.image_newline`. transformers puts that embedding once behind all frames of a video. A stream
+has no end, so here it opens the suffix: every question finds it where transformers puts it, and no memory holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.backbones.adapter import Adapter, check_images, internals_of
+from protokv.backbones.base import StepTokens
+from protokv.backbones.frames import FrameConfig, normalised
+from protokv.backbones.loading import identity_of, load_model, load_tokenizer
+from protokv.backbones.placement import Placement
+from protokv.backbones.processor_files import read_video_processor
+from protokv.backbones.prompt import ChatPrompt
+from protokv.errors import ModelError
+from protokv.records import BackboneIdentity
+
+# Appendix "Raw sequence length" of the paper: 0.5 frames a second and 196 tokens a frame.
+DEFAULT_FPS = 0.5
+# The newline among token ids: no id of a vocabulary, so that nothing a model writes is taken for it.
+NEWLINE = -1
+
+
+class LlavaOnevision(Adapter):
+    """LLaVA-OneVision of any size, with the vision tower and the language model that its config names."""
+
+    position_components = 1
+    frames_per_step = 1
+
+    def __init__(
+        self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: FrameConfig, identity: BackboneIdentity
+    ) -> None:
+        """Wrap a loaded `LlavaOnevisionForConditionalGeneration`.
+
+        Raises:
+            ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
+                frames of another size than the vision tower takes.
+        """
+        super().__init__(model, tokenizer, prompt, identity)
+        with internals_of(model):
+            self._video_features = model.model.get_video_features
+            self._newline = model.model.image_newline
+        vision = model.config.vision_config
+        if (frames.height, frames.width) != (vision.image_size, vision.image_size):
+            raise ModelError(
+                f"the video processor makes frames of {frames.width} x {frames.height} pixels, and the vision tower "
+                f"takes {vision.image_size} x {vision.image_size}",
+                hint="use the preprocessor files that belong to the model",
+            )
+        self._frames = frames
+        # Pooling halves the grid of patches, rounding up: 27 becomes 14.
+        side = math.ceil(vision.image_size // vision.patch_size / 2)
+        self._grid = (side, side)
+        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.settings = {"frame_height": frames.height, "frame_width": frames.width, "tokens_per_step": side * side}
+
+    @classmethod
+    def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:
+        """Load weights, tokenizer, chat template and preprocessing of a folder or hub name."""
+        from transformers import LlavaOnevisionForConditionalGeneration
+
+        model = load_model(LlavaOnevisionForConditionalGeneration, path, placement)
+        tokenizer, template = load_tokenizer(path)
+        prompt = ChatPrompt(tokenizer, tokenizer.convert_ids_to_tokens(config.video_token_id), template)
+        frames = FrameConfig.from_files(read_video_processor(path)[0])
+        return cls(model, tokenizer, prompt, frames, identity_of(path, name, config, placement))
+
+    def suffix_ids(self, question: str) -> list[int]:
+        """The newline behind the video (`NEWLINE`), and the chat prompt after it."""
+        return [NEWLINE, *super().suffix_ids(question)]
+
+    def embed_text(self, ids: list[int]) -> Tensor:
+        """`[n, E]`, with the model's newline embedding for `NEWLINE`."""
+        embeddings = super().embed_text([max(token, 0) for token in ids])
+        newline = torch.tensor(ids, device=self.device) == NEWLINE
+        return torch.where(newline[:, None], self._newline.to(self.device), embeddings)
+
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
+        """One frame through vision tower, projector and pooling; frames do not see each other there."""
+        check_images(images, self.frames_per_step)
+        pixels = normalised(images, self._frames).to(self.device, self.dtype)
+        # The last of them is the newline.
+        features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
+        return StepTokens(features, self._grid)
+
+    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+        """One position a token, in raster order, behind all that came before."""
+        return self.text_positions(start, len(tokens.embeddings))

@@ -1,0 +1,93 @@
+"""Qwen3-VL as a backbone: a step is announced by its time as text, and feeds the first layers of the language model.
+
+A step is what transformers' processor writes for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
+The time is the mean over the patch's frames, and this text belongs to the step: a memory holds it like the rest, and
+the length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
+components, visual tokens stand at the next position plus their row and column, and what follows stands behind the
+highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens behind each of
+the first layers while their own step is forwarded; no other token is touched, so a stream is exactly the whole video.
+
+The chat template puts a pair of vision tokens around the video, and the processor of the transformers versions that are
+supported keeps it around all patches; that of the first releases replaced it. Here it is kept: it ends the prefix and
+begins the suffix.
+
+What a stream cannot have: the processor bounds the pixels of all frames together, so that frames are smaller the longer
+a video is. A stream has no length, so each step is resized as the processor, with `cap_pixels_per_frame`, resizes a
+video of this step alone: at most 768 tokens a frame. A longer video has smaller frames there once all of them exceed
+the limit together (with the published files, from the 33rd full frame on).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.backbones.base import StepTokens
+from protokv.backbones.pixels import PixelConfig
+from protokv.backbones.processor_files import read_video_processor
+from protokv.backbones.qwen_vl import QwenVL
+
+# Of the family's video processor, where a folder does not say.
+PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+# Pixels of all frames of a video together, in the published files.
+TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
+MAX_VIDEO_TOKENS = 768
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL of any size, dense or mixture of experts."""
+
+    moving = (0, 1, 2)
+    models: ClassVar[dict[str, str]] = {
+        "qwen3_vl": "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    }
+
+    @staticmethod
+    def read_pixels(path: str) -> PixelConfig:
+        """How a folder or hub repository prepares video frames: its limits for a video of one step."""
+        raw, of_video = read_video_processor(path)
+        pixels = PixelConfig.from_files(PIXELS | {key: value for key, value in raw.items() if key != "size"})
+        total = TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
+        frames, token = pixels.temporal_patch_size, (pixels.patch_size * pixels.merge_size) ** 2
+        cap = min(raw.get("max_video_tokens", MAX_VIDEO_TOKENS) * token, total["longest_edge"] // frames)
+        # The processor lets no cap come near its own lower limit.
+        most = max(cap, int(total["shortest_edge"] * 1.05))
+        return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most)
+
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
+        """The step's time and its visual tokens between vision tokens, and what the first layers add to these."""
+        output, grid = self._see(images)
+        before = self.embed_text(self._encode(f"<{time_s:.1f} seconds><|vision_start|>"))
+        after = self.embed_text(self._encode("<|vision_end|>"))
+        seen = output.pooler_output.to(self.device)
+        return StepTokens(
+            torch.cat((before, seen, after)),
+            grid,
+            visual=slice(len(before), len(before) + len(seen)),
+            deepstack=torch.stack([features.to(self.device) for features in output.deepstack_features]),
+        )
+
+    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+        """Text one position a token; visual tokens at the next one plus (0, row, column)."""
+        assert tokens.visual is not None
+        before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
+        seen = start + before + self._grid_positions(tokens.grid, 0)
+        end = start + before + max(tokens.grid)
+        return torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
+
+    def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
+        """Which tokens are visual, and the features that are added to them behind each of the first layers."""
+        if step is None or step.deepstack is None:
+            return {}
+        visual = torch.zeros(1, len(step.embeddings), dtype=torch.bool, device=self.device)
+        visual[:, step.visual] = True
+        return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(step.deepstack)}
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids

@@ -1,0 +1,311 @@
+"""What every family promises; a new one is tested here by a builder in `tiny` and its inputs in `upstream`.
+
+Every row is a folder as a user has it, loaded by `load_backbone`, against transformers' own model of that folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from protokv import persist
+from protokv.backbones import FAMILIES, load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.context import SlotContext
+from protokv.errors import ConfigError, PositionWarning, StateMismatch
+from protokv.generate import Decoding
+from protokv.rotary import turn, unrotate
+from protokv.session import Session
+from protokv.video import Sample
+from protokv.video import steps as steps_of
+from tests.backbones.tiny import BUILDERS
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+QUESTION = "what is the first star ?"
+# float32 through vision tower and three layers; the sums run in another order than in eager attention.
+TIGHT = {"rtol": 2e-4, "atol": 2e-4}
+SIZES = {
+    "landscape": (60, 90),
+    "portrait": (97, 41),
+    "below one patch": (9, 5),
+    "4K": (2160, 3840),
+    "one row": (1, 150),
+}
+# Small enough that a dozen steps of any family overflow them, large enough for a bank.
+SMALL = {
+    "durable": ProtoKVConfig.durable(30),
+    "paper": ProtoKVConfig.paper(40).with_fields({"warmup_residuals": 17}),
+    "sliding-window": MemoryConfig.of("sliding-window", budget=30),
+}
+
+
+@pytest.fixture(scope="module", params=list(BUILDERS))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BUILDERS[family](tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def upstream(family: str, folder: Path) -> Upstream:
+    return Upstream(family, folder)
+
+
+def video(backbone: Backbone, n_steps: int, size: tuple[int, int] = (60, 90)) -> list[np.ndarray]:
+    return [random_frames(seed, backbone.frames_per_step, *size) for seed in range(n_steps)]
+
+
+def watched(backbone: Backbone, config: MemoryConfig, steps: list[np.ndarray]) -> Session:
+    session = Session(backbone, config)
+    for images in steps:
+        session.watch(images)
+    return session
+
+
+def everything() -> MemoryConfig:
+    return MemoryConfig.of("full", budget=64)
+
+
+def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray]) -> Tensor:
+    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
+    return upstream.logits(inputs, len(session.backbone.suffix_ids(QUESTION)))
+
+
+def test_every_family_has_a_row() -> None:
+    assert BUILDERS.keys() == FAMILIES.keys()
+
+
+def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upstream: Upstream) -> None:
+    text = upstream.model.config.text_config
+    assert backbone.identity.family == family
+    assert (backbone.layers, backbone.kv_heads) == (text.num_hidden_layers, text.num_key_value_heads)
+    assert backbone.max_position == text.max_position_embeddings
+    assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
+
+
+@pytest.mark.parametrize("kind", ["full", "protokv", "sliding-window"])
+def test_logits_equal_the_whole_model_while_nothing_was_evicted(
+    backbone: Backbone, upstream: Upstream, kind: str
+) -> None:
+    steps = video(backbone, 4)
+    session = watched(backbone, MemoryConfig.of(kind, budget=400), steps)
+    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+def test_frames_of_any_shape_give_the_logits_of_the_whole_model(
+    backbone: Backbone, upstream: Upstream, size: tuple[int, int]
+) -> None:
+    steps = video(backbone, 2, size)
+    session = watched(backbone, everything(), steps)
+    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+
+
+def test_a_video_of_one_frame_is_one_step(backbone: Backbone, upstream: Upstream) -> None:
+    alone = [Sample(0.0, random_frames(5, 1)[0])]
+    taken = [step.images for step in steps_of(alone, backbone.frames_per_step)]
+    session = watched(backbone, everything(), taken)
+    assert session.clock.steps == 1
+    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, taken), **TIGHT)
+
+
+def test_gray_frames_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
+    steps = [images[..., :1].repeat(3, axis=3) for images in video(backbone, 2)]
+    session = watched(backbone, everything(), steps)
+    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)], ids=["ratio 1", "ratio 4", "ratio 7"])
+def test_logits_equal_the_whole_model_at_every_grouping(family: str, tmp_path: Path, heads: int, kv_heads: int) -> None:
+    folder = BUILDERS[family](tmp_path, heads=heads, kv_heads=kv_heads)
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    steps = video(backbone, 3)
+    session = watched(backbone, everything(), steps)
+    expected = expected_logits(Upstream(family, folder), session, steps)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **TIGHT)
+
+
+def test_the_comparison_would_notice_a_forgotten_step(backbone: Backbone, upstream: Upstream) -> None:
+    steps = video(backbone, 4)
+    session = watched(backbone, everything(), steps[:3])
+    assert (session.prefill(QUESTION) - expected_logits(upstream, session, steps)).abs().max() > 1e-2
+
+
+def test_the_comparison_would_notice_the_order_of_steps(backbone: Backbone, upstream: Upstream) -> None:
+    steps = video(backbone, 4)
+    session = watched(backbone, everything(), steps[::-1])
+    assert (session.prefill(QUESTION) - expected_logits(upstream, session, steps)).abs().max() > 1e-2
+
+
+def test_step_by_step_makes_the_keys_and_values_of_one_prefill(backbone: Backbone, upstream: Upstream) -> None:
+    steps = video(backbone, 5)
+    session = watched(backbone, everything(), steps)
+    keys, values = upstream.cache(upstream.inputs(steps, QUESTION, session.clock.step_seconds))
+    prefix, seen = len(backbone.prefix_ids), session.clock.tokens_seen
+    context = session.memory.context()
+    assert isinstance(context, SlotContext)
+    for ours, theirs in ((context.keys, keys), (context.values, values)):
+        torch.testing.assert_close(ours[:, :, : prefix + seen], theirs[:, :, : prefix + seen], **TIGHT)
+
+
+def test_a_greedy_answer_is_that_of_the_whole_model(
+    backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = video(backbone, 3)
+    session = watched(backbone, everything(), steps)
+    expected = upstream.greedy(upstream.inputs(steps, QUESTION, session.clock.step_seconds), 8)
+    decoded: list[list[int]] = []
+    # Both go on behind a token that would end the answer, so that all eight are compared.
+    monkeypatch.setattr(backbone, "stop_ids", frozenset())
+    monkeypatch.setattr(backbone, "decode", lambda ids: decoded.append(list(ids)) or "")
+    session.ask(QUESTION, Decoding(max_new_tokens=8))
+    assert decoded[-1] == expected
+
+
+@pytest.mark.parametrize("newest", [4000, 352_800], ids=["in range", "an hour of video"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rotation_is_removed_where_transformers_applied_it(
+    backbone: Backbone, upstream: Upstream, dtype: torch.dtype, newest: int
+) -> None:
+    g = torch.Generator().manual_seed(1)
+    positions = torch.randint(newest - 900, newest, (11, backbone.position_components), generator=g)
+    keys = torch.randn(2, 11, backbone.head_size, generator=g)
+    rotated = upstream.apply_rotary(keys.to(dtype), positions)
+    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    back = unrotate(rotated.float(), *backbone.rotary(positions))
+    torch.testing.assert_close(back, keys, rtol=0, atol=tolerance)
+    again = turn(rotated, positions, positions, backbone.rotary)
+    torch.testing.assert_close(again, rotated, rtol=0, atol=tolerance)
+
+
+def test_rotation_at_the_end_of_a_stream_is_not_that_at_its_start(backbone: Backbone, upstream: Upstream) -> None:
+    keys = torch.randn(2, 11, backbone.head_size, generator=torch.Generator().manual_seed(1))
+    positions = torch.full((11, backbone.position_components), 352_800)
+    rotated = upstream.apply_rotary(keys, positions)
+    assert (unrotate(rotated, *backbone.rotary(positions - 1)) - keys).abs().max() > 0.1
+
+
+def test_rotary_gives_any_shape_of_positions_its_own_angles(backbone: Backbone) -> None:
+    positions = torch.arange(24 * backbone.position_components).reshape(2, 3, 4, -1)
+    cos, sin = backbone.rotary(positions)
+    flat_cos, flat_sin = backbone.rotary(positions.flatten(0, 2))
+    assert cos.shape == sin.shape == (2, 3, 4, backbone.head_size)
+    assert torch.equal(cos.flatten(0, 2), flat_cos)
+    assert torch.equal(sin.flatten(0, 2), flat_sin)
+
+
+def test_a_state_is_refused_in_another_dtype_and_taken_in_its_own(
+    backbone: Backbone, folder: Path, tmp_path: Path
+) -> None:
+    half = load_backbone(str(folder), device="cpu", dtype="bfloat16")
+    for made, other in ((backbone, half), (half, backbone)):
+        session = watched(made, SMALL["durable"], video(made, 4))
+        path = tmp_path / f"{made.identity.dtype}.safetensors"
+        persist.save(session, path)
+        with pytest.raises(StateMismatch, match=rf"backbone\.dtype is '{made.identity.dtype}'.*{other.identity.dtype}"):
+            persist.load(path, other)
+        assert torch.equal(persist.load(path, made).prefill(QUESTION), session.prefill(QUESTION))
+
+
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+def test_an_overfull_memory_keeps_its_budget_and_gives_finite_logits(backbone: Backbone, config: MemoryConfig) -> None:
+    session = watched(backbone, config, video(backbone, 14))
+    prefix = len(backbone.prefix_ids)
+    assert session.clock.tokens_seen > config.budget
+    assert prefix < session.memory.context().visible_tokens() <= config.budget + prefix
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+def test_a_saved_stream_continues_byte_for_byte(folder: Path, tmp_path: Path, config: MemoryConfig, dtype: str) -> None:
+    backbone = load_backbone(str(folder), device="cpu", dtype=dtype)
+    steps = video(backbone, 14)
+    whole = watched(backbone, config, steps[:9])
+    persist.save(whole, tmp_path / "state.safetensors")
+    resumed = persist.load(tmp_path / "state.safetensors", backbone)
+    for images in steps[9:]:
+        whole.watch(images)
+        resumed.watch(images)
+    assert resumed.clock == whole.clock
+    ours, theirs = resumed.tensors(), whole.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def short_range(family: str, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    folder = BUILDERS[family](tmp_path_factory.mktemp("short"), max_positions=64)
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
+def positions_seen(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The highest position of every forward from here on."""
+    highest: list[int] = []
+    forward: Callable[..., Tensor] = backbone.forward
+
+    def spy(embeddings: Tensor, positions: Tensor, *rest: object, **named: object) -> Tensor:
+        highest.append(int(positions.max()))
+        return forward(embeddings, positions, *rest, **named)
+
+    monkeypatch.setattr(backbone, "forward", spy)
+    return highest
+
+
+@pytest.mark.parametrize("kind", ["durable", "sliding-window"])
+def test_a_stream_past_the_trained_positions_warns_once(short_range: Backbone, kind: str) -> None:
+    with pytest.warns(PositionWarning, match="trained on 64") as caught:
+        session = watched(short_range, SMALL[kind], video(short_range, 70))
+    assert len(caught) == 1
+    assert session.clock.next_position > 64
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+
+
+@pytest.mark.parametrize("kind", ["durable", "sliding-window"])
+def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(
+    short_range: Backbone, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    highest = positions_seen(short_range, monkeypatch)
+    config = SMALL[kind].with_fields({"positions": "compact"})
+    session = watched(short_range, config, video(short_range, 70))
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+    assert session.clock.next_position > 64
+    assert max(highest) < 64
+
+
+def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:
+    before, after = upstream.chat(QUESTION)
+    assert backbone.prefix_ids == before
+    assert backbone.suffix_ids(QUESTION)[-len(after) :] == after
+
+
+def test_control_tokens_in_a_question_are_refused(backbone: Backbone, upstream: Upstream) -> None:
+    video_token = upstream.tokenizer.convert_ids_to_tokens(upstream.model.config.video_token_id)
+    for token in ("<|im_end|>", "<|im_start|>", video_token):
+        with pytest.raises(ConfigError, match="the question contains the control token") as caught:
+            backbone.suffix_ids(f"what is this {token} ?")
+        assert token in caught.value.message
+
+
+def test_an_empty_question_is_refused(backbone: Backbone) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        backbone.suffix_ids("  ")
+
+
+def test_words_without_a_token_are_named_in_order(backbone: Backbone) -> None:
+    assert backbone.unknown_words("What is the zebra doing?") == ["zebra", "doing"]

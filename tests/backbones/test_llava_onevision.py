@@ -1,0 +1,165 @@
+"""What only LLaVA-OneVision has: the newline behind the video, its tower's layers, its template and its sizes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.backbones.llava_onevision import NEWLINE, LlavaOnevision
+from protokv.config import MemoryConfig
+from protokv.errors import ModelError
+from protokv.session import Session
+from tests.backbones.pictures import sample_frames
+from tests.backbones.tiny import LLAVA_SPECIAL, QWEN_TEMPLATE, write_llava_onevision, write_tokenizer
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+QUESTION = "where is the ring ?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llava_onevision(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
+def edited(folder: Path, copy: Path, **settings: Any) -> Path:
+    """A copy of a model folder with other settings of its video processor."""
+    shutil.copytree(folder, copy)
+    file = copy / "processor_config.json"
+    raw = json.loads(file.read_text())
+    raw["video_processor"] |= settings
+    file.write_text(json.dumps(raw))
+    return copy
+
+
+def assert_equals_the_whole_model(folder: Path, steps: list[np.ndarray]) -> None:
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    session = Session(backbone, MemoryConfig.of("full", budget=64))
+    for images in steps:
+        session.watch(images)
+    upstream = Upstream("llava_onevision", folder)
+    expected = upstream.logits(upstream.inputs(steps, QUESTION, 2.0), len(backbone.suffix_ids(QUESTION)))
+    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"feature_layer": -2},
+        {"feature_layer": [0, -2, -1]},
+        {"tower": "clip_vision_model", "select": "default"},
+        {"tower": "clip_vision_model", "select": "default", "feature_layer": [-2, -1]},
+    ],
+    ids=["one layer", "several layers", "class token dropped", "both"],
+)
+def test_the_features_are_those_that_the_config_names(tmp_path: Path, variant: dict[str, Any]) -> None:
+    folder = write_llava_onevision(tmp_path, **variant)
+    assert_equals_the_whole_model(folder, [random_frames(seed, 1) for seed in range(3)])
+
+
+def test_at_the_real_frame_size_a_frame_of_a_real_video_is_196_tokens(tmp_path: Path) -> None:
+    folder = write_llava_onevision(tmp_path, image_size=384)
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    steps = [image[None] for image in sample_frames(1)]
+    tokens = backbone.embed_step(steps[0])
+    assert (tokens.grid, len(tokens.embeddings)) == ((14, 14), 196)
+    assert backbone.settings == {"frame_height": 384, "frame_width": 384, "tokens_per_step": 196}
+    assert (backbone.default_fps, backbone.frames_per_step) == (0.5, 1)
+    assert_equals_the_whole_model(folder, steps)
+
+
+def test_positions_count_tokens_from_the_start(backbone: Backbone) -> None:
+    tokens = backbone.embed_step(random_frames(0, 1))
+    positions = backbone.step_positions(tokens, origin=2, start=40, index=7, time_s=90.0)
+    assert positions.tolist() == [[position] for position in range(40, 49)]
+
+
+def test_the_newline_opens_the_suffix_and_no_token_of_the_vocabulary_stands_for_it(
+    backbone: Backbone, folder: Path
+) -> None:
+    model = Upstream("llava_onevision", folder).model.model
+    ids = backbone.suffix_ids(QUESTION)
+    assert ids[0] == NEWLINE
+    assert min(ids[1:]) >= 0
+    embeddings = backbone.embed_text([*ids, model.config.video_token_id])
+    assert torch.equal(embeddings[0], model.image_newline)
+    words = torch.tensor([*ids[1:], model.config.video_token_id])
+    assert torch.equal(embeddings[1:], model.language_model.embed_tokens(words))
+
+
+def test_the_newline_changes_the_answer(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(backbone, MemoryConfig.of("full", budget=64))
+    session.watch(random_frames(0, 1))
+    before = session.prefill(QUESTION)
+    monkeypatch.setattr(backbone, "_newline", torch.zeros_like(backbone._newline))  # type: ignore[attr-defined]
+    assert (session.prefill(QUESTION) - before)[1:].abs().max() > 1e-2
+
+
+def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenizer(
+    folder: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    template = (copy / "chat_template.jinja").read_text()
+    write_tokenizer(copy, LLAVA_SPECIAL, None)
+    (copy / "chat_template.jinja").unlink()
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": QWEN_TEMPLATE}))
+    older = load_backbone(str(copy), device="cpu", dtype="float32")
+    assert older.prefix_ids == backbone.prefix_ids
+    assert older.suffix_ids(QUESTION) == backbone.suffix_ids(QUESTION)
+
+
+def test_frames_of_another_size_than_the_tower_takes_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = edited(folder, tmp_path / "model", size={"height": 84, "width": 72})
+    with pytest.raises(ModelError, match=r"frames of 72 x 84 pixels, and the vision tower takes 72 x 72"):
+        load_backbone(str(copy), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (random_frames(0, 2), r"got \[2, 60, 90, 3\] uint8"),
+        (random_frames(0, 1)[..., :1], r"got \[1, 60, 90, 1\] uint8"),
+        (random_frames(0, 1)[0], r"got \[60, 90, 3\] uint8"),
+        (random_frames(0, 1) / 255, r"got \[1, 60, 90, 3\] float64"),
+        (random_frames(0, 1)[:, :0], r"got \[1, 0, 90, 3\] uint8"),
+    ],
+    ids=["two frames", "one channel", "no frame axis", "not bytes", "no rows"],
+)
+def test_what_is_not_one_step_of_frames_is_refused(backbone: Backbone, images: np.ndarray, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"a step is \[1, height, width, 3\] uint8 RGB, {said}"):
+        backbone.embed_step(images)
+
+
+@pytest.mark.parametrize("part", ["image_newline", "get_video_features", "language_model"])
+def test_a_moved_internal_of_transformers_is_named(folder: Path, part: str) -> None:
+    upstream = Upstream("llava_onevision", folder)
+
+    class Moved:
+        def __getattr__(self, name: str) -> Any:
+            if name == part:
+                raise AttributeError(f"there is no attribute {name}")
+            return getattr(upstream.model.model, name)
+
+    class Model:
+        model = Moved()
+        config = upstream.model.config
+        generation_config = upstream.model.generation_config
+        lm_head = upstream.model.lm_head
+
+    with pytest.raises(ModelError, match=f"moved an internal of Model: .*{part}"):
+        LlavaOnevision(Model(), upstream.tokenizer, None, None, None)  # type: ignore[arg-type]

@@ -1,0 +1,389 @@
+"""Loading models as users have them: shards, dtypes, device maps, quantisation; one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from protokv import persist
+from protokv.backbones import FAMILIES, load_backbone, loading
+from protokv.backbones.base import Backbone
+from protokv.backbones.loading import devices_of
+from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.errors import ConfigError, ModelError, StateMismatch
+from protokv.generate import Decoding
+from protokv.memory.sharded import LayerShards
+from protokv.session import Session
+from tests.conftest import random_frames
+
+QUESTION = "what is the first star ?"
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_folder, tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(tiny_folder: Path, tmp_path: Path) -> Path:
+    """The same model in several files and an index."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "sharded")
+    (folder / "model.safetensors").unlink()
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_folder)
+    model.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) >= 3
+    return folder
+
+
+def on_cpu(folder: Path | str, **settings: Any) -> Backbone:
+    return load_backbone(str(folder), device="cpu", **({"dtype": "float32"} | settings))
+
+
+def refused(folder: Path | str, **settings: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        on_cpu(folder, **settings)
+    assert caught.value.message.startswith(f"cannot load the model {folder}: ")
+    assert "\n" not in caught.value.message + caught.value.hint
+    assert caught.value.hint
+    return caught.value
+
+
+def test_shards_are_the_model_that_one_file_holds(tiny: Backbone, sharded: Path) -> None:
+    logits = []
+    for backbone in (tiny, on_cpu(sharded)):
+        session = Session(backbone, MemoryConfig.of("full", budget=64))
+        session.watch(random_frames(0))
+        logits.append(session.prefill(QUESTION))
+    assert torch.equal(*logits)
+
+
+def test_a_byte_in_any_shard_is_another_identity(sharded: Path) -> None:
+    digests = {on_cpu(sharded).identity.weights_digest}
+    for shard in sorted(sharded.glob("*.safetensors")):
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        digests.add(on_cpu(sharded).identity.weights_digest)
+    assert len(digests) == 1 + len(list(sharded.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_dtype_is_that_of_keys_values_and_identity(folder: Path, dtype: str) -> None:
+    backbone = on_cpu(folder, dtype=dtype)
+    assert backbone.dtype == getattr(torch, dtype)
+    assert backbone.identity.dtype == dtype
+    session = Session(backbone, MemoryConfig.of("sliding-window", budget=20))
+    session.watch(random_frames(0))
+    assert session.tensors()["near.keys"].dtype == getattr(torch, dtype)
+    assert session.prefill(QUESTION).dtype == torch.float32
+
+
+def test_auto_is_float32_on_a_cpu_whatever_the_checkpoint(folder: Path) -> None:
+    Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    assert on_cpu(folder, dtype="auto").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"device": "cpu:1"}, "no device 'cpu:1'"),
+        ({"device": "cuda:x"}, "no device 'cuda:x'"),
+        ({"dtype": "int8"}, "no dtype 'int8'"),
+        ({"dtype": "auto+4bit"}, r"no dtype 'auto\+4bit'"),
+        ({"dtype": "bfloat16+2bit"}, "no quantization '2bit'"),
+        ({"quantization": "awq"}, "no quantization 'awq'"),
+        ({"dtype": "bfloat16+4bit", "quantization": "8bit"}, r"bfloat16\+4bit and quantization 8bit contradict"),
+        ({"device_map": "sequential", "device": "auto"}, "no device map 'sequential'"),
+        ({"device_map": "auto", "device": "cpu"}, "device map auto chooses the devices, and so does device cpu"),
+    ],
+)
+def test_what_does_not_exist_or_contradicts_is_named(folder: Path, settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        on_cpu(folder, **settings) if "device" not in settings else load_backbone(str(folder), **settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cuda:3 is not available"):
+        load_backbone(str(folder), device="cuda:3")
+
+
+def test_a_number_above_the_devices_that_are_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="cuda:2 is not available: this machine has 2"):
+        load_backbone(str(folder), device="cuda:2")
+
+
+# What is wrong with files
+
+
+def test_a_name_that_is_not_there_says_so_offline() -> None:
+    error = refused("nobody/nothing-of-this-name")
+    assert "not in the local cache, and the hub cannot be reached" in error.message
+
+
+def test_a_name_that_no_hub_can_have_is_said_to_be_none() -> None:
+    assert "neither a folder nor a name on the hub" in refused("no body/no!thing").message
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model folder at .*absent"):
+        load_backbone(str(tmp_path / "absent"))
+
+
+def test_a_model_whose_layers_attend_within_a_window_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    config["text_config"].pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="within a window"):
+        load_backbone(str(folder), device="cpu")
+
+
+def test_a_folder_without_a_config_says_so(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert "there is no config.json" in refused(folder).message
+
+
+def test_a_config_that_is_no_json_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+    assert "config.json is not valid JSON" in refused(folder).message
+
+
+@pytest.mark.parametrize("kind", ["bert", "llava_next_of_tomorrow"])
+def test_another_architecture_is_named_with_those_supported(folder: Path, kind: str) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": kind, "auto_map": {"AutoConfig": "x.Y"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    error = refused(folder)
+    assert f"it is a {kind} model, which is not supported" in error.message
+    assert all(family in error.hint for family in FAMILIES)
+
+
+def test_a_config_with_a_value_of_a_wrong_type_is_one_line(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = "three"
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder)
+
+
+def test_a_folder_without_weights_says_what_was_looked_for(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "there are no weights" in refused(folder).message
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickles_are_refused_and_never_opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was read"))
+    error = refused(folder)
+    assert "pickles" in error.message
+    assert "safetensors" in error.hint
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    shards = sorted(sharded.glob("*.safetensors"))
+    shards[1].unlink()
+    assert f"1 of {len(shards)} weight files are missing" in refused(sharded).message
+    assert shards[1].name in refused(sharded).message
+
+
+@pytest.mark.parametrize("weight_map", [{}, None, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}])
+def test_an_index_that_names_no_file_of_its_folder_is_refused(sharded: Path, weight_map: object) -> None:
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert "index.json does not name weight files" in refused(sharded).message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 1000, -1])
+def test_a_truncated_file_is_named_with_its_size(sharded: Path, keep: int) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[-1]
+    data = shard.read_bytes()
+    shard.write_bytes(data[:keep])
+    error = refused(sharded)
+    assert f"{shard} is truncated or damaged: it has {len(data[:keep])} bytes" in error.message
+    assert keep != -1 or f"its header says {len(data)}" in error.message
+
+
+def test_weights_that_lack_a_tensor_are_refused_not_made_up(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if ".layers.1.mlp" in name)
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    message = refused(folder).message
+    assert "lack 1 of the model's tensors" in message
+    assert ".layers.1.mlp" in message
+
+
+def test_weights_of_another_size_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["intermediate_size"] += 8
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder)
+
+
+def test_a_missing_tokenizer_is_said_to_be_missing(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "there is no tokenizer" in refused(folder).message
+
+
+def test_a_missing_chat_template_is_said_to_be_missing(folder: Path) -> None:
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    error = refused(folder)
+    assert "there is no chat template" in error.message
+    assert "instruction-tuned" in error.hint
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: tried 9 bytes"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=["MemoryError", "device", "host", "mmap"],
+)
+def test_too_little_memory_is_said_to_be_that(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fails)
+    said = refused(folder)
+    assert "does not fit into memory" in said.message
+    assert "--quantization 4bit" in said.hint
+
+
+# Device maps and quantisation
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `from_pretrained` was asked for beyond the usual, of a machine on which everything is installed."""
+    seen: dict[str, Any] = {}
+    load: Callable[..., Any] = Qwen2_5_VLForConditionalGeneration.from_pretrained
+
+    def fake(path: str, **settings: Any) -> Any:
+        seen.update(settings)
+        seen.pop("attn_implementation")
+        return load(path, **{name: settings[name] for name in ("dtype", "attn_implementation", "output_loading_info")})
+
+    monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fake)
+    monkeypatch.setattr(loading, "_installed", lambda package: True)
+    return seen
+
+
+def test_four_bits_reach_transformers_as_its_own_config(folder: Path, asked: dict[str, Any]) -> None:
+    backbone = on_cpu(folder, dtype="bfloat16", quantization="4bit")
+    config = asked["quantization_config"]
+    assert type(config).__name__ == "BitsAndBytesConfig"
+    assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
+    assert config.bnb_4bit_compute_dtype == torch.bfloat16
+    assert asked["device_map"] == {"": torch.device("cpu")}
+    assert backbone.identity.dtype == "bfloat16+4bit"
+    assert backbone.dtype == torch.bfloat16
+
+
+def test_eight_bits_reach_transformers_as_its_own_config(folder: Path, asked: dict[str, Any]) -> None:
+    backbone = load_backbone(str(folder), dtype="float16", quantization="8bit", device_map="balanced")
+    assert asked["quantization_config"].load_in_8bit
+    assert asked["device_map"] == "balanced"
+    assert backbone.identity.dtype == "float16+8bit"
+
+
+@pytest.mark.parametrize("device_map", ["auto", "balanced"])
+def test_a_device_map_reaches_transformers(folder: Path, asked: dict[str, Any], device_map: str) -> None:
+    load_backbone(str(folder), dtype="float32", device_map=device_map)
+    assert asked["device_map"] == device_map
+    assert "quantization_config" not in asked
+
+
+def test_only_safetensors_are_asked_for_and_no_code(folder: Path, asked: dict[str, Any]) -> None:
+    on_cpu(folder)
+    assert asked == {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+
+
+def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
+    folder: Path, tiny: Backbone, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    session = Session(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20))
+    session.watch(random_frames(0))
+    persist.save(session, tmp_path / "a.safetensors")
+    with pytest.raises(StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"):
+        persist.load(tmp_path / "a.safetensors", on_cpu(folder))
+    asked.clear()
+    again = persist.load(tmp_path / "a.safetensors", device="cpu")
+    assert asked["quantization_config"].load_in_4bit
+    assert torch.equal(again.prefill(QUESTION), session.prefill(QUESTION))
+
+
+@pytest.mark.parametrize(
+    ("settings", "package", "install"),
+    [
+        ({"device_map": "auto", "device": "auto"}, "accelerate", "protokv[accelerate]"),
+        ({"quantization": "4bit", "device": "cpu"}, "bitsandbytes", "bitsandbytes"),
+    ],
+)
+def test_a_package_that_is_needed_and_missing_is_named_with_how_to_install_it(
+    folder: Path, settings: dict[str, str], package: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_installed", lambda name: name != package)
+    with pytest.raises(ModelError, match=f"needs the package {package}, which is not installed") as caught:
+        load_backbone(str(folder), **settings)
+    assert install in caught.value.hint
+
+
+def test_modules_stand_where_the_device_map_has_them_or_what_holds_them() -> None:
+    text = "model.language_model"
+    modules = [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in (0, 1, 10))]
+    placed = {"model.visual": "cpu:0", text: "cpu:1", f"{text}.layers.1": "cpu:0", f"{text}.layers.10": "cpu:1"}
+    found = devices_of(SimpleNamespace(hf_device_map=placed), modules)
+    assert found == [torch.device(name) for name in ("cpu:1", "cpu:1", "cpu:0", "cpu:1")]
+    # What is kept elsewhere between uses is computed on the first accelerator.
+    offloaded = {"": "cuda:0", f"{text}.layers.1": "cpu", f"{text}.layers.10": "disk", f"{text}.layers.0": "cuda:1"}
+    found = devices_of(SimpleNamespace(hf_device_map=offloaded), modules)
+    assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
+    for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
+        assert devices_of(SimpleNamespace(hf_device_map=whole), modules) is None
+
+
+@pytest.mark.parametrize("preset", ["paper", "durable", "full"])
+def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
+    tiny: Backbone, folder: Path, tmp_path: Path, preset: str
+) -> None:
+    """All on one CPU, and yet different devices to whoever compares them."""
+    spread = on_cpu(folder)
+    spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
+    config = MemoryConfig.of("full", budget=64) if preset == "full" else ProtoKVConfig.preset(preset, 40)
+    sessions = [Session(backbone, config) for backbone in (tiny, spread)]
+    assert isinstance(sessions[1].memory, LayerShards)
+    for index in range(10):
+        for session in sessions:
+            session.watch(random_frames(index))
+    answers = [session.ask(QUESTION, Decoding(max_new_tokens=5)).text for session in sessions]
+    assert answers[0] == answers[1]
+    assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
+    for session, name in zip(sessions, ("one", "several"), strict=True):
+        persist.save(session, tmp_path / f"{name}.safetensors")
+    states = [persist.load(tmp_path / f"{name}.safetensors", tiny).tensors() for name in ("one", "several")]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert torch.equal(
+        persist.load(tmp_path / "one.safetensors", spread).prefill(QUESTION), sessions[0].prefill(QUESTION)
+    )

@@ -1,0 +1,150 @@
+"""What only Qwen3-VL has: a time before every step, features for the first layers, and pixel limits of whole videos."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as upstream_resize
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.backbones.pixels import PixelConfig, smart_resize
+from protokv.backbones.qwen3_vl import Qwen3VL
+from protokv.config import MemoryConfig
+from protokv.session import Session
+from tests.backbones.tiny_qwen3_vl import LAYERS_FED, write_qwen3_vl
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+QUESTION = "what is the first star ?"
+PUBLISHED = {"size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16, "merge_size": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen3_vl(tmp_path_factory.mktemp("qwen3_vl"))
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
+def stamp_of(backbone: Backbone, folder: Path, time_s: float) -> list[str]:
+    """The text in front of a step's visual tokens, token by token."""
+    tokens = backbone.embed_step(random_frames(0), time_s)
+    vocabulary = Upstream("qwen3_vl", folder).tokenizer.get_vocab()
+    names = {backbone.embed_text([i])[0].numpy().tobytes(): name for name, i in vocabulary.items()}
+    return [names[row.numpy().tobytes()] for row in tokens.embeddings[: tokens.visual.start]]
+
+
+@pytest.mark.parametrize("fps", [0.5, 1.0, 3.0])
+def test_at_any_rate_the_logits_are_those_of_the_whole_model(backbone: Backbone, folder: Path, fps: float) -> None:
+    upstream = Upstream("qwen3_vl", folder)
+    steps = [random_frames(seed) for seed in range(4)]
+    session = Session(backbone, MemoryConfig.of("full", budget=64), fps=fps)
+    for images in steps:
+        session.watch(images)
+    inputs = upstream.inputs(steps, QUESTION, 2 / fps)
+    expected = upstream.logits(inputs, len(backbone.suffix_ids(QUESTION)))
+    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=2e-4, atol=2e-4)
+    assert (
+        session.clock.next_position + len(backbone.suffix_ids(QUESTION))
+        == int(
+            upstream.model.model.get_rope_index(
+                inputs["input_ids"], inputs["mm_token_type_ids"], None, inputs["video_grid_thw"]
+            )[0].max()
+        )
+        + 1
+    )
+
+
+def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Backbone, folder: Path) -> None:
+    assert stamp_of(backbone, folder, 0.25) == ["<", "0", ".", "2", "seconds", ">", "<|vision_start|>"]
+    session, times = Session(backbone, MemoryConfig.of("full"), fps=4.0), []
+    embed = backbone.embed_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backbone, "embed_step", lambda images, time_s: times.append(time_s) or embed(images, time_s))
+        session.watch(random_frames(0))
+        session.watch(random_frames(1))
+        session.watch(random_frames(2), time_s=100.0)
+    assert times == [0.125, 0.625, 100.125]
+
+
+def test_a_later_step_has_more_tokens_and_memory_takes_it(backbone: Backbone, folder: Path) -> None:
+    assert len(stamp_of(backbone, folder, 12.5)) == len(stamp_of(backbone, folder, 2.5)) + 1
+    session = Session(backbone, MemoryConfig.of("sliding-window", budget=40))
+    seen = []
+    for index in range(12):
+        session.watch(random_frames(index))
+        seen.append(session.clock.tokens_seen)
+    lengths = [after - before for before, after in zip([0, *seen], seen, strict=False)]
+    assert lengths[10] == lengths[9] + 1
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+
+
+def test_a_step_is_text_then_a_grid_at_one_place_then_text_behind_it(backbone: Backbone) -> None:
+    tokens = backbone.embed_step(random_frames(0), 0.5)
+    tokens = replace(tokens, grid=(2, 3), visual=slice(2, 8), embeddings=tokens.embeddings[:9])
+    positions = backbone.step_positions(tokens, origin=5, start=20, index=3, time_s=9.0)
+    assert positions.tolist() == [
+        [20, 20, 20], [21, 21, 21],
+        [22, 22, 22], [22, 22, 23], [22, 22, 24],
+        [22, 23, 22], [22, 23, 23], [22, 23, 24],
+        [25, 25, 25],
+    ]  # fmt: skip
+
+
+def test_the_first_layers_are_fed_and_with_nothing_else_than_the_step_s_own(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = backbone.embed_step(random_frames(0), 0.5)
+    assert tokens.deepstack.shape == (LAYERS_FED, tokens.grid[0] * tokens.grid[1], tokens.embeddings.shape[1])
+
+    def question_after(scale: float) -> torch.Tensor:
+        session = Session(backbone, MemoryConfig.of("full", budget=64))
+        session.take(replace(tokens, deepstack=tokens.deepstack * scale), 0.0)
+        return session.prefill(QUESTION)
+
+    assert (question_after(1.0) - question_after(0.0)).abs().max() > 1e-2
+
+
+def test_a_memory_that_thins_out_steps_keeps_the_features_of_what_it_keeps(backbone: Backbone) -> None:
+    session = Session(backbone, MemoryConfig.of("dycoke", budget=200))
+    for index in range(5):
+        session.watch(random_frames(index))
+    assert session.memory.report()["near_tokens_in_use"] < session.clock.tokens_seen
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+
+
+def test_published_limits_are_of_a_video_and_become_those_of_a_step(tmp_path: Path) -> None:
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(PUBLISHED))
+    # Of still images, which the file for video overrules.
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"longest_edge": 16777216, "shortest_edge": 65536}}')
+    pixels = Qwen3VL.read_pixels(str(tmp_path))
+    assert (pixels.patch_size, pixels.min_pixels, pixels.max_pixels) == (16, 2048, 768 * 32 * 32)
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    assert Qwen3VL.read_pixels(str(tmp_path)) == pixels
+    assert pixels.mean == pixels.std == (0.5, 0.5, 0.5)
+
+
+@given(
+    height=st.integers(32, 2400),
+    width=st.integers(32, 4000),
+    shortest=st.sampled_from([2048, 4096, 200_000]),
+    longest=st.sampled_from([60_000, 400_000, 25_165_824]),
+)
+def test_frames_get_the_size_that_the_processor_gives_a_video_of_one_step(
+    height: int, width: int, shortest: int, longest: int
+) -> None:
+    # As in `Qwen3VLVideoProcessor.resize` with `cap_pixels_per_frame`, for two frames.
+    cap = max(min(768 * 32 * 32, longest // 2), int(shortest * 1.05))
+    expected = upstream_resize(2, height, width, 2, 32, shortest, 2 * cap)
+    ours = PixelConfig(patch_size=16, min_pixels=shortest // 2, max_pixels=cap)
+    assert smart_resize(height, width, ours) == expected

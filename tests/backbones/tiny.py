@@ -1,0 +1,232 @@
+"""Tiny random models of the real architectures, written as a user's folder: the rows of the conformance matrix.
+
+A family is one builder in `BUILDERS`, one function in `tests.backbones.upstream.INPUTS`, which gives a question about a
+video to transformers' own model, and one line in `FAMILY_PARTS` of `test_transformers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.backbones.tiny_qwen3_vl import write_qwen3_vl, write_qwen3_vl_moe
+
+WORDS = [
+    "user",
+    "assistant",
+    "what",
+    "who",
+    "where",
+    "is",
+    "the",
+    "a",
+    "star",
+    "ring",
+    "red",
+    "blue",
+    "first",
+    "last",
+    "one",
+    "two",
+    "three",
+    "?",
+    ".",
+]
+END, TURN_END = "<|endoftext|>", "<|im_end|>"
+QWEN_SPECIAL = [
+    END,
+    "<|im_start|>",
+    TURN_END,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+QWEN_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}{% for c in m['content'] %}"
+    "{% if c['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+LLAVA_SPECIAL = [END, "<|im_start|>", TURN_END, "<image>", "<video>"]
+# Media first and text behind it, whatever their order in the message, as the templates on the hub do.
+LLAVA_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}"
+    "{% for c in m['content'] if c['type'] == 'video' %}{{ '<video>' }}{% endfor %}"
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ '\n' + c['text'] }}{% endfor %}{{ '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LAYERS, HEAD_SIZE, VOCABULARY = 3, 16, 48
+
+
+def write_tokenizer(folder: Path, special: Sequence[str], template: str | None) -> dict[str, int]:
+    """A word-level tokenizer with the family's control tokens; returns its vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate([*special, "<unk>", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        eos_token=TURN_END,
+        pad_token=END,
+        extra_special_tokens=[token for token in special if token not in (END, TURN_END)],
+    )
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return vocabulary
+
+
+def save_random(model: torch.nn.Module, folder: Path) -> Path:
+    """Save the model with weights so large that attention is far from uniform, where errors would hide."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.25 * noise) if parameter.ndim > 1 else parameter.add_(0.1 * noise)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) -> dict[str, Any]:
+    """The language model that all tiny models share but for its rotary embedding."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": heads * HEAD_SIZE,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **rope},
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
+    """Fields of a Qwen-VL config that name control tokens."""
+    return {
+        "image_token_id": vocabulary["<|image_pad|>"],
+        "video_token_id": vocabulary["<|video_pad|>"],
+        "vision_start_token_id": vocabulary["<|vision_start|>"],
+        "vision_end_token_id": vocabulary["<|vision_end|>"],
+    }
+
+
+def write_qwen_pixels(folder: Path) -> None:
+    """The preprocessor file of a Qwen-VL folder: frames of 4 to 9 tokens."""
+    limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
+
+
+def write_qwen2_vl(folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768) -> Path:
+    """A random Qwen2-VL of a few thousand parameters."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
+    write_qwen_pixels(folder)
+    config = Qwen2VLConfig(
+        text_config=text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2]),
+        vision_config={"depth": 2, "embed_dim": 16, "hidden_size": heads * HEAD_SIZE, "mlp_ratio": 2, "num_heads": 2},
+        tie_word_embeddings=True,
+        **qwen_tokens(vocabulary),
+    )
+    return save_random(Qwen2VLForConditionalGeneration(config), folder)
+
+
+def write_qwen2_5_vl(
+    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, tokens_per_second: int = 2
+) -> Path:
+    """A random Qwen2.5-VL of a few thousand parameters."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
+    write_qwen_pixels(folder)
+    config = Qwen2_5_VLConfig(
+        text_config=text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2]),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": heads * HEAD_SIZE,
+            "tokens_per_second": tokens_per_second,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        tie_word_embeddings=True,
+        **qwen_tokens(vocabulary),
+    )
+    return save_random(Qwen2_5_VLForConditionalGeneration(config), folder)
+
+
+def write_llava_onevision(
+    folder: Path,
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_positions: int = 32768,
+    image_size: int = 72,
+    tower: str = "siglip_vision_model",
+    feature_layer: int | list[int] = -1,
+    select: str = "full",
+) -> Path:
+    """A random LLaVA-OneVision of a few thousand parameters.
+
+    Frames of 72 pixels make 5 patches a side with 2 pixels to spare, pooled to 3: as odd as 384, 27 and 14.
+    """
+    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+
+    vocabulary = write_tokenizer(folder, LLAVA_SPECIAL, None)
+    (folder / "chat_template.jinja").write_text(LLAVA_TEMPLATE)
+    frames = {
+        "size": {"height": image_size, "width": image_size},
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "image_mean": [0.5, 0.4, 0.6],
+        "image_std": [0.5, 0.3, 0.2],
+        "video_processor_type": "LlavaOnevisionVideoProcessor",
+    }
+    processor = {
+        "num_image_tokens": (image_size // 14) ** 2,
+        "vision_feature_select_strategy": select,
+        "video_processor": frames,
+    }
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    config = LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2"} | text_settings(heads, kv_heads, max_positions),
+        vision_config={
+            "model_type": tower,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": image_size,
+            "patch_size": 14,
+        }
+        | ({"vision_use_head": False} if tower.startswith("siglip") else {}),
+        image_token_index=vocabulary["<image>"],
+        video_token_index=vocabulary["<video>"],
+        vision_feature_layer=feature_layer,
+        vision_feature_select_strategy=select,
+        tie_word_embeddings=False,
+    )
+    return save_random(LlavaOnevisionForConditionalGeneration(config), folder)
+
+
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "qwen2_vl": write_qwen2_vl,
+    "qwen2_5_vl": write_qwen2_5_vl,
+    "qwen3_vl": write_qwen3_vl,
+    "qwen3_vl_moe": write_qwen3_vl_moe,
+    "llava_onevision": write_llava_onevision,
+}

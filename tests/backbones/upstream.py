@@ -1,0 +1,150 @@
+"""transformers' own whole models over the same video and question: what the adapters are compared with.
+
+Nothing of an adapter is used here but its rate: pixels come from transformers' PIL processors, text from the chat
+template, placeholders are merged by the model itself, and positions are its own but for text behind a Qwen video,
+which transformers starts inside the video's time span.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tests.backbones.tiny_qwen3_vl import qwen3_vl_inputs
+
+Video = Sequence[np.ndarray]
+# Without the format, an image of one or three rows is taken for one of as many channels.
+AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
+
+
+class Upstream:
+    """One model of transformers with eager attention in float32, and its tokenizer."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.family, self.folder = family, folder
+        self.model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def chat(self, question: str) -> tuple[list[int], list[int]]:
+        """Token ids before and behind the placeholder of the video."""
+        content = [{"type": "video"}, {"type": "text", "text": question}]
+        ids = self.tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        at = ids["input_ids"].index(self.model.config.video_token_id)
+        return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
+
+    def inputs(self, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+        """Arguments of the model's forward. Every step of the video has frames of one size."""
+        return INPUTS[self.family](self, video, question, step_seconds)
+
+    @torch.no_grad()
+    def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
+        """Logits of the last tokens."""
+        return self.model(**inputs).logits[0, -n_last:]
+
+    @torch.no_grad()
+    def cache(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values `[L, H, n, D]` of all tokens."""
+        layers = self.model(**inputs, use_cache=True).past_key_values.layers
+        return torch.stack([layer.keys[0] for layer in layers]), torch.stack([layer.values[0] for layer in layers])
+
+    @torch.no_grad()
+    def greedy(self, inputs: dict[str, Tensor], n_tokens: int) -> list[int]:
+        """The likeliest continuation: by `generate`, or by forwards over its cache where positions are given."""
+        if "position_ids" not in inputs:
+            settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
+            return self.model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
+        output = self.model(**inputs, use_cache=True)
+        ids, position = [], inputs["position_ids"][..., -1:]
+        for _ in range(n_tokens):
+            best = output.logits[:, -1:].argmax(-1)
+            ids.append(int(best))
+            position = position + 1
+            output = self.model(
+                input_ids=best, position_ids=position, past_key_values=output.past_key_values, use_cache=True
+            )
+        return ids
+
+    def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
+        text = self.model.model.language_model
+        module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
+        where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
+        cos, sin = text.rotary_emb(keys, where)
+        return module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0]
+
+
+def qwen_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
+    model, config = upstream.model, upstream.model.config
+    pixels, (rows, columns) = qwen_patches(upstream.folder, video)
+    before, after = upstream.chat(question)
+    n_visual = len(video) * rows * columns // 4
+    per_second = getattr(config.vision_config, "tokens_per_second", None)
+    interval = 1.0 if per_second is None else per_second * step_seconds
+    grid = torch.tensor([[len(video), rows, columns]])
+    seen = model.model.get_vision_position_ids(len(before), grid[0], 1, 2, interval)
+    behind = int(seen.max()) + 1
+    positions = [torch.arange(len(before)).expand(3, -1), seen, torch.arange(behind, behind + len(after)).expand(3, -1)]
+    return {
+        "input_ids": torch.tensor([[*before, *[config.video_token_id] * n_visual, *after]]),
+        "pixel_values_videos": pixels,
+        "video_grid_thw": grid,
+        "position_ids": torch.cat(positions, 1)[:, None],
+    }
+
+
+def qwen_patches(folder: Path, video: Video) -> tuple[Tensor, tuple[int, int]]:
+    """Patches of all steps in order, and rows and columns of patches.
+
+    The PIL processor takes still images, each as two equal frames: the second frame's own replaces the copy.
+    """
+    raw = json.loads((folder / "preprocessor_config.json").read_text())
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]})
+    patches, grid = [], []
+    for images in video:
+        first, second = (processor(images=[image], **AS_FRAMES) for image in images)
+        both = first["pixel_values"].reshape(-1, 3, 2, 14, 14)
+        both[:, :, 1] = second["pixel_values"].reshape(-1, 3, 2, 14, 14)[:, :, 1]
+        patches.append(both.flatten(1))
+        grid = first["image_grid_thw"][0].tolist()
+    return torch.cat(patches), (grid[1], grid[2])
+
+
+def llava_onevision_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """LLaVA-OneVision; positions are the model's own, and so is the newline behind the video."""
+    config = upstream.model.config
+    before, after = upstream.chat(question)
+    side = -(-(config.vision_config.image_size // config.vision_config.patch_size) // 2)
+    n_visual = len(video) * side * side + 1
+    frames = torch.cat([llava_frames(upstream.folder, images) for images in video])
+    return {
+        "input_ids": torch.tensor([[*before, *[config.video_token_id] * n_visual, *after]]),
+        "pixel_values_videos": frames[None],
+    }
+
+
+def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
+    """Frames `[F, 3, height, width]`: of each image the first tile of the PIL processor, which is the whole image."""
+    raw = json.loads((folder / "processor_config.json").read_text())["video_processor"]
+    settings = {name: raw[name] for name in ("size", "resample", "rescale_factor", "image_mean", "image_std")}
+    processor = LlavaOnevisionImageProcessorPil(**settings)
+    return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
+
+
+INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = {
+    "qwen2_vl": qwen_vl_inputs,
+    "qwen2_5_vl": qwen_vl_inputs,
+    "qwen3_vl": qwen3_vl_inputs,
+    "qwen3_vl_moe": qwen3_vl_inputs,
+    "llava_onevision": llava_onevision_inputs,
+}
