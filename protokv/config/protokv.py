@@ -13,9 +13,12 @@ from typing import ClassVar, Literal
 from protokv.config.base import MemoryConfig, check_range
 from protokv.errors import ConfigError
 
+Allocation = Literal["fixed", "variance"]
 Anchor = Literal["recent", "first", "average"]
 Decay = Literal["floor", "off"]
+Histograms = Literal["independent", "joint"]
 MassBias = Literal["log_n", "log_n_over_s", "off"]
+Policy = Literal["continuity", "agglomerative"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,11 @@ class ProtoKVConfig(MemoryConfig):
     """A near window and a bank of prototypes, `budget = W + K * S`; the defaults are the paper's.
 
     Attributes:
+        policy: how evicted tokens enter the bank: "continuity" is the paper's Algorithms 1 and 2; "agglomerative" is
+            ours (`protokv.memory.agglomerative`), for which the rates, the spatial and idle terms, decay, merging by
+            distance and recycling have no meaning.
+        merge_mass_power: in the cost of an agglomerative merge a prototype of mass n weighs n to this power: 1 is
+            Ward's cost, 0 takes no notice of the mass.
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
         pseudo_tokens: S, pseudo-tokens that show one prototype.
         spatial_weight: lambda_sp, weight of the squared Mahalanobis distance; 0 turns the term off.
@@ -41,6 +49,10 @@ class ProtoKVConfig(MemoryConfig):
         residual: whether residual statistics are kept; without them all S pseudo-tokens are the centre.
         subquantizers: G; must divide the head size.
         codewords: C, codewords of each subquantizer.
+        histograms: what is counted: the codes of keys and of values apart, whose modes are then paired by rank; or
+            "joint", pairs of a key code and a value code (the paper's H^KV), at C times half the bytes.
+        allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
+            to the variance of the residuals of each (`protokv.memory.allocation`).
         beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
         smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
             first author's code.
@@ -51,6 +63,8 @@ class ProtoKVConfig(MemoryConfig):
     """
 
     kind: ClassVar[str] = "protokv"
+    policy: Policy = "continuity"
+    merge_mass_power: float = 1.0
     split: tuple[int, int] = (1, 3)
     pseudo_tokens: int = 8
     spatial_weight: float = 0.1
@@ -69,6 +83,8 @@ class ProtoKVConfig(MemoryConfig):
     residual: bool = True
     subquantizers: int = 8
     codewords: int = 16
+    histograms: Histograms = "independent"
+    allocation: Allocation = "fixed"
     beam_per_mode: int = 4
     smoothing: float = 1e-5
     warmup_residuals: int = 512
@@ -84,11 +100,16 @@ class ProtoKVConfig(MemoryConfig):
             check_range(name, getattr(self, name), 0, None)
         for name in ("spatial_weight", "idle_weight", "merge_key_distance", "merge_value_distance"):
             check_range(name, getattr(self, name), 0, None)
-        for name in ("key_rate", "value_rate", "spatial_rate", "decay_rate"):
+        for name in ("key_rate", "value_rate", "spatial_rate", "decay_rate", "merge_mass_power"):
             check_range(name, getattr(self, name), 0, 1)
         check_range("codewords", self.codewords, 2, 256)
         check_range("warmup_residuals", self.warmup_residuals, self.codewords, None)
         check_range("smoothing", self.smoothing, 1e-12, 1)
+        if self.allocation == "variance" and not self.residual:
+            raise ConfigError(
+                "allocation: 'variance' is that of the residuals, and residual is off",
+                hint="turn residual on, or leave allocation at 'fixed'",
+            )
         near, far = self.split
         if near < 0 or far < 0 or near + far == 0:
             raise ConfigError(f"split: expected two counts, not negative and not both 0, got {near}:{far}")

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 from protokv.config import MemoryConfig
 from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.memory.dycoke import DyCoke
+from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
+from protokv.memory.infinipot_v import InfiniPotV
+from protokv.memory.last_frames import LastFrames
 from protokv.memory.protokv import ProtoKV
+from protokv.memory.rekv import ReKV
+from protokv.memory.sharded import LayerShards
 from protokv.memory.sliding_window import SlidingWindow
 from protokv.rotary import Rotary
 
 __all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory"]
 
-MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (ProtoKV, SlidingWindow, FullCache)}
+MEMORIES: dict[str, type[Memory]] = {
+    memory.kind: memory
+    for memory in (ProtoKV, SlidingWindow, InfiniPotV, LastFrames, FullCache, ReKV, DyCoke, DyCokeDecode)
+}
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    """An empty memory of the kind that the config names.
+    """An empty memory of the kind that the config names; where the layers of a model are, if these are several places.
 
     Raises:
         ConfigError: the config does not fit the model.
     """
-    return MEMORIES[config.kind](config, shape, rotary)
+    kind = MEMORIES[config.kind]
+    if len(set(shape.layer_devices or ())) > 1:
+        return LayerShards(kind, config, shape, rotary)
+    return kind(config, shape, rotary)

@@ -7,7 +7,7 @@ memory is handed keys as the model rotated them, and hands back a `Context`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +31,11 @@ class MemoryShape:
         position_components: P, 1 for RoPE and 3 for M-RoPE.
         sink_tokens: P0, tokens of the prompt prefix; may be 0.
         dtype: of keys and values.
-        device: of all tensors.
+        device: of all tensors, unless `layer_devices` says otherwise.
+        layer_devices: device of each layer where a model is spread over several; None: all on `device`.
+        part_of: the whole model's layers where these are some of its consecutive ones, and the first of them is
+            `first_layer`; None: they are all.
+        first_layer: see `part_of`.
     """
 
     layers: int
@@ -41,6 +45,14 @@ class MemoryShape:
     sink_tokens: int
     dtype: torch.dtype
     device: torch.device
+    layer_devices: Sequence[torch.device] | None = None
+    part_of: int | None = None
+    first_layer: int = 0
+
+    @property
+    def of_model(self) -> tuple[int, slice]:
+        """How many layers the whole model has, and which of them these are."""
+        return self.part_of or self.layers, slice(self.first_layer, self.first_layer + self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +98,15 @@ class Memory(ABC):
     Attributes:
         kind: its name in the registry.
         bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
+        layer_axis: the axis of the layers in tensors of its state, by name, where it is not the first one; None where
+            the tensor is the same for all layers. Read where a model is spread over several devices (`sharded`).
+        across_layers: whether what a layer reads depends on another layer, so that all must be in one memory.
     """
 
     kind: ClassVar[str]
     bounded: ClassVar[bool] = True
+    layer_axis: ClassVar[Mapping[str, int | None]] = {}
+    across_layers: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
@@ -102,6 +119,21 @@ class Memory(ABC):
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix, `[L, H, P0, D]` each: exact, always kept. Once, before any step."""
+
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Which visual tokens of the next step are forwarded at all; for most memories all of them.
+
+        Called once a step and in order, before the model reads it. A memory that compares steps may keep features:
+        they are part of its state.
+
+        Args:
+            features: `[V, E]` model dtype, visual tokens in raster order as the language model would take them.
+            grid: rows and columns of these, `V` together.
+
+        Returns:
+            Indices `[n]` int64 into the features, increasing, at least one.
+        """
+        return torch.arange(features.shape[0], device=features.device)
 
     @abstractmethod
     def append(self, step: StepKV) -> None:
@@ -127,6 +159,15 @@ class Memory(ABC):
             StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream can
             leave.
         """
+
+    def finished(self) -> dict[str, Tensor]:
+        """Tensors that it has dropped from its state for good, as they would stand there if other layers had not."""
+        return {}
+
+    @classmethod
+    def finished_with(cls, tensors: Mapping[str, Tensor]) -> frozenset[str]:
+        """Which tensors of a state a memory with this state has dropped."""
+        return frozenset()
 
     @abstractmethod
     def nbytes(self) -> dict[str, int]:

@@ -21,6 +21,7 @@ from protokv.memory.bank import PrototypeBank, Seen
 SIGMA_FLOOR = 1e-4
 # Costs of one block, B * T * K; longer runs of tokens are cut into blocks, which changes nothing but memory.
 _BLOCK_ELEMENTS = 2**25
+_CACHED_ELEMENTS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +158,14 @@ def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: i
     hence one narrow product; in float64, because Sigma shrinks to `SIGMA_FLOOR` and the expanded form then
     cancels. The idle term and the free slots ride on its constant.
     """
-    B = directions.shape[0]
+    B, n, _ = directions.shape
     K = bank.mass.shape[2]
     idle = config.idle_weight * (step - bank.last_step > config.idle_steps)
     constant = idle.double().masked_fill(bank.mass == 0, torch.inf).view(B, 1, K)
     centers = torch.nn.functional.normalize(bank.key_center.view(B, K, -1), dim=-1, eps=1e-12)
+    cost = directions.new_empty(B, n, K)
     if config.spatial_weight == 0:
-        other = constant.float().expand(-1, directions.shape[1], -1)
+        cost.copy_(constant.expand_as(cost))
     else:
         mu_x, mu_y = bank.mean.double().view(B, K, 2).unbind(-1)
         xx, xy, _, yy = bank.covariance.double().view(B, K, 4).unbind(-1)
@@ -174,8 +176,12 @@ def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: i
         form = torch.stack((a, 2 * b, c, -2 * d, -2 * e, d * mu_x + e * mu_y), 1)
         x, y = coordinates.double().unbind(-1)
         features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1).expand(B, -1, -1)
-        other = torch.baddbmm(constant, features, form).float()
-    return torch.baddbmm(other, directions, centers.transpose(1, 2), alpha=-1)
+        # A few heads at a time: their float64 costs are rounded to float32 while a CPU has them in its cache.
+        few = max(1, _CACHED_ELEMENTS // (n * K))
+        for start in range(0, B, few):
+            heads = slice(start, start + few)
+            cost[heads] = torch.baddbmm(constant[heads], features[heads], form[heads])
+    return cost.baddbmm_(directions, centers.transpose(1, 2), alpha=-1)
 
 
 def _column(

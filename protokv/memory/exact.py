@@ -6,18 +6,21 @@ stay is for the memory that derives from it. Knows nothing of prototypes.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from protokv.context import Context
 from protokv.memory.base import Memory, MemoryShape
-from protokv.memory.near import NearWindow
+from protokv.memory.near import LAYER_AXIS, NearWindow
 from protokv.memory.slots import Slots
 
 
 class ExactMemory(Memory):
     """The prompt prefix and a ring of exact tokens."""
+
+    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS
 
     _shape: MemoryShape
     _slots: Slots

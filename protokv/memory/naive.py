@@ -3,14 +3,15 @@ paper.
 
 This is the oracle that the fast memory is tested against, and where the settlements of the points that the
 paper leaves open are easiest to see; each is marked "settled". It is slow on purpose and shares with the fast
-code only the rotation of keys and the k-means fit. One `NaiveProtoKV` has a near window and an independent
-bank per layer and head.
+code only the rotation of keys, the k-means fit and the seed of a step's draw. One `NaiveProtoKV` has a near
+window and an independent bank per layer and head.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from protokv.config import ProtoKVConfig
 from protokv.memory import quantizer
 from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.maintenance import step_seed
 from protokv.rotary import Rotary, rotate, unrotate
 
 
@@ -46,6 +48,8 @@ class Prototype:
     value_counts: Tensor
     updates: int = 0
     merged_into: Prototype | None = None
+    # H^KV, where it is what the config shows.
+    joint_counts: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +73,6 @@ class NaiveProtoKV:
         self.config, self.shape, self.rotary = config, shape, rotary
         self.near: list[tuple[int, list[list[Token]]]] = []
         self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
-        self.generator = torch.Generator().manual_seed(config.seed)
 
     # Algorithm 1
 
@@ -141,7 +144,8 @@ class NaiveProtoKV:
             self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
 
     def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
-        empty = torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64)
+        G, C = self.config.subquantizers, self.config.codewords
+        empty = torch.zeros(G, C, dtype=torch.int64)
         bank.slots[slot] = Prototype(
             key_center=token.key,
             value_center=token.value,
@@ -152,6 +156,7 @@ class NaiveProtoKV:
             last_step=now,
             key_counts=empty,
             value_counts=empty.clone(),
+            joint_counts=torch.zeros(G, C, C, dtype=torch.int64) if self.config.histograms == "joint" else None,
         )
         bank.used.add(slot)
 
@@ -169,8 +174,7 @@ class NaiveProtoKV:
         """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""
         prototype.updates += 1
         if bank.key_codebook is not None and bank.value_codebook is not None:
-            _add(prototype.key_counts, bank.key_codebook, key_residual)
-            _add(prototype.value_counts, bank.value_codebook, value_residual)
+            _add(prototype, bank.key_codebook, bank.value_codebook, key_residual, value_residual)
             return
         bank.reservoir.append((key_residual, value_residual, prototype))
         if len(bank.reservoir) == self.config.warmup_residuals:
@@ -180,8 +184,7 @@ class NaiveProtoKV:
             for key, value, owner in bank.reservoir:
                 while owner.merged_into is not None:
                     owner = owner.merged_into
-                _add(owner.key_counts, bank.key_codebook, key)
-                _add(owner.value_counts, bank.value_codebook, value)
+                _add(owner, bank.key_codebook, bank.value_codebook, key, value)
 
     # Algorithm 2
 
@@ -197,7 +200,8 @@ class NaiveProtoKV:
         if not self.config.recycle or not any(freed) or not self.near:
             return
         newest = self.near[-1][1]
-        draw = torch.rand(len(heads), len(newest), generator=self.generator)
+        generator = torch.Generator().manual_seed(step_seed(self.config.seed, now))
+        draw = torch.rand(len(heads), len(newest), generator=generator)
         for h, bank in enumerate(heads):
             order = sorted(range(len(newest)), key=draw[h].tolist().__getitem__)
             for slot, t in zip(freed[h], order, strict=False):
@@ -245,23 +249,26 @@ class NaiveProtoKV:
         one.mass = n + m
         one.key_counts = one.key_counts + other.key_counts
         one.value_counts = one.value_counts + other.value_counts
+        if one.joint_counts is not None and other.joint_counts is not None:
+            one.joint_counts = one.joint_counts + other.joint_counts
         one.updates += other.updates
         other.merged_into = one
 
     # Algorithms 3 and 4
 
     def pseudo_tokens(self, layer: int, head: int) -> list[tuple[int, list[tuple[Tensor, Tensor]], float]]:
-        """Of each active prototype: its slot, S pairs of key (rotated to tau_k) and value, its bias."""
-        bank, S = self.heads[layer][head], self.config.pseudo_tokens
+        """Of each active prototype: its slot, S_k pairs of key (rotated to tau_k) and value, its bias."""
+        bank = self.heads[layer][head]
         shown = []
-        for slot, prototype in enumerate(bank.slots):
+        for slot, (prototype, S) in enumerate(zip(bank.slots, self.allocation(bank), strict=True)):
             if prototype is None:
                 continue
             key_modes = value_modes = [torch.zeros(self.shape.head_size)] * S
             # Settled: while the codebooks are being collected for, all S pseudo-tokens are the centre.
             if prototype.updates and bank.key_codebook is not None and bank.value_codebook is not None:
-                key_modes = self._top_modes(prototype.key_counts, bank.key_codebook)
-                value_modes = self._top_modes(prototype.value_counts, bank.value_codebook)
+                key_codes, value_codes = self._top_codes(prototype, S)
+                key_modes = [_join(bank.key_codebook, codes) for codes in key_codes]
+                value_modes = [_join(bank.value_codebook, codes) for codes in value_codes]
             cos, sin = self.rotary(prototype.position.round().long())
             pairs = [
                 (
@@ -274,10 +281,42 @@ class NaiveProtoKV:
             shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
         return shown
 
-    def _top_modes(self, counts: Tensor, codebook: Tensor) -> list[Tensor]:
-        """DecodeTopSResidualModes, with the beam of the paper."""
+    def allocation(self, bank: Head) -> list[int]:
+        """S_k of every slot (appendix on dynamic allocation); settled: at least 1, then by largest remainder."""
+        S, K = self.config.pseudo_tokens, len(bank.slots)
+        if self.config.allocation == "fixed":
+            return [S] * K
+        count = [int(prototype is not None) for prototype in bank.slots]
+        variances = {slot: _variance(bank, prototype) for slot, prototype in enumerate(bank.slots) if prototype}
+        largest = max(variances.values(), default=0.0)
+        # Settled: in whole units, so that rounding does not decide between equal variances.
+        weight = {slot: round(variance / largest * 2**31) for slot, variance in variances.items() if variance > 0}
+        sharing = {slot for slot in weight if weight[slot] > 0}
+        while True:
+            left, total = S * K - (sum(count) - len(sharing)), sum(weight[slot] for slot in sharing)
+            quota = {slot: Fraction(left * weight[slot], total) for slot in sorted(sharing)}
+            if all(share >= 1 for share in quota.values()):
+                break
+            sharing = {slot for slot in sharing if quota[slot] >= 1}
+        for slot in quota:
+            count[slot] = math.floor(quota[slot])
+        spare = left - sum(count[slot] for slot in quota)
+        for slot in sorted(quota, key=lambda slot: -(quota[slot] % 1))[:spare]:
+            count[slot] += 1
+        return count
+
+    def _top_codes(self, prototype: Prototype, S: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Key and value code tuples of S modes: by rank from two histograms, or in pairs from the joint one."""
+        if prototype.joint_counts is None:
+            return self._top_modes(prototype.key_counts, S), self._top_modes(prototype.value_counts, S)
+        C = self.config.codewords
+        pairs = self._top_modes(prototype.joint_counts.flatten(1), S)
+        return [tuple(code // C for code in codes) for codes in pairs], [tuple(c % C for c in codes) for codes in pairs]
+
+    def _top_modes(self, counts: Tensor, S: int) -> list[tuple[int, ...]]:
+        """The tuples of DecodeTopSResidualModes, with the beam of the paper."""
         G, C = counts.shape
-        S, epsilon = self.config.pseudo_tokens, self.config.smoothing
+        epsilon = self.config.smoothing
         beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
         for g in range(G):
             total = int(counts[g].sum())
@@ -288,14 +327,40 @@ class NaiveProtoKV:
             # Python's sort is stable: ties keep the order of the beam, then of the codes.
             beam = sorted(longer, key=lambda item: -item[0])[: self.config.beam_per_mode * S]
         best = [codes for _, codes in beam[:S]]
-        modes = [torch.cat([codebook[g, code] for g, code in enumerate(codes)]) for codes in best]
-        return [modes[s % len(modes)] for s in range(S)]
+        return [best[s % len(best)] for s in range(S)]
 
 
-def _add(counts: Tensor, codebook: Tensor, residual: Tensor) -> None:
-    """Count the nearest codeword of each subspace."""
-    G, C, d = codebook.shape
-    for g in range(G):
-        part = residual[g * d : (g + 1) * d]
-        distances = [float((part - codebook[g, c]).square().sum()) for c in range(C)]
-        counts[g, min(range(C), key=distances.__getitem__)] += 1
+def _add(prototype: Prototype, key_codebook: Tensor, value_codebook: Tensor, key: Tensor, value: Tensor) -> None:
+    """Count the nearest codewords of each subspace: H^K, H^V and, in the variant, H^KV."""
+    for g in range(len(key_codebook)):
+        key_code, value_code = _nearest(key_codebook[g], g, key), _nearest(value_codebook[g], g, value)
+        prototype.key_counts[g, key_code] += 1
+        prototype.value_counts[g, value_code] += 1
+        if prototype.joint_counts is not None:
+            prototype.joint_counts[g, key_code, value_code] += 1
+
+
+def _nearest(codewords: Tensor, g: int, residual: Tensor) -> int:
+    C, d = codewords.shape
+    part = residual[g * d : (g + 1) * d]
+    distances = [float((part - codewords[c]).square().sum()) for c in range(C)]
+    return min(range(C), key=distances.__getitem__)
+
+
+def _join(codebook: Tensor, codes: tuple[int, ...]) -> Tensor:
+    return torch.cat([codebook[g, code] for g, code in enumerate(codes)])
+
+
+def _variance(bank: Head, prototype: Prototype) -> float:
+    """Var(H_k); settled: mean squared distance of the counted codewords from their mean, keys and values added up."""
+    variance = 0.0
+    for codebook, counts in (
+        (bank.key_codebook, prototype.key_counts),
+        (bank.value_codebook, prototype.value_counts),
+    ):
+        if codebook is None or not prototype.updates:
+            continue
+        for words, n in zip(codebook.double(), counts.double(), strict=True):
+            mean = (n[:, None] * words).sum(0) / n.sum()
+            variance += float((n * (words - mean).square().sum(1)).sum() / n.sum())
+    return variance

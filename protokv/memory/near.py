@@ -19,6 +19,9 @@ from protokv.errors import StateCorrupt
 from protokv.memory.base import Spec, StepKV, size_of
 from protokv.memory.slots import Slots
 
+# Of its part of the state, what is the same for all layers (`Memory.layer_axis`).
+LAYER_AXIS = dict.fromkeys(("near.positions", "near.coordinates", "near.step", "near.ring"))
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:

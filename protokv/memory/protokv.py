@@ -10,7 +10,6 @@ anchor of their prototype.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -19,12 +18,13 @@ from torch import Tensor
 
 from protokv.config import ProtoKVConfig
 from protokv.context import Context
-from protokv.errors import StateCorrupt
+from protokv.memory.agglomerative import Agglomerator
+from protokv.memory.allocation import Layout, by_variance
 from protokv.memory.bank import PrototypeBank, Seen
 from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
 from protokv.memory.continuity import FarTokens, absorb_
 from protokv.memory.maintenance import Recycler, maintain_
-from protokv.memory.near import NearWindow, Tokens
+from protokv.memory.near import LAYER_AXIS, NearWindow, Tokens
 from protokv.memory.residual import Residuals
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary, rotate, unrotate
@@ -34,6 +34,7 @@ class ProtoKV(Memory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
 
     kind: ClassVar[str] = "protokv"
+    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS
 
     def __init__(self, config: ProtoKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
@@ -41,8 +42,9 @@ class ProtoKV(Memory):
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
         self._bank = PrototypeBank.empty(shape, K)
+        self._agglomerator = self._agglomerator_of(self._bank)
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
-        self._generator = torch.Generator().manual_seed(config.seed)
+        self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -55,12 +57,22 @@ class ProtoKV(Memory):
         if not len(leaving) or not self._config.prototypes:
             return
         followers = [] if self._residuals is None else [self._residuals]
-        assigned = absorb_(self._bank, self._far_tokens(leaving), step.step, self._config)
+        tokens = self._far_tokens(leaving)
+        if self._agglomerator is not None:
+            assigned = self._agglomerator.absorb_(tokens, followers, step.step)
+        else:
+            assigned = absorb_(self._bank, tokens, step.step, self._config)
         if self._residuals is not None:
             fitted = self._residuals.record_(assigned)
             self._bank.stale.flatten(0, 1)[fitted] = True
-        recycler = Recycler(lambda: self._far_tokens(self._near.newest()), self._generator)
+        if self._agglomerator is not None:
+            return
+        recycler = Recycler(lambda: self._far_tokens(self._near.newest()), self._config.seed, self._shape.of_model)
         maintain_(self._bank, followers, recycler, step.step, self._config)
+
+    def _agglomerator_of(self, bank: PrototypeBank) -> Agglomerator | None:
+        wanted = self._config.policy == "agglomerative" and self._config.prototypes
+        return Agglomerator(bank, self._config) if wanted else None
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)
@@ -70,70 +82,100 @@ class ProtoKV(Memory):
 
     def context(self) -> Context:
         """All slots, the pseudo-tokens brought up to date."""
-        K, S = self._config.prototypes, self._config.pseudo_tokens
-        if K:
+        if self._config.prototypes:
+            if self._residuals is not None and self._config.allocation == "variance":
+                self._allocate(self._residuals)
             rows = self._bank.stale.view(-1).nonzero().squeeze(1)
             if len(rows):
                 self._show(rows)
                 self._bank.stale.zero_()
-            self._slots.bias[:, :, self._slots.far] = self._mass_bias().repeat_interleave(S, 2)
+            # One more prototype, which hides the slots that are nobody's.
+            bias = torch.nn.functional.pad(self._mass_bias().flatten(0, 1), (0, 1), value=-torch.inf)
+            far = self._slots.bias[:, :, self._slots.far]
+            far.copy_(bias.gather(1, self._layout.owner).view(far.shape))
         return self._slots.context(self._near.positions, self._anchors)
+
+    def _allocate(self, residuals: Residuals) -> None:
+        """Deal out the slots of the heads that changed; where prototypes get other slots, all are shown anew."""
+        stale, mass = self._bank.stale.flatten(0, 1), self._bank.mass.flatten(0, 1)
+        heads = stale.any(1).nonzero().squeeze(1)
+        counts = by_variance(residuals.variances(heads), mass[heads] > 0, self._layout.owner.shape[1])
+        changed = (counts != self._layout.counts[heads]).any(1)
+        heads, counts = heads[changed], counts[changed]
+        self._layout.deal_(heads, counts)
+        stale[heads] = True
+        # Slots that are nobody's must not tell of what stood there: a context is a function of the state.
+        nobody = (self._layout.owner[heads] == mass.shape[1]).nonzero(as_tuple=True)
+        for slots in (self._slots.keys, self._slots.values):
+            slots[:, :, self._slots.far].flatten(0, 1)[heads[nobody[0]], nobody[1]] = 0.0
 
     def _anchors(self) -> Tensor:
         """Stream positions of the pseudo-tokens, `[L, H, K * S, P]` int64: those that their keys are turned to."""
-        return self._bank.position.round().long().repeat_interleave(self._config.pseudo_tokens, 2)
+        L, H, K, P = self._bank.position.shape
+        owner = self._layout.owner.clamp(max=max(K - 1, 0))[..., None].expand(-1, -1, P)
+        return self._bank.position.round().long().view(L * H, K, P).gather(1, owner).view(L, H, -1, P)
 
     def _show(self, rows: Tensor) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
-        H, K = self._bank.mass.shape[1:]
-        S, D = self._config.pseudo_tokens, self._shape.head_size
-        keys = self._bank.key_center.view(-1, 1, D)[rows]
-        values = self._bank.value_center.view(-1, 1, D)[rows]
-        if self._residuals is None:
-            keys, values = keys.expand(-1, S, -1), values.expand(-1, S, -1)
-        else:
-            key_modes, value_modes = self._residuals.modes(rows)
-            keys, values = keys + key_modes, values + value_modes
-        anchors = self._bank.position.view(-1, self._shape.position_components)[rows]
-        cos, sin = self._rotary(anchors.round().long())
-        keys = rotate(keys, cos[:, None], sin[:, None])
-        where = (rows // (H * K), rows // K % H, rows % K)
-        for slots, shown in ((self._slots.keys, keys), (self._slots.values, values)):
-            L, H = slots.shape[:2]
-            slots[:, :, self._slots.far].view(L, H, K, S, D)[where] = shown.to(slots.dtype)
+        K, D, P = self._config.prototypes, self._shape.head_size, self._shape.position_components
+        far_keys, far_values = (
+            part[:, :, self._slots.far].flatten(0, 1) for part in (self._slots.keys, self._slots.values)
+        )
+        for part, slots, shown in self._layout.slots_of(rows):
+            some = rows[part]
+            keys = self._bank.key_center.view(-1, 1, D)[some]
+            values = self._bank.value_center.view(-1, 1, D)[some]
+            if self._residuals is not None:
+                key_modes, value_modes = self._residuals.modes(some, slots.shape[1])
+                keys, values = keys + key_modes, values + value_modes
+            anchors = self._bank.position.view(-1, P)[some]
+            cos, sin = self._rotary(anchors.round().long())
+            keys = rotate(keys, cos[:, None], sin[:, None]).expand(*slots.shape, D)
+            values = values.expand_as(keys)
+            heads = (some // K)[:, None].expand_as(slots)
+            if not shown.all():
+                heads, slots, keys, values = heads[shown], slots[shown], keys[shown], values[shown]
+            far_keys[heads, slots] = keys.to(far_keys.dtype)
+            far_values[heads, slots] = values.to(far_values.dtype)
 
     def _mass_bias(self) -> Tensor:
         """The logit bias of each prototype, `[L, H, K]`; log 0 = -inf hides free slots."""
         mass = self._bank.mass
         if self._config.mass_bias == "off":
             return torch.zeros_like(mass).masked_fill_(mass == 0, -torch.inf)
-        shared = math.log(self._config.pseudo_tokens) if self._config.mass_bias == "log_n_over_s" else 0.0
-        return mass.log() - shared
+        if self._config.mass_bias == "log_n_over_s":
+            return mass.log() - self._layout.counts.view(mass.shape).clamp(min=1).log()
+        return mass.log()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state: sink, near window, bank, residual statistics and the generator of recycling."""
+        """The state: sink, near window, bank and residual statistics."""
         residual = {} if self._residuals is None else self._residuals.tensors()
-        parts = self._slots.tensors() | self._near.tensors() | self._bank.tensors() | residual
-        return parts | {"bank.generator": self._generator.get_state()}
+        return self._slots.tensors() | self._near.tensors() | self._bank.tensors() | residual
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave."""
         expected = dict(self._slots.spec()) | dict(self._near.spec()) | dict(self._bank.spec())
-        expected["bank.generator"] = (tuple(self._generator.get_state().shape), torch.uint8)
         if self._residuals is not None:
             fitted = tensors.get("codebook.fitted")
             expected |= self._residuals.spec(fitted=fitted is not None and bool(fitted.all()))
         require(tensors, expected)
         bank = self._bank.loaded(tensors)
         residuals = None if self._residuals is None else self._residuals.loaded(tensors, bank.mass > 0)
-        generator = torch.Generator()
-        try:
-            generator.set_state(tensors["bank.generator"].cpu())
-        except RuntimeError as error:
-            raise StateCorrupt("state: tensor bank.generator is not the state of a generator") from error
         self._near.load(tensors)
         self._slots.load(tensors)
-        self._bank, self._residuals, self._generator = bank, residuals, generator
+        self._bank, self._residuals = bank, residuals
+        self._agglomerator = self._agglomerator_of(bank)
+
+    def finished(self) -> dict[str, Tensor]:
+        """The reservoir of codebooks, once all of its heads are fitted."""
+        return {} if self._residuals is None else self._residuals.finished()
+
+    @classmethod
+    def finished_with(cls, tensors: Mapping[str, Tensor]) -> frozenset[str]:
+        """The reservoir, where all heads are fitted."""
+        fitted = tensors.get("codebook.fitted")
+        done = fitted is not None and bool(fitted.all())
+        return frozenset(name for name in tensors if done and name.startswith("warmup."))
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
@@ -143,9 +185,9 @@ class ProtoKV(Memory):
         return {
             "sink": slots.sink_nbytes(),
             "near": self._near.nbytes(),
-            "bank": self._bank.nbytes(),
+            "bank": self._bank.nbytes() + (self._agglomerator.nbytes() if self._agglomerator is not None else 0),
             **residual,
-            "context": size_of(*far),
+            "context": size_of(*far, self._layout.counts, self._layout.start, self._layout.owner),
         }
 
     def report(self) -> dict[str, Any]:

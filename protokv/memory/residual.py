@@ -1,10 +1,10 @@
 """`Residuals`: what a centre averages away, as product-quantiser histograms of each prototype.
 
-Owns the histograms H^K, H^V, the update counts n_res, the codebooks of each layer and head, and the bounded
-reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with the
-prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted.
-Invariant: for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of
-how prototypes are chosen.
+Owns the histograms H^K and H^V (or their joint form H^KV), the update counts n_res, the codebooks of each layer and
+head, and the bounded reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with
+the prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted.
+Invariant: for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of how
+prototypes are chosen.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Residuals:
             )
         self._config = config
         self._size = (L, H, K, D)
-        self.key_counts = torch.zeros(L, H, K, G, C, dtype=torch.int32, device=device)
-        self.value_counts = torch.zeros_like(self.key_counts)
+        self._counts = {
+            name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype) in self._counts_spec().items()
+        }
         self.updates = torch.zeros(L, H, K, dtype=torch.int32, device=device)
         self.key_codebook = torch.zeros(L, H, G, C, D // G, device=device)
         self.value_codebook = torch.zeros_like(self.key_codebook)
@@ -47,6 +48,14 @@ class Residuals:
         }
         if self._warmup:
             self._warmup["warmup.owner"].fill_(-1)
+
+    def _counts_spec(self) -> Spec:
+        L, H, K, _ = self._size
+        G, C = self._config.subquantizers, self._config.codewords
+        if self._config.histograms == "joint":
+            return {"residual.joint_counts": ((L, H, K, G, C, C), torch.int32)}
+        size = (L, H, K, G, C)
+        return {"residual.key_counts": (size, torch.int32), "residual.value_counts": (size, torch.int32)}
 
     def _warmup_spec(self) -> Spec:
         L, H, _, D = self._size
@@ -101,27 +110,32 @@ class Residuals:
         owner = self._warmup["warmup.owner"].flatten(0, 1)
         waiting = (owner >= 0) & torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True)
         self._count(keys, values, owner, waiting)
+        # What has been counted is not kept, so that the state does not depend on how long other heads take.
+        for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
+            tensor[heads] = empty
         if self.fitted.all():
             self._warmup = {}
 
     def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
         """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
-        K, G, C = *self.key_counts.shape[2:4], self._config.codewords
+        K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         head, token = (valid & self.fitted.view(-1, 1)).nonzero(as_tuple=True)
         if not len(head):
             return
+        codes = [
+            quantizer.encode(codebook.flatten(0, 1), residuals)[head, token]
+            for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
+        ]
+        if self._config.histograms == "joint":
+            codes = [codes[0] * C + codes[1]]
         start = (head * K + prototype[head, token])[:, None] * G + torch.arange(G, device=head.device)
-        for residuals, codebook, counts in (
-            (keys, self.key_codebook, self.key_counts),
-            (values, self.value_codebook, self.value_counts),
-        ):
-            codes = quantizer.encode(codebook.flatten(0, 1), residuals)[head, token]
-            flat = (start * C + codes).view(-1)
+        for counts, code in zip(self._counts.values(), codes, strict=True):
+            flat = (start * counts[0, 0, 0, 0].numel() + code).view(-1)
             counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
 
     def freed_(self, rows: Tensor) -> None:
         """These prototypes hold nothing any more; what waits for them serves the codebooks only."""
-        for tensor in (self.key_counts, self.value_counts, self.updates):
+        for tensor in (*self._counts.values(), self.updates):
             tensor.flatten(0, 2)[rows] = 0
         if self._warmup:
             gone = torch.zeros(self.updates.numel() + 1, dtype=torch.bool, device=rows.device)
@@ -131,7 +145,7 @@ class Residuals:
     def merged_(self, into: Tensor, gone: Tensor) -> None:
         """Prototype `into[x]` takes over the statistics of `gone[x]`, at most one pair a head."""
         K = self._size[2]
-        for tensor in (self.key_counts, self.value_counts, self.updates):
+        for tensor in (*self._counts.values(), self.updates):
             flat = tensor.flatten(0, 2)
             flat[into] += flat[gone]
             flat[gone] = 0
@@ -148,24 +162,46 @@ class Residuals:
         head = torch.arange(L * H, device=owner.device).view(L, H, 1)
         return torch.where(owner >= 0, head * K + owner, L * H * K)
 
-    def modes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value residuals `[n, S, D]` of the S likeliest modes of prototypes `rows`, paired by rank.
+    def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
+        """Key and value residuals `[n, S, D]` of the S likeliest modes of prototypes `rows`.
 
-        Zeros where a prototype has no residual updates, or its head no codebooks yet.
+        Independent histograms are decoded apart and paired by rank; a joint one is decoded to pairs. Zeros where a
+        prototype has no residual updates, or its head no codebooks yet.
         """
-        S, K, smoothing = self._config.pseudo_tokens, self._size[2], self._config.smoothing
+        S, K, C, smoothing = modes, self._size[2], self._config.codewords, self._config.smoothing
         heads = rows // K
         known = (self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)).nonzero().squeeze(1)
         out = torch.zeros(2, len(rows), S, self._size[3], device=rows.device)
         if len(known):
-            some, some_heads = rows[known], heads[known]
-            for part, counts, codebook in (
-                (out[0], self.key_counts, self.key_codebook),
-                (out[1], self.value_counts, self.value_codebook),
-            ):
-                codes = quantizer.top_modes(counts.flatten(0, 2)[some], S, smoothing)
-                part[known] = quantizer.decode(codebook.flatten(0, 1), some_heads, codes)
+            some = rows[known]
+            codes = [
+                quantizer.top_modes(counts.flatten(0, 2)[some].flatten(2), S, smoothing)
+                for counts in self._counts.values()
+            ]
+            if self._config.histograms == "joint":
+                codes = [codes[0] // C, codes[0] % C]
+            for part, code, codebook in zip(out, codes, (self.key_codebook, self.value_codebook), strict=True):
+                part[known] = quantizer.decode(codebook.flatten(0, 1), heads[known], code)
         return out[0], out[1]
+
+    def variances(self, heads: Tensor) -> Tensor:
+        """Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.
+
+        The paper names it and leaves its form open. Here: the mean squared distance of the counted residuals from their
+        mean, each residual read as its codeword, keys and values and all subspaces added up. 0 without updates. Half
+        the mean squared distance between two of them drawn apart is the same number, and exactly 0 where all are one.
+        """
+        counts = [held.flatten(0, 1)[heads] for held in self._counts.values()]
+        if self._config.histograms == "joint":
+            counts = [counts[0].sum(4), counts[0].sum(3)]
+        updates = self.updates.flatten(0, 1)[heads].double().clamp(min=1)
+        total = torch.zeros_like(updates)
+        for count, codebook in zip(counts, (self.key_codebook, self.value_codebook), strict=True):
+            words = codebook.flatten(0, 1)[heads].double()
+            apart = (words[:, :, :, None] - words[:, :, None]).square().sum(4)
+            share = count.double().transpose(1, 2)
+            total += (share @ apart * share).sum((1, 3))
+        return total / (2 * updates.square())
 
     def report(self) -> list[dict[str, Any]]:
         """For each layer: residual updates held, how far the codebooks are, and their usage."""
@@ -177,16 +213,22 @@ class Residuals:
                 "codebooks": "fitted" if bool(fitted.all()) else "warming up",
                 "warmup_residuals": int(count[layer].min()),
                 "warmup_target": R,
-                "key_usage_entropy_bits": _usage_entropy(self.key_counts[layer]),
-                "value_usage_entropy_bits": _usage_entropy(self.value_counts[layer]),
+                "key_usage_entropy_bits": _usage_entropy(key_counts),
+                "value_usage_entropy_bits": _usage_entropy(value_counts),
             }
             for layer, fitted in enumerate(self.fitted)
+            for key_counts, value_counts in [self._usage(layer)]
         ]
+
+    def _usage(self, layer: int) -> tuple[Tensor, Tensor]:
+        """How often a layer's prototypes together chose each key and value codeword, `[H, G, C]` int64 each."""
+        held = [counts[layer].sum(1) for counts in self._counts.values()]
+        return (held[0].sum(3), held[0].sum(2)) if self._config.histograms == "joint" else (held[0], held[1])
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part."""
         return {
-            "residual": size_of(self.key_counts, self.value_counts, self.updates),
+            "residual": size_of(*self._counts.values(), self.updates),
             "codebook": size_of(self.key_codebook, self.value_codebook, self.fitted),
             "warmup": size_of(*self._warmup.values()),
         }
@@ -194,13 +236,22 @@ class Residuals:
     def tensors(self) -> dict[str, Tensor]:
         """Its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
         return {
-            "residual.key_counts": self.key_counts,
-            "residual.value_counts": self.value_counts,
+            **self._counts,
             "residual.updates": self.updates,
             "codebook.keys": self.key_codebook,
             "codebook.values": self.value_codebook,
             "codebook.fitted": self.fitted,
         } | self._warmup
+
+    def finished(self) -> dict[str, Tensor]:
+        """The reservoir as it stands in the state of a memory with other layers too, once these have dropped theirs."""
+        if self._warmup:
+            return {}
+        fill = {"warmup.owner": -1, "warmup.count": self._config.warmup_residuals}
+        return {
+            name: torch.full(size, fill.get(name, 0), dtype=dtype, device=self.updates.device)
+            for name, (size, dtype) in self._warmup_spec().items()
+        }
 
     def spec(self, *, fitted: bool) -> Spec:
         """Shapes and dtypes of `tensors`, when all heads are fitted or before."""
@@ -218,7 +269,7 @@ class Residuals:
         new._config, new._size = self._config, self._size
         device = self.updates.device
         held = {name: tensors[name].to(device, copy=True).contiguous() for name in self.spec(fitted=True)}
-        new.key_counts, new.value_counts = held["residual.key_counts"], held["residual.value_counts"]
+        new._counts = {name: held[name] for name in self._counts}
         new.updates, new.fitted = held["residual.updates"], held["codebook.fitted"]
         new.key_codebook, new.value_codebook = held["codebook.keys"], held["codebook.values"]
         warm = () if bool(new.fitted.all()) else self._warmup_spec()
@@ -233,10 +284,9 @@ class Residuals:
         if (self.updates < 0).any() or self.updates[~in_use].any():
             raise StateCorrupt("state: tensor residual.updates must not be negative, and 0 where a slot is free")
         counted = torch.where(self.fitted[..., None], self.updates, 0)[..., None]
-        for name in ("key_counts", "value_counts"):
-            counts: Tensor = getattr(self, name)
-            if (counts < 0).any() or (counts.sum(4) != counted).any():
-                raise StateCorrupt(f"state: tensor residual.{name} must sum to residual.updates in every subspace")
+        for name, counts in self._counts.items():
+            if (counts < 0).any() or (counts.flatten(4).sum(4) != counted).any():
+                raise StateCorrupt(f"state: tensor {name} must sum to residual.updates in every subspace")
         if self._warmup:
             R, K = self._config.warmup_residuals, self._size[2]
             owner, count = self._warmup["warmup.owner"], self._warmup["warmup.count"]
@@ -246,8 +296,7 @@ class Residuals:
                 raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
 
 
-def _usage_entropy(counts: Tensor) -> float:
-    """Bits in a choice of codeword, mean over heads and subspaces of `[H, K, G, C]`; at most log2 C."""
-    used = counts.sum(1).double()
-    share = used / used.sum(2, keepdim=True).clamp(min=1)
+def _usage_entropy(used: Tensor) -> float:
+    """Bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`; at most log2 C."""
+    share = used.double() / used.sum(2, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share).sum(2).mean()) / math.log(2)

@@ -7,12 +7,16 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
+from protokv.memory import merging
 from protokv.memory.bank import PrototypeBank, Seen
 from protokv.memory.continuity import FarTokens
-from protokv.memory.maintenance import Recycler, decay_, merge_, recycle_
+from protokv.memory.maintenance import Recycler, decay_, recycle_
+from protokv.memory.merging import merge_
 from tests.memory.streams import shape_of
 
 
@@ -113,6 +117,88 @@ def test_heads_merge_independently_of_each_other() -> None:
     assert 0 < int(together.merged.sum()) < 6 * 8
 
 
+def _loop_over_pairs(keys: Tensor, values: Tensor, mass: Tensor, config: ProtoKVConfig) -> list[tuple[int, int]]:
+    """The merges of Algorithm 2 in one head, written out; centres `[K, D]` and masses `[K]` are changed."""
+    merged = []
+    for i in range(len(mass)):
+        for j in range(i + 1, len(mass)):
+            if mass[i] == 0 or mass[j] == 0:
+                continue
+            near = (keys[i] - keys[j]).square().mean() < config.merge_key_distance**2
+            if near and (values[i] - values[j]).square().mean() < config.merge_value_distance**2:
+                for center in (keys, values):
+                    center[i] = (mass[i] * center[i] + mass[j] * center[j]) / (mass[i] + mass[j])
+                    center[j] = 0.0
+                mass[i] += mass[j]
+                mass[j] = 0.0
+                merged.append((i, j))
+    return merged
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    heads=st.integers(1, 3),
+    prototypes=st.integers(2, 40),
+    size=st.sampled_from([2, 4, 12]),
+    things=st.sampled_from([1, 3, 20]),
+    noise=st.sampled_from([0.02, 0.15, 0.3]),
+    heavy=st.booleans(),
+    width=st.sampled_from([1, 3, 32]),
+)
+def test_merging_side_by_side_is_the_loop_over_pairs(
+    seed: int, heads: int, prototypes: int, size: int, things: int, noise: float, heavy: bool, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(heads, things, size, generator=generator)
+    which = torch.randint(things, (heads, prototypes), generator=generator)
+    bank = bank_of(
+        centers.gather(1, which[..., None].expand(-1, -1, size))
+        + noise * torch.randn(heads, prototypes, size, generator=generator),
+        heads=heads,
+    )
+    bank.value_center.copy_(0.5 * noise * torch.randn(bank.value_center.shape, generator=generator))
+    # Masses that differ by orders of magnitude make centres jump, farther than the first plan allows for.
+    bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
+    config = ProtoKVConfig()
+    for _ in range(2):
+        follower = Followed()
+        expected, held = [], [part[0].clone() for part in (bank.key_center, bank.value_center, bank.mass)]
+        for head in range(heads):
+            pairs = _loop_over_pairs(*(part[head] for part in held), config)
+            expected += [(head * prototypes + i, head * prototypes + j) for i, j in pairs]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(merging, "_WIDTH", width)
+            merge_(bank, [follower], config)
+        assert sorted(follower.merged) == expected
+        for found, part in zip((bank.key_center, bank.value_center, bank.mass), held, strict=True):
+            torch.testing.assert_close(found[0], part, rtol=1e-5, atol=1e-6)
+        # A second pass over what some of has moved meanwhile: the pairs that were found apart are not looked at again.
+        rows = (
+            ((torch.rand(bank.mass.shape, generator=generator) < 0.3) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
+        )
+        bank.key_center.view(-1, size)[rows] += 0.1
+        bank.touch_(rows)
+
+
+def test_a_centre_that_jumps_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a line with eps 1: the light 0 goes to where the heavy 1 is, from there to 2 and so to 3, each out of reach of
+    # where it began.
+    keys = torch.tensor([0.0, 0.99, 1.95, 2.9]).view(1, 4, 1).repeat(1, 1, 4)
+    bank, follower = bank_of(keys), Followed()
+    bank.mass[0, 0] = torch.tensor([1.0, 1e3, 1e6, 1e9])
+    plans = []
+
+    def counted(bank: PrototypeBank, pairs: Tensor, reach: float, config: ProtoKVConfig) -> object:
+        plans.append(reach)
+        return plan(bank, pairs, reach, config)
+
+    plan = merging._plan
+    monkeypatch.setattr(merging, "_plan", counted)
+    merge_(bank, [follower], ProtoKVConfig(merge_key_distance=1.0))
+    assert follower.merged == [(0, 1), (0, 2), (0, 3)]
+    assert plans == [1.5, 3.0, 6.0]
+
+
 def _newest(tokens: int, heads: int) -> FarTokens:
     keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
     return FarTokens(keys, -keys, Seen(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float32)[:, None]))
@@ -123,7 +209,7 @@ def test_freed_slots_are_opened_with_distinct_tokens_of_the_newest_step(tokens: 
     bank = bank_of(torch.randn(2, 6, 4) + 1000, heads=2)
     bank.free_(torch.tensor([1, 2, 5, 9]))
     bank.last_step[0, 0, 0], bank.mass[0, 0, 0] = -1, 0.0
-    recycle_(bank, Recycler(lambda: _newest(tokens, 2), torch.Generator().manual_seed(4)), step=7)
+    recycle_(bank, Recycler(lambda: _newest(tokens, 2), seed=4), step=7)
     fresh = (bank.last_step[0, 0] == 7).nonzero().squeeze(1).tolist()
     assert fresh == [1, 2, 5][:reopened]
     assert len({tuple(bank.key_center[0, 0, slot].tolist()) for slot in fresh}) == reopened
@@ -132,12 +218,19 @@ def test_freed_slots_are_opened_with_distinct_tokens_of_the_newest_step(tokens: 
     assert float(bank.mass[0, 0, 0]) == 0.0
 
 
-def test_the_draw_for_recycling_is_a_function_of_the_generator() -> None:
-    def centers(seed: int) -> Tensor:
+def test_the_draw_for_recycling_is_a_function_of_seed_and_step() -> None:
+    def centers(seed: int, step: int) -> Tensor:
         bank = bank_of(torch.randn(1, 4, 4))
         bank.free_(torch.arange(4))
-        recycle_(bank, Recycler(lambda: _newest(9, 1), torch.Generator().manual_seed(seed)), step=1)
+        recycle_(bank, Recycler(lambda: _newest(9, 1), seed), step=step)
         return bank.key_center
 
-    assert torch.equal(centers(1), centers(1))
-    assert not torch.equal(centers(1), centers(2))
+    assert torch.equal(centers(1, 1), centers(1, 1))
+    assert not torch.equal(centers(1, 1), centers(2, 1))
+    assert not torch.equal(centers(1, 1), centers(1, 2))
+
+
+def test_some_layers_of_a_model_draw_what_the_whole_draws_for_them() -> None:
+    whole = Recycler(lambda: _newest(9, 1), seed=3).draw(5, 7, 2, 11)
+    part = Recycler(lambda: _newest(9, 1), seed=3, of_model=(7, slice(2, 5))).draw(5, 3, 2, 11)
+    assert torch.equal(part, whole[2:5])

@@ -161,8 +161,27 @@ def test_a_state_that_no_stream_can_leave_is_refused_by_name(name: str, change: 
     with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
         memory.load(bad)
     assert torch.equal(memory.tensors()[name], good[name])
-    with pytest.raises(StateCorrupt, match="generator"):
-        memory.load(good | {"bank.generator": torch.zeros_like(good["bank.generator"])})
+
+
+def test_joint_histograms_count_the_pairs_whose_sides_are_the_independent_ones() -> None:
+    shape = shape_of(heads=2)
+    states, reports = [], []
+    for name in ("independent", "joint"):
+        memory = ProtoKV(small_config(idle_steps=2, histograms=name), shape, World(shape, 4).rotary)
+        feed(memory, World(shape, 4), [5] * 30)
+        states.append(copy_of(memory))
+        reports.append(memory.report())
+    apart, joint = states
+    assert torch.equal(joint["residual.joint_counts"].sum(5), apart["residual.key_counts"])
+    assert torch.equal(joint["residual.joint_counts"].sum(4), apart["residual.value_counts"])
+    assert apart.keys() - joint.keys() == {"residual.key_counts", "residual.value_counts"}
+    assert reports[0] == reports[1]
+    bad = joint | {"residual.joint_counts": joint["residual.joint_counts"].clone()}
+    bad["residual.joint_counts"][0, 0, 0, 0, 0, 0] += 1
+    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts must sum"):
+        memory.load(bad)
+    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts is missing"):
+        memory.load(apart)
 
 
 def test_the_report_tells_what_the_bank_holds() -> None:

@@ -73,6 +73,14 @@ def test_the_modes_are_the_likeliest_of_all_code_tuples(counts: list[list[int]],
     assert len({tuple(codes) for codes in found}) == min(modes, C**G)
 
 
+@given(st.integers(0, 999), st.integers(1, 3), st.integers(1, 30))
+def test_fewer_modes_are_the_first_of_more(seed: int, parts: int, modes: int) -> None:
+    # With few different counts there are ties; with more modes than tuples these repeat.
+    counts = torch.randint(0, 3, (5, parts, 3), generator=torch.Generator().manual_seed(seed))
+    most = quantizer.top_modes(counts, 30, 1e-5)
+    assert torch.equal(quantizer.top_modes(counts, modes, 1e-5), most[:, :modes])
+
+
 def test_decoding_joins_the_codewords_of_a_tuple() -> None:
     codebook = torch.arange(2 * 3 * 4 * 2.0).view(2, 3, 4, 2)
     found = quantizer.decode(codebook, torch.tensor([1]), torch.tensor([[[0, 3, 1], [2, 2, 2]]]))

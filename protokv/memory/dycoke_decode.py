@@ -1,0 +1,130 @@
+"""`DyCokeDecode`: a full cache of which, while an answer is decoded, the deeper layers read only a part.
+
+Source: DyCoke (Tao et al., CVPR 2025), its second mechanism, and the released code: the query-conditioned reference of
+the ProtoKV paper. The same: the question reads everything; at each later token, the attention of layer l - 1 (mean over
+heads) over the visual tokens is compared with that of the token before, and where their cosine is below 0.9, or there
+is none before, the int(n (1 - p)) tokens with the most attention are chosen; layers l and deeper read the text and
+these. All keys and values are retained, at their positions.
+
+What differs: while the cosine stays at 0.9 or above, the earlier choice goes on; the released code forgets it at every
+token, so that it reads everything then. The heads' attentions are normalised over the prompt prefix and the visual
+tokens, since a context does not see the question's own keys: heads that look mostly at the question have more weight in
+the mean than in the source. Text that a family writes around a step (its time) counts as visual. A model of l layers or
+fewer is not pruned.
+
+Its bytes are NOT bounded: it is a full cache, and this only saves reading. Layers below l read everything at every
+token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protokv.config import DyCokeDecodeConfig
+from protokv.context import Anchoring, Context
+from protokv.memory.base import MemoryShape
+from protokv.memory.full import FullCache
+from protokv.rotary import Rotary
+
+
+class DyCokeDecode(FullCache):
+    """The full cache; what a question recalls prunes itself."""
+
+    kind: ClassVar[str] = "dycoke-decode"
+    across_layers: ClassVar[bool] = True
+
+    def __init__(self, config: DyCokeDecodeConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        self._config = config
+
+    def recall(self) -> Context:
+        """Everything for the question, and a part of it for the answer. Each call is for one question."""
+        return DecodePruning(
+            self.context(),
+            sink=self._slots.sink.stop,
+            tokens=len(self._near),
+            kept=self._kept(),
+            first_layer=self._config.first_pruned_layer,
+            similarity=self._config.similarity,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Tokens held, and what a decode step reads of them below the first pruned layer and from there on."""
+        held, layers = len(self._near), self._shape.layers
+        pruned = max(0, layers - self._config.first_pruned_layer)
+        decoding = {"whole_layers": layers - pruned, "pruned_layers": pruned, "tokens_whole": held}
+        return super().report() | {"decode_step": decoding | {"tokens_pruned": self._kept()}}
+
+    def _kept(self) -> int:
+        return int(len(self._near) * (1 - self._config.prune_share))
+
+
+@dataclass(slots=True)
+class DecodePruning(Context):
+    """A context whose deeper layers read a share of its tokens, from the second forward on.
+
+    Attributes:
+        whole: everything: the prompt prefix in slots `[0, sink)`, visual tokens in `[sink, sink + tokens)`.
+        sink, tokens: how many these are.
+        kept: visual tokens that pruned layers read.
+        first_layer: the first pruned layer, at least 1.
+        similarity: the cosine below which is chosen again.
+    """
+
+    whole: Context
+    sink: int
+    tokens: int
+    kept: int
+    first_layer: int
+    similarity: float
+    shift: int = 0
+    next_position: int | None = None
+    _forwards: int = field(default=0, init=False)
+    _attention: Tensor | None = field(default=None, init=False)
+    _slots: Tensor | None = field(default=None, init=False)
+
+    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All slots, or in pruned layers after the question the prefix and the chosen ones."""
+        keys, values, bias = self.whole.at(layer, query)
+        self._forwards += layer == 0
+        if self._forwards < 2:
+            return keys, values, bias
+        if layer == self.first_layer - 1:
+            self._look(query, keys, bias)
+        if layer < self.first_layer or self._slots is None:
+            return keys, values, bias
+        return keys[:, self._slots], values[:, self._slots], bias[:, self._slots]
+
+    def without_far(self) -> DecodePruning:
+        """The same of the prefix and the near window, which is everything."""
+        return replace(self, whole=self.whole.without_far())
+
+    def visible_tokens(self) -> int:
+        """Slots that the layers see which are not pruned."""
+        return self.whole.visible_tokens()
+
+    def far_span(self) -> int:
+        """As of the whole."""
+        return self.whole.far_span()
+
+    def compacted(self, anchoring: Anchoring, span: int) -> DecodePruning:
+        """The same with the whole re-anchored."""
+        whole = self.whole.compacted(anchoring, span)
+        return replace(self, whole=whole, shift=whole.shift, next_position=whole.next_position)
+
+    def _look(self, query: Tensor, keys: Tensor, bias: Tensor) -> None:
+        """Choose again where the attention of the last query token has changed."""
+        H, _, D = keys.shape
+        last = (query[:, -1].float() * D**-0.5).reshape(H, -1, D)
+        weights = torch.baddbmm(bias[:, None], last, keys.float().transpose(1, 2)).softmax(-1).mean((0, 1))
+        attention = weights[self.sink : self.sink + self.tokens]
+        before, self._attention = self._attention, attention
+        if before is None or float(functional.cosine_similarity(attention, before, dim=0)) < self.similarity:
+            best = attention.argsort(descending=True, stable=True)[: self.kept].sort().values
+            prefix = torch.arange(self.sink, device=best.device)
+            self._slots = torch.cat((prefix, self.sink + best))

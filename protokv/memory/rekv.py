@@ -1,0 +1,102 @@
+"""`ReKV`: all keys and values are kept outside the device; each layer retrieves blocks of them for a question.
+
+Source: ReKV (Di et al., ICLR 2025) and its released code. The same: a block is one frame (here a step); a new step
+attends to the prompt prefix and the most recent tokens, and is filed at once; a block's key is the mean of its
+keys before rotation; a question's query is the mean over its tokens before rotation; the score is the plain dot
+product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
+`positions="compact"`, shows them packed behind the prefix in place of the recent tokens; the answer's tokens read what
+the question chose.
+
+What differs:
+- The number of blocks follows from the budget: attention reads no more than `budget` tokens of the stream, where the
+  source takes 64 frames. The local window, 15,000 tokens there, is no larger than the budget either. A step larger than
+  the budget is filed as several blocks.
+- The question is forwarded once, and each layer chooses when its query arrives. The source forwards it once to choose,
+  drops its keys and values, and forwards it again inside the whole prompt; what is averaged here are all tokens behind
+  the video, the template's included. A query arrives rotated: since this memory says where the question stands
+  (`Retrieval.next_position`), its rotation is removed first.
+- Steps are encoded one at a time; the source embeds 64 frames together, which the language model then also takes one by
+  one. There the prefix stands at one fixed distance from all tokens; here it keeps its positions.
+- Keys are kept as the model rotated them and turned when they are packed; the source keeps them unrotated.
+- Chosen blocks are copied to the device for each question; the source keeps 128 recently used ones there.
+- With M-RoPE, of which the source knows nothing, the moving components of a block are packed.
+
+Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` says where the oldest steps are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from protokv.config import ReKVConfig
+from protokv.context import Context
+from protokv.errors import StateCorrupt
+from protokv.memory.archive import LAYER_AXIS, Archive
+from protokv.memory.base import MemoryShape, StepKV, require
+from protokv.memory.exact import ExactMemory
+from protokv.memory.near import NearWindow
+from protokv.memory.retrieval import Retrieval
+from protokv.memory.slots import Slots
+from protokv.rotary import Rotary
+
+
+class ReKV(ExactMemory):
+    """A local window on the device for encoding, and an archive of everything for questions."""
+
+    kind: ClassVar[str] = "rekv"
+    bounded: ClassVar[bool] = False
+    layer_axis: ClassVar[Mapping[str, int | None]] = {**ExactMemory.layer_axis, **LAYER_AXIS}
+
+    def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        self._config, self._shape, self._rotary = config, shape, rotary
+        self._slots = Slots(shape, far=0, near=config.near_tokens)
+        self._near = NearWindow(self._slots, shape.position_components)
+        self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
+
+    def append(self, step: StepKV) -> None:
+        """File one step, and let it enter the local window."""
+        self._slots.check(step, self._shape, self._near.last_step)
+        self._archive.append(step)
+        self._near.append(step)
+
+    def recall(self) -> Context:
+        """The prefix and what the question will choose. Valid until `append`; each call is for one question."""
+        sink = self._slots.sink
+        return Retrieval(
+            archive=self._archive,
+            sink_keys=self._slots.keys[:, :, sink],
+            sink_values=self._slots.values[:, :, sink],
+            budget=self._config.budget,
+            rotary=self._rotary,
+            next_position=self._archive.next_position,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state: sink, local window, and a copy of the archive."""
+        return super().tensors() | self._archive.tensors()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state that `tensors` gave, of any length."""
+        require(tensors, {**self._slots.spec(), **self._near.spec(), **self._archive.spec(tensors)})
+        self._archive.check(tensors)
+        if (int(tensors["near.ring"][2]) < 0) != (tensors["archive.lengths"].numel() == 0):
+            raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
+        self._near.load(tensors)
+        self._slots.load(tensors)
+        self._archive.load(tensors)
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part; `archive` is on the host, `block_keys` on the device, and both grow with the stream."""
+        return super().nbytes() | self._archive.nbytes()
+
+    def report(self) -> dict[str, Any]:
+        """Tokens in the local window, in the archive, and dropped from it."""
+        counts = {
+            "archive_tokens_in_use": self._archive.tokens,
+            "archive_blocks": len(self._archive.blocks),
+            "archive_tokens_dropped": self._archive.dropped,
+        }
+        return super().report() | counts
