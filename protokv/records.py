@@ -16,7 +16,7 @@ class BackboneIdentity:
         name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
         family: `model_type` of its config.
         config_hash: sha256 of its architecture.
-        dtype: `float32`, `bfloat16` or `float16`.
+        dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` where the weights are quantised.
         weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
     """
 

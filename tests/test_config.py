@@ -51,8 +51,10 @@ def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tu
     assert (config.prototypes > 0) == (split[1] > 0)
 
 
-def test_the_durable_preset_forgets_nothing_by_age_and_counts_no_token_twice() -> None:
-    config = ProtoKVConfig.durable(512)
+@pytest.mark.parametrize(("name", "policy"), [("durable", "agglomerative"), ("continuity", "continuity")])
+def test_lasting_presets_forget_nothing_by_age_and_count_no_token_twice(name: str, policy: str) -> None:
+    config = ProtoKVConfig.preset(name, 512)
+    assert config.policy == policy
     assert (config.pseudo_tokens, config.decay, config.recycle, config.residual) == (1, "off", False, False)
     assert (config.prototypes, config.near_tokens) == (384, 128)
 

@@ -28,7 +28,7 @@ class StepTokens:
 
     Attributes:
         embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
-        grid: rows and columns of the visual tokens.
+        grid: rows and columns of the visual tokens; of the whole step where a memory selected some of them.
         visual: which of the `T` tokens are visual, `rows * columns` of them. The others are text that a family writes
             around every step, such as its time. None: all are visual.
         deepstack: `[n, rows * columns, E]`, what is added to the visual tokens after each of the first `n` layers of

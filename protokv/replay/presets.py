@@ -50,7 +50,7 @@ _SWEPT: Final = {
     "gamma": ("decay_rate",),
     "T_idle": ("idle_steps",),
 }
-_BASELINES: Final = ("durable", "paper", "sliding-window", "infinipot-v")
+_BASELINES: Final = ("durable", "continuity", "paper", "sliding-window", "infinipot-v")
 
 PRESETS: Final = (*_CHANGES, "coefficients", "budgets", "quick")
 

@@ -6,7 +6,9 @@ is dropped when the run goes on.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -78,17 +80,17 @@ class Row:
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
-    """All rows of some files; of the same row in several, the last one.
+    """All rows of some files, packed with gzip where they end in .gz; of the same row in several, the last one.
 
     Raises:
         SourceNotFound: a file does not exist.
-        ConfigError: a line that is not the last of its file is no row.
+        ConfigError: a line that is not the last of its file is no row, or a packed file is damaged.
     """
     rows: dict[tuple[str, str, str, int, float], Row] = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = _text(path).split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 row = Row.from_json(json.loads(line)) if line.strip() else None
@@ -103,6 +105,13 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
 
 # What a row begins with; only a torn row may be cut off.
 _ROW_START: Final = b'{"video": '
+
+
+def _text(path: Path) -> str:
+    try:
+        return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as results: {error}") from error
 
 
 class RowFile:

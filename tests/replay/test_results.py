@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from dataclasses import asdict, replace
@@ -69,6 +70,16 @@ def test_a_line_in_the_middle_that_is_no_row_is_refused_by_its_number(tmp_path: 
         read_rows([path])
     with pytest.raises(SourceNotFound, match="absent"):
         read_rows([tmp_path / "absent"])
+
+
+def test_packed_rows_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(asdict(row)) + "\n" for row in rows())
+    packed = tmp_path / "r.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines.encode()))
+    assert read_rows([packed]) == rows()
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"r\.jsonl\.gz cannot be read"):
+        read_rows([packed])
 
 
 def test_the_same_row_of_a_later_file_replaces_the_earlier(tmp_path: Path) -> None:
