@@ -7,7 +7,6 @@ no tables and no terminals.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +19,26 @@ from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.persist import config_of
 from protokv.snapshot import State
+from protokv.snapshot.compare import compare
+from protokv.snapshot.forms import StatePath
+from protokv.snapshot.writer import Writer
+from protokv.verify import check_values
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> dict[str, Any]:
     """The whole document of a state.
+
+    Args:
+        path: where the state is.
+        digests: check that every byte is the one that was saved.
+        values: check all that must hold in a state, and tell under `verified` what that was.
 
     Raises:
         StateError: the state is missing or damaged.
     """
-    state = snapshot.load(path)
+    state = snapshot.load(path, verify=digests)
     config, memory = _memory(state)
+    verified = check_values(state, config, memory) if values else None
     clock, source = state.clock, state.source or {}
     parts = memory.nbytes()
     # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
@@ -60,8 +69,37 @@ def describe(path: str | Path) -> dict[str, Any]:
             "tokens_kept": kept,
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
-        "bytes": {"total": sum(parts.values()), **parts, "file": Path(path).stat().st_size},
+        "bytes": {"total": sum(parts.values()), **parts, "file": snapshot.stored_bytes(path)},
         **memory.report(),
+        **({} if verified is None else {"verified": verified}),
+    }
+
+
+def convert(path: StatePath, target: StatePath, *, digests: bool = True) -> dict[str, Any]:
+    """Write the same state in the form that the suffix of `target` names; what stands there is replaced.
+
+    Raises:
+        StateError: the state is missing or damaged, or `target` cannot be written.
+        StateLocked: somebody else is writing `target`.
+    """
+    with Writer(target) as writer:
+        (written,) = writer.commit(snapshot.load(path, verify=digests), wait=True)
+    return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
+
+
+def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str, Any]:
+    """How two states differ, as one document; `equal` says whether they do.
+
+    Raises:
+        StateError: one of them is missing or damaged.
+    """
+    found = compare(snapshot.load(a, verify=digests), snapshot.load(b, verify=digests))
+    return {
+        "states": [str(a), str(b)],
+        "equal": found.equal,
+        "tensors_compared": found.tensors_compared,
+        "header": [asdict(one) for one in found.fields],
+        "tensors": [asdict(one) for one in found.tensors],
     }
 
 

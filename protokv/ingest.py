@@ -2,19 +2,25 @@
 
 Joins a source, a session and a path: reads steps, watches them, commits every so often, and stops cleanly when asked
 to. Yields what happened as events and prints nothing. Resuming starts at the time where the last commit stands, so
-an interrupted run and its continuation end in the bytes of one uninterrupted run.
+an interrupted run and its continuation end in the bytes of one uninterrupted run. A source that is watched behind
+others has their end as its beginning.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
+from protokv import snapshot
+from protokv.duration import parse_duration
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.persist import save
+from protokv.persist import to_state
 from protokv.session import Session
+from protokv.snapshot.forms import StatePath
+from protokv.snapshot.sources import Stretch
+from protokv.snapshot.writer import Committed, Writer
 from protokv.video import Source, read_steps
 
 
@@ -32,13 +38,12 @@ class Every:
         Raises:
             ConfigError: it is none of these, or not above zero.
         """
-        units = {"s": 1.0, "m": 60.0, "h": 3600.0}
         try:
             if text.endswith("steps"):
                 every = cls(n_steps=int(text.removesuffix("steps")))
             else:
-                every = cls(seconds=float(text[:-1]) * units[text[-1:]])
-        except (ValueError, KeyError):
+                every = cls(seconds=parse_duration(text))
+        except (ValueError, ConfigError):
             every = cls()
         if not (every.seconds or every.n_steps or 0) > 0:
             raise ConfigError(f"cannot commit every {text!r}", hint="use for example 30s, 2m or 500steps")
@@ -94,60 +99,92 @@ class Summary:
 def ingest(
     session: Session,
     source: Source,
-    path: str | Path,
+    to: StatePath | Writer,
     *,
     every: Every | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    stretch: Stretch | None = None,
 ) -> Iterator[Progress | Commit | Summary]:
-    """Watch the rest of a source and commit the session to `path` at the end, and on the way if `every` says so.
+    """Watch the rest of a source and commit the session at the end, and on the way if `every` says so.
 
-    Whatever ends the run, what was watched is committed before the `Summary`: a damaged file, a request to stop.
+    Whatever ends the run, what was watched is committed before the `Summary`: a damaged file, a request to stop. Where
+    the device allows it commits on the way are written while the stream goes on (`protokv.snapshot.writer`); the
+    `Commit` comes when the state is on disk, and an error at the step after which it is known. The last commit is
+    waited for.
+
+    Args:
+        session: what watches; it stands where the source has to be read on.
+        source: what is watched.
+        to: where the state goes; a `Writer` that is entered already keeps the path locked from before the state was
+            read until after the run, a path is locked for the run.
+        every: how often to commit on the way.
+        should_stop: asked after every step.
+        stretch: where in the stream the source begins, as `open_session` says; at its beginning where None.
 
     Raises:
         SourceUnreadable: not one frame could be read.
+        StateLocked: somebody else is writing the state.
         StateError: the state cannot be written.
     """
+    stretch = stretch or Stretch()
+    with nullcontext(to) if isinstance(to, Writer) else Writer(to) as writer:
+        yield from _ingest(session, source, writer, every, should_stop, stretch)
+
+
+def _ingest(
+    session: Session,
+    source: Source,
+    writer: Writer,
+    every: Every | None,
+    should_stop: Callable[[], bool],
+    stretch: Stretch,
+) -> Iterator[Progress | Commit | Summary]:
     per_step = session.backbone.frames_per_step
     fps, first = session.clock.fps, session.clock.steps
+    record = stretch.record(source.info.to_dict())
+    # Damage is told of what is read, and a source that is done is not read.
+    damaged, damage = False, ""
     began, committed = time.perf_counter(), session.clock
     stopped = should_stop()
-    for step in () if stopped else read_steps(source, fps, per_step, first):
-        session.watch(step.images, step.time_s)
+    for step in () if stopped or stretch.done else read_steps(source, fps, per_step, first - stretch.first_step):
+        session.watch(step.images, stretch.start_s + step.time_s)
         clock = session.clock
         yield Progress(
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
-            duration_s=source.info.duration_s,
+            duration_s=source.info.duration_s and stretch.start_s + source.info.duration_s,
             frames_per_second=(clock.steps - first) * per_step / (time.perf_counter() - began),
             state_bytes=sum(session.memory.nbytes().values()),
         )
+        yield from _events(writer, writer.landed())
         stopped = should_stop()
         if stopped:
             break
         if every and every.due(clock.steps - committed.steps, clock.stream_time_s - committed.stream_time_s):
             committed = clock
-            yield _commit(session, source, path, complete=False)
-    if not session.clock.steps and not stopped:
+            yield from _events(writer, writer.commit(to_state(session, source=record)))
+    if session.clock.steps == stretch.first_step and not stopped:
         raise SourceUnreadable(
             f"no frame of {source.info.name} can be read", hint="check that the file is a video and is whole"
         )
-    last = _commit(session, source, path, complete=not stopped)
-    yield last
-    damage = source.damage
+    if not stretch.done:
+        last = to_state(session, source=record, complete=not stopped)
+        yield from _events(writer, writer.commit(last, wait=True))
+        damaged, damage = not source.damage.ok, source.damage.message
     yield Summary(
-        state=last.state,
-        steps=last.steps,
-        stream_time_s=last.stream_time_s,
+        state=str(writer.path),
+        steps=session.clock.steps,
+        stream_time_s=session.clock.stream_time_s,
         tokens_seen=session.clock.tokens_seen,
         state_bytes=sum(session.memory.nbytes().values()),
-        file_bytes=last.file_bytes,
+        file_bytes=snapshot.stored_bytes(writer.path),
         elapsed_s=time.perf_counter() - began,
-        complete=not stopped,
-        damaged=not damage.ok,
-        damage=damage.message,
+        complete=not stopped or stretch.done,
+        damaged=damaged,
+        damage=damage,
     )
 
 
-def _commit(session: Session, source: Source, path: str | Path, *, complete: bool) -> Commit:
-    size = save(session, path, source=source.info.to_dict(), complete=complete)
-    return Commit(str(path), session.clock.steps, session.clock.stream_time_s, size)
+def _events(writer: Writer, landed: list[Committed]) -> Iterator[Commit]:
+    for one in landed:
+        yield Commit(str(writer.path), one.steps, one.stream_time_s, one.file_bytes)

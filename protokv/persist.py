@@ -6,7 +6,6 @@ loaded from, so a folder may move. Knows no video formats and no command line.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from protokv import snapshot
@@ -16,6 +15,9 @@ from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.session import Session
 from protokv.snapshot import State
+from protokv.snapshot.forms import StatePath
+from protokv.snapshot.history import load_at
+from protokv.snapshot.writer import Writer
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
@@ -62,22 +64,27 @@ def from_state(state: State, backbone: Backbone) -> Session:
     return session
 
 
-def save(session: Session, path: str | Path, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
     """Write a session so that the path holds the old or the new state whole; returns bytes on disk.
 
     Raises:
+        StateLocked: somebody else is writing the state.
         StateError: the state cannot be written.
     """
-    snapshot.save(to_state(session, source=source, complete=complete), path)
-    return Path(path).stat().st_size
+    with Writer(path) as writer:
+        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
+    return committed.file_bytes
 
 
 def load(
-    path: str | Path,
+    path: StatePath,
     backbone: Backbone | None = None,
     *,
     model: str | None = None,
     device: str = "auto",
+    device_map: str | None = None,
+    at_s: float | None = None,
+    verify: bool = True,
 ) -> Session:
     """Read a session back.
 
@@ -86,12 +93,17 @@ def load(
         backbone: the model, if it is loaded already.
         model: name or folder to load it from; the name in the state where None.
         device: where to load it.
+        device_map: spread it over all devices instead; see `load_backbone`.
+        at_s: take the newest commit that is not after this stream time, of those that `ingest` kept.
+        verify: check that the tensors have the bytes that were saved; their shapes are checked in any case.
 
     Raises:
         StateError: the state is missing, damaged, or made by another model.
         ModelError: the model cannot be loaded.
     """
-    state = snapshot.load(path)
+    state = snapshot.load(path, verify=verify) if at_s is None else load_at(path, at_s, verify=verify)
     if backbone is None:
-        backbone = load_backbone(model or state.backbone.name, device=device, dtype=state.backbone.dtype)
+        backbone = load_backbone(
+            model or state.backbone.name, device=device, dtype=state.backbone.dtype, device_map=device_map
+        )
     return from_state(state, backbone)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
 from protokv_cli.memory import memory_config
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def ingest(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Video file.")],
     state: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--output", "-o", metavar="STATE", help="State to write; SOURCE's name .safetensors, here."),
     ] = None,
     model: options.Model = None,
@@ -40,6 +41,14 @@ def ingest(
     every: Annotated[
         str | None, typer.Option("--every", help="Commit on the way: 30s, 2m of stream time, or 500steps.")
     ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", metavar="N", help="Keep the last N commits, STATE included, for query --at."),
+    ] = None,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Watch SOURCE behind what STATE has watched; start STATE if there is none."),
+    ] = False,
     decoder: Annotated[str, typer.Option("--decoder", help="auto, decord or pyav.")] = "auto",
     resume: Annotated[
         bool,
@@ -48,6 +57,8 @@ def ingest(
     force: Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")] = False,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
+    device_map: options.DeviceMap = None,
+    quantization: options.Quantization = None,
     seed: options.Seed = 0,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -57,19 +68,25 @@ def ingest(
     """Stream a video through the model into a bounded state.
 
     The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
+    Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
 
     \b
     Examples:
       protokv ingest video.mp4
+      protokv ingest lecture.mp4 --every 30s --keep 20
+      protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest video.mp4 --budget 512 --every 30s --json
       protokv ingest video.mp4 --preset paper --set split=1:5 --set anchor=average --positions compact
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    target = state or Path(Path(source).stem + ".safetensors")
+    target = state or Path(source).stem + ".safetensors"
     with out.errors():
+        if append and state is None:
+            raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
         from protokv.ingest import Every, Summary, ingest
         from protokv.resume import open_session
+        from protokv.snapshot.writer import Writer
         from protokv.video import open_source
         from protokv_cli.progress import reporting
 
@@ -77,8 +94,10 @@ def ingest(
             memory, preset, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
         )
         interval = Every.parse(every) if every else None
-        with open_source(source, decoder=cast("Decoder", decoder)) as video:
-            session = open_session(
+        with open_source(source, decoder=cast("Decoder", decoder)) as video, Writer(target, keep=keep) as writer:
+            if not writer.locked:
+                out.note(f"nothing keeps others from writing {target} at the same time: there are no locks there")
+            session, stretch = open_session(
                 video,
                 target,
                 config,
@@ -86,13 +105,19 @@ def ingest(
                 fps=fps,
                 device=device,
                 dtype=dtype,
+                device_map=device_map,
+                quantization=quantization,
                 must_exist=resume,
                 start_over=force,
+                append=append,
             )
-            if session.clock.steps:
-                out.note(f"continuing {target} at {session.clock.stream_time_s:g} s")
+            if stretch.done:
+                out.note(f"{target} has watched {source} to its end; there is nothing to do")
+            elif session.clock.steps:
+                how = "continuing" if session.clock.steps > stretch.first_step else "appending to"
+                out.note(f"{how} {target} at {session.clock.stream_time_s:g} s")
             with stopping(out.warn) as stop, reporting(out, source) as report:
-                events = ingest(session, video, target, every=interval, should_stop=lambda: bool(stop))
+                events = ingest(session, video, writer, every=interval, should_stop=lambda: bool(stop), stretch=stretch)
                 for event in events:
                     report(event)
                     if isinstance(event, Summary):

@@ -1,45 +1,83 @@
-"""`protokv inspect`: what a state holds, without its model."""
+"""`protokv inspect`: what a state holds, how two differ, and the same state in another form. Needs no model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 
 
 def inspect(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="State that ingest wrote.")],
+    state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote.")],
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[STATE2]", help="A second one: show how they differ. Exit 0 if equal, 1 if not."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="Write the state again, in the form that the suffix names."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check all that must hold in a state, and say what was checked; or do not even check its bytes.",
+            show_default="its bytes are checked",
+        ),
+    ] = None,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Show the stream, the memory, the bank of every layer and the codebooks of a state.
 
+    With a second state: how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal and 1
+    if they differ. With -o: the same state in another form, .safetensors, .pt, .zarr or .zarr.zip.
+
     \b
     Examples:
       protokv inspect video.safetensors
       protokv inspect video.safetensors --json | jq .bytes.total
+      protokv inspect video.safetensors --verify
+      protokv inspect video.safetensors -o video.zarr
+      protokv inspect monday.safetensors tuesday.safetensors
     """
     out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
     with out.errors():
-        from protokv.describe import describe
+        if sum((other is not None, output is not None, verify is True)) > 1:
+            raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
+        from protokv.describe import convert, describe, differences
 
-        document = describe(state)
-        if out.format is Format.JSON:
-            out.json(document)
-        elif out.format is Format.PLAIN:
-            for line in _flat(document):
-                out.plain(line)
+        digests = verify is not False
+        if other is not None:
+            found = differences(state, other, digests=digests)
+            _show(out, found)
+            raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
+        if output is not None:
+            _show(out, convert(state, output, digests=digests))
         else:
-            from protokv_cli.inspect_tables import tables
+            _show(out, describe(state, digests=digests, values=verify is True))
 
-            for table in tables(document):
-                out.console.print(table)
-                out.console.print()
+
+def _show(out: Output, document: dict[str, Any]) -> None:
+    if out.format is Format.JSON:
+        out.json(document)
+    elif out.format is Format.PLAIN:
+        for line in _flat(document):
+            out.plain(line)
+    else:
+        from protokv_cli.inspect_tables import tables
+
+        for table in tables(document):
+            out.console.print(table)
+            out.console.print()
 
 
 def _flat(value: Any, path: str = "") -> list[str]:
@@ -48,4 +86,6 @@ def _flat(value: Any, path: str = "") -> list[str]:
         return [line for k, v in value.items() for line in _flat(v, f"{path}.{k}" if path else k)]
     if isinstance(value, list):
         return [line for i, v in enumerate(value) for line in _flat(v, f"{path}[{i}]")]
-    return [f"{path}\t{value}"]
+    from protokv_cli.inspect_tables import legible
+
+    return [f"{legible(path)}\t{legible(str(value))}"]

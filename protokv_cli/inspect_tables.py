@@ -15,6 +15,66 @@ _COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
 
 
 def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
+    """Those of a document, whichever of the three it is: of one state, of two, or of one written again."""
+    d = _plain(d)
+    if "equal" in d:
+        yield from _of_difference(d)
+    elif "output" in d:
+        yield pairs({"state": d["state"], "output": d["output"], "bytes": bytes_text(d["bytes"])}, title="written")
+    else:
+        yield from _of_state(d)
+        if "verified" in d:
+            yield pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
+
+
+def _of_difference(d: dict[str, Any]) -> Iterator[RenderableType]:
+    """Fields and tensors that differ."""
+    a, b = d["states"]
+    verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
+    yield pairs({"a": a, "b": b, "they are": verdict}, title="states")
+    if d["header"]:
+        rows = ((one["field"], _cell(one["a"]), _cell(one["b"])) for one in d["header"])
+        yield grid(["field", "a", "b"], rows, title="header")
+    if d["tensors"]:
+        yield grid(
+            ["tensor", "a", "b", "differing", "at most by"],
+            (
+                (
+                    one["name"],
+                    _cell(one["a"]),
+                    "same" if one["b"] == one["a"] else _cell(one["b"]),
+                    "-" if one["differing"] is None else f"{one['differing']} of {one['elements']}",
+                    _cell(one["max_abs_difference"]),
+                )
+                for one in d["tensors"]
+            ),
+            title=f"tensors, {len(d['tensors'])} of {d['tensors_compared']}",
+        )
+
+
+def legible(text: str) -> str:
+    """Text out of a state, on one line and without the control characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _plain(value: Any) -> Any:
+    """A document whose texts are shown as they are: rich reads square brackets as its own."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, str):
+        from rich.markup import escape
+
+        return escape(legible(value))
+    return value
+
+
+def _cell(value: Any) -> Any:
+    return "-" if value is None else value
+
+
+def _of_state(d: dict[str, Any]) -> Iterator[RenderableType]:
     """Stream, memory, bytes and, where the memory has them, bank and codebooks of every layer."""
     stream, memory, parts = d["stream"], d["memory"], d["bytes"]
     ended = "" if d["complete"] else ", not to its end"

@@ -27,6 +27,19 @@ Dtype = Annotated[
     str | None,
     typer.Option("--dtype", envvar="PROTOKV_DTYPE", help="auto, float32, bfloat16 or float16."),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        envvar="PROTOKV_DEVICE_MAP",
+        metavar="MAP",
+        help="auto or balanced: a model larger than one device, its state with its layers.",
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option("--quantization", envvar="PROTOKV_QUANTIZATION", metavar="BITS", help="Weights in 4bit or 8bit."),
+]
 Memory = Annotated[
     str,
     typer.Option(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,16 +26,26 @@ class _Question:
 
 
 def query(
-    state: Annotated[Path, typer.Option("--state", "-s", metavar="STATE", help="State that ingest wrote.")],
+    state: Annotated[str, typer.Option("--state", "-s", metavar="STATE", help="State that ingest wrote.")],
     questions: Annotated[
         list[str] | None,
         typer.Argument(metavar="QUESTION...", help="Questions; - reads lines or JSONL from stdin."),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="TIME", help="Ask the newest kept commit not after this stream time, such as 12m."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is the one that was saved.")
+    ] = True,
     model: options.Model = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of an answer at the most.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     seed: options.Seed = 0,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -45,6 +54,8 @@ def query(
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
+    While ingest writes the state, its last commit answers. What `ingest --keep` kept answers as of an earlier time.
+
     A line on stdin is a question, or a JSON object with the key "question"; if it has "answer" too, the answers are
     compared and the score is told at the end.
 
@@ -52,6 +63,7 @@ def query(
     Examples:
       protokv query --state video.safetensors "what colour was the star?" "how many objects appeared?"
       protokv query --state video.safetensors - < questions.jsonl | jq -r .answer
+      protokv query --state video.safetensors --at 12m "what is on the table?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
@@ -59,25 +71,36 @@ def query(
         first = next(asked, None)
         if first is None:
             raise ConfigError("there is no question", hint='protokv query --state STATE "what happened first?"')
+        from protokv.duration import parse_duration
         from protokv.generate import Decoding
         from protokv.persist import load
+        from protokv.replay.judge import is_expected
 
         decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        session = load(state, model=model, device=device)
-        judge, strange = _Score(), _Strangers(out, session)
+        session = load(
+            state,
+            model=model,
+            device=device,
+            device_map=device_map,
+            at_s=None if at is None else parse_duration(at),
+            verify=verify,
+        )
+        n, right, strange = 0, 0, _Strangers(out, session)
         alone = questions is not None and len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):
             strange(question.text)
             answer = _answer(out, session, question.text, decoding, alone=alone)
-            row = _row(answer, str(state))
+            row = _row(answer, state)
             if question.expected is not None:
-                row |= {"expected": question.expected, "correct": judge(answer.text, question.expected)}
+                correct = is_expected(answer.text, question.expected)
+                row |= {"expected": question.expected, "correct": correct}
+                n, right = n + 1, right + correct
             if out.format is Format.JSON:
                 out.json(row)
             elif question.expected is not None and out.format is Format.TABLE and not row["correct"]:
                 out.console.print(f"  expected: {question.expected}", style="yellow", markup=False)
-        if judge.n:
-            out.note(f"{judge.right} of {judge.n} answers as expected ({judge.right / judge.n:.1%})")
+        if n:
+            out.note(f"{right} of {n} answers as expected ({right / n:.1%})")
 
 
 def _answer(out: Output, session: Session, question: str, decoding: Any, *, alone: bool) -> Answer:
@@ -107,22 +130,6 @@ def _row(answer: Answer, state: str) -> dict[str, Any]:
         "context_tokens": answer.context_tokens,
         "state": state,
     }
-
-
-class _Score:
-    """Counts answers that equal what was expected, whatever their case, spaces and final full stop."""
-
-    def __init__(self) -> None:
-        self.n = self.right = 0
-
-    def __call__(self, answer: str, expected: str) -> bool:
-        right = self._plain(answer) == self._plain(expected)
-        self.n, self.right = self.n + 1, self.right + right
-        return right
-
-    @staticmethod
-    def _plain(text: str) -> str:
-        return " ".join(text.casefold().split()).rstrip(".")
 
 
 def _read(arguments: list[str]) -> Iterator[_Question]:

@@ -72,6 +72,8 @@ def replay(
     fps: Annotated[float | None, typer.Option("--fps", help="Frames a second to sample.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
+    device_map: options.DeviceMap = None,
+    quantization: options.Quantization = None,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -127,7 +129,9 @@ def replay(
         from protokv.backbones import EMBEDDED, load_backbone
         from protokv.replay.study import run
 
-        backbone = load_backbone(model or EMBEDDED, device=device, dtype=dtype or "auto")
+        backbone = load_backbone(
+            model or EMBEDDED, device=device, dtype=dtype or "auto", device_map=device_map, quantization=quantization
+        )
         rate = fps or backbone.default_fps
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []

@@ -1,8 +1,9 @@
 """Puts a file in place so that its path holds the old or the new one whole, whatever happens in between.
 
 A temporary file in the same folder is written, synced, its size checked, moved over the path, and the folder
-synced. What an earlier, killed commit left behind is removed by the next. All calls that touch the disk go
-through a `FileSystem`, so that tests can make each of them fail. Knows nothing of what is written.
+synced. `keep_as` gives what stands there a second name in the same way, without copying it, and `retire` takes one
+away. What an earlier, killed commit left behind is removed by the next. All calls that touch the disk go through a
+`FileSystem`, so that tests can make each of them fail. Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +19,7 @@ from typing import BinaryIO
 from protokv.errors import StateError
 
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 _HINTS = {
     errno.ENOSPC: "free some space, or write elsewhere",
@@ -74,8 +77,26 @@ class FileSystem:
         return [Path(entry.path) for entry in os.scandir(folder) if entry.name.startswith(prefix)]
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
-        path.unlink(missing_ok=True)
+        """Remove a file, or a folder with all that is in it, if it is there."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; a copy where the file system has no such thing."""
+        try:
+            target.hardlink_to(source)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with source.open("rb") as file, self.create(target) as copy:
+                shutil.copyfileobj(file, copy)
+                self.sync(copy)
+
+    def make_folder(self, path: Path) -> None:
+        """A new, empty folder."""
+        path.mkdir()
 
 
 DISK = FileSystem()
@@ -95,6 +116,56 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], fs: FileSystem =
     return written
 
 
+def partial_path(target: Path) -> Path:
+    """A hidden name beside `target` for what is not yet or no longer there; `sweep` removes what has such a name."""
+    # With a name of its own: two writers never write into the same file.
+    return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+
+
+def sweep(target: Path, fs: FileSystem = DISK) -> None:
+    """Remove what a killed commit to `target` left behind."""
+    for stale in fs.leftovers(target.parent, f".{target.name}."):
+        if stale.name.endswith(".partial"):
+            fs.remove(stale)
+
+
+def keep_as(target: Path, name: Path, fs: FileSystem = DISK) -> None:
+    """Let `name`, in the same folder, hold what `target` holds now, and go on holding it when `target` is replaced.
+
+    A file gets a second name; a folder becomes a second folder of second names, which is enough where files in it are
+    replaced and never written to. `name` appears whole or not at all; what it held before is lost.
+    """
+    temporary = partial_path(target)
+    _link_all(target, temporary, fs)
+    if name.is_dir():
+        retire(target, name, fs)
+    fs.replace(temporary, name)
+    # To move a second name of a file over the first one does nothing.
+    fs.remove(temporary)
+    fs.sync_folder(target.parent)
+
+
+def retire(target: Path, name: Path, fs: FileSystem = DISK) -> None:
+    """Remove what `keep_as` made for `target`; it disappears in one act."""
+    temporary = partial_path(target)
+    is_folder = name.is_dir()
+    fs.replace(name, temporary)
+    if is_folder:
+        # Or a crash may undo the move and not the removal of what is in it.
+        fs.sync_folder(target.parent)
+    fs.remove(temporary)
+
+
+def _link_all(source: Path, target: Path, fs: FileSystem) -> None:
+    if not source.is_dir():
+        fs.link(source, target)
+        return
+    fs.make_folder(target)
+    for entry in sorted(source.iterdir()):
+        _link_all(entry, target / entry.name, fs)
+    fs.sync_folder(target)
+
+
 def commit(path: str | os.PathLike[str], write: Callable[[Path], int], fs: FileSystem = DISK) -> None:
     """Let `write` make a file at the path it is given, and put that in place of `path`.
 
@@ -108,14 +179,10 @@ def commit(path: str | os.PathLike[str], write: Callable[[Path], int], fs: FileS
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        # Hidden, and with a name of its own: two writers never write into the same file.
-        prefix = f".{target.name}."
-        temporary = target.parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}.partial"
-        for stale in fs.leftovers(target.parent, prefix):
-            if stale.name.endswith(".partial"):
-                fs.remove(stale)
+        temporary = partial_path(target)
+        sweep(target, fs)
     except (OSError, ValueError) as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
     try:
         expected = write(temporary)
         found = fs.size(temporary)
@@ -125,12 +192,12 @@ def commit(path: str | os.PathLike[str], write: Callable[[Path], int], fs: FileS
     except BaseException as error:
         _discard(temporary, fs)
         if isinstance(error, OSError):
-            raise _refused(path, error) from error
+            raise refused(path, error) from error
         raise
     try:
         fs.sync_folder(target.parent)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
 
 
 def _discard(path: Path, fs: FileSystem) -> None:
@@ -141,7 +208,8 @@ def _discard(path: Path, fs: FileSystem) -> None:
         return
 
 
-def _refused(path: str | os.PathLike[str], error: OSError | ValueError) -> StateError:
+def refused(path: str | os.PathLike[str], error: OSError | ValueError) -> StateError:
+    """The error of a state that cannot be written, and what to do about it."""
     number = getattr(error, "errno", None)
     why = getattr(error, "strerror", None) or str(error)
     return StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=_HINTS.get(number or 0, ""))

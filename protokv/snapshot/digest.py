@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from protokv.snapshot.side_by_side import in_order
 
 
 def raw(tensor: Tensor) -> NDArray[np.uint8]:
@@ -26,6 +29,15 @@ def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -
     digest = hashlib.sha256(f"{dtype}{list(shape)}\n".encode())
     digest.update(data.data)
     return digest.hexdigest()
+
+
+def tensor_digests(tensors: Iterable[tuple[str, str, tuple[int, ...], NDArray[np.uint8]]]) -> dict[str, str]:
+    """Digests of tensors given as name, dtype, shape and bytes; a few at a time, as they come."""
+
+    def of(name: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> tuple[str, str]:
+        return name, tensor_digest(dtype, shape, data)
+
+    return dict(in_order(partial(of, *tensor) for tensor in tensors))
 
 
 def canonical(document: Mapping[str, Any]) -> str:

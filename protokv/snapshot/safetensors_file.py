@@ -11,41 +11,39 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
+from protokv.errors import StateError
 from protokv.snapshot.atomic import DISK, FileSystem, commit, write_file
-from protokv.snapshot.digest import canonical, document_digest, raw, tensor_digest
+from protokv.snapshot.digest import raw, tensor_digests
+from protokv.snapshot.document import (
+    DTYPES,
+    corrupt,
+    dtype_name,
+    is_shape,
+    opened,
+    parsed,
+    sealed,
+    unreadable,
+    unsealed,
+)
+from protokv.snapshot.forms import check_file_target as check_target
+from protokv.snapshot.forms import file_bytes as stored_bytes
 from protokv.snapshot.schema import Header, State, shown
+
+__all__ = ["check_target", "load", "read_header", "save", "stored_bytes"]
 
 KEY = "protokv"
 
 # A real header takes some 20 kB.
 HEADER_LIMIT_BYTES = 1 << 20
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-_NOT_A_STATE = "the file is damaged, or is not a state of protokv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +63,18 @@ def save(state: State, path: str | os.PathLike[str], *, fs: FileSystem = DISK) -
         StateError: It cannot be written; the old one is still there.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
-            raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
     # Widest elements first, so that every tensor begins at a multiple of its element size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     begin = 0
     described: dict[str, Any] = {}
-    digests: dict[str, str] = {}
     for name in order:
         tensor = tensors[name]
-        dtype, shape, size = NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.element_size()
+        dtype, shape, size = dtype_name(name, tensor.dtype), tuple(tensor.shape), tensor.nbytes
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + size]}
-        digests[name] = tensor_digest(dtype, shape, raw(tensor))
         begin += size
-    try:
-        document: dict[str, Any] = {"header": state.to_json(), "digests": digests}
-        # What could not be read again must not be written.
-        Header.from_json(json.loads(canonical(document["header"])))
-        document["digest"] = document_digest(document)
-        text = json.dumps({"__metadata__": {KEY: canonical(document)}, **described}, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise StateError(f"the header of the state is not plain JSON: {error}") from error
-    except (StateCorrupt, StateMismatch) as error:
-        raise StateError(f"the header of the state cannot be written: {error.message}") from error
+    digests = tensor_digests((n, dtype_name(n, t.dtype), tuple(t.shape), raw(t)) for n, t in tensors.items())
+    document = sealed(state, digests=digests)
+    text = json.dumps({"__metadata__": {KEY: document}, **described}, separators=(",", ":"))
     head = text.encode()
     head += b" " * (-len(head) % 8)
     if len(head) > HEADER_LIMIT_BYTES:
@@ -110,37 +96,27 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> State:
         StateMismatch: The format is newer than this version reads.
         StateCorrupt: The file is damaged or hostile; the tensor or field is named where it can be.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         header, digests, entries, start = _read_head(file, path)
-        tensors: dict[str, Tensor] = {}
-        for name, entry in entries.items():
-            data = _read(file, start + entry.begin, entry.end - entry.begin, path, f"tensor {shown(name)}")
-            if verify and tensor_digest(entry.dtype, entry.shape, data) != digests[name]:
-                raise _corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
-            tensors[name] = _tensor(data, entry, path, name)
+        found: dict[str, NDArray[np.uint8]] = {}
+
+        def read() -> Iterator[tuple[str, str, tuple[int, ...], NDArray[np.uint8]]]:
+            for name, entry in entries.items():
+                what = f"tensor {shown(name)}"
+                found[name] = _read(file, start + entry.begin, entry.end - entry.begin, path, what)
+                yield name, entry.dtype, entry.shape, found[name]
+
+        for name, digest in (tensor_digests(read()) if verify else dict.fromkeys(n for n, *_ in read())).items():
+            if digest is not None and digest != digests[name]:
+                raise corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
+    tensors = {name: _tensor(data, entries[name], path, name) for name, data in found.items()}
     return State.of(header, tensors)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and verify the header alone. Raises as `load` does."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return _read_head(file, path)[0]
-
-
-def _opened(path: str | os.PathLike[str]) -> BinaryIO:
-    try:
-        status = Path(path).stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is {kind}")
-        return Path(path).open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise StateNotFound(
-            f"no state at {os.fspath(path)}", hint="check the spelling; `protokv ingest VIDEO -o STATE` makes one"
-        ) from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise StateError(f"cannot read the state {os.fspath(path)}: {why}") from error
 
 
 def _read_head(
@@ -148,34 +124,22 @@ def _read_head(
 ) -> tuple[Header, Mapping[str, str], Mapping[str, _Entry], int]:
     size = os.fstat(file.fileno()).st_size
     if size < 8:
-        raise _corrupt(path, f"expected a state, the file has {size} bytes")
+        raise corrupt(path, f"expected a state, the file has {size} bytes")
     length = int.from_bytes(_read(file, 0, 8, path, "header").tobytes(), "little")
     if length > min(HEADER_LIMIT_BYTES, size - 8):
-        raise _corrupt(path, f"header: a length of {length} bytes in a file of {size}")
-    outer = _json(_read(file, 8, length, path, "header").tobytes(), path)
+        raise corrupt(path, f"header: a length of {length} bytes in a file of {size}")
+    outer = parsed(_read(file, 8, length, path, "header").tobytes(), path)
     metadata = outer.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
-        raise StateCorrupt(
-            f"{os.fspath(path)} is a safetensors file but no state: it lacks the field {KEY}", hint=_NOT_A_STATE
-        )
+        raise corrupt(path, f"a safetensors file but no state: it lacks the field {KEY}")
     if set(metadata) != {KEY}:
-        raise _corrupt(path, "header: unknown metadata")
-    document = _json(metadata[KEY].encode("utf-8", "surrogatepass"), path)
-    digest = document.pop("digest", None)
-    try:
-        intact = digest == document_digest(document)
-    except (ValueError, RecursionError):
-        intact = False
-    if not intact:
-        raise _corrupt(path, "header: it is not the one that was saved")
-    try:
-        header = Header.from_json(document.get("header"))
-    except (StateCorrupt, StateMismatch) as error:
-        raise type(error)(f"{os.fspath(path)}: {error.message}", hint=error.hint or _NOT_A_STATE) from None
+        raise corrupt(path, "header: unknown metadata")
+    document = parsed(metadata[KEY].encode("utf-8", "surrogatepass"), path)
+    header, sealed_parts = unsealed(document, {"digests"}, path)
     entries = _entries(outer, size - 8 - length, path)
-    digests = document.get("digests")
-    if not isinstance(digests, dict) or set(digests) != set(entries) or set(document) != {"header", "digests"}:
-        raise _corrupt(path, "digests: expected one for every tensor and no other")
+    digests = sealed_parts["digests"]
+    if not isinstance(digests, dict) or set(digests) != set(entries):
+        raise corrupt(path, "digests: expected one for every tensor and no other")
     return header, digests, entries, 8 + length
 
 
@@ -184,40 +148,36 @@ def _entries(outer: Mapping[str, Any], room: int, path: str | os.PathLike[str]) 
     for name, value in outer.items():
         where = f"tensor {shown(name)}"
         if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-            raise _corrupt(path, f"{where}: expected dtype, shape and data_offsets")
+            raise corrupt(path, f"{where}: expected dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise _corrupt(path, f"{where}: unknown dtype {shown(dtype)}")
-        if not _is_counts(shape) or len(shape) > 16:
-            raise _corrupt(path, f"{where}: its shape is not a list of sizes")
-        if not _is_counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
-            raise _corrupt(path, f"{where}: its bytes lie outside of the file")
+            raise corrupt(path, f"{where}: unknown dtype {shown(dtype)}")
+        if not is_shape(shape):
+            raise corrupt(path, f"{where}: its shape is not a list of sizes")
+        if not is_shape(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
+            raise corrupt(path, f"{where}: its bytes lie outside of the file")
         if math.prod(shape) * DTYPES[dtype].itemsize != offsets[1] - offsets[0]:
-            raise _corrupt(path, f"{where}: its shape does not fit its {offsets[1] - offsets[0]} bytes")
+            raise corrupt(path, f"{where}: its shape does not fit its {offsets[1] - offsets[0]} bytes")
         entries[name] = _Entry(dtype, tuple(shape), *offsets)
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
-            raise _corrupt(path, f"tensor {shown(name)}: there is a gap or an overlap before it")
+            raise corrupt(path, f"tensor {shown(name)}: there is a gap or an overlap before it")
         end = entry.end
     if end != room:
-        raise _corrupt(path, f"expected {end} bytes of tensors, the file has {room}")
+        raise corrupt(path, f"expected {end} bytes of tensors, the file has {room}")
     return entries
-
-
-def _is_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < 2**40 for one in value)
 
 
 def _tensor(data: np.ndarray[Any, Any], entry: _Entry, path: str | os.PathLike[str], name: str) -> Tensor:
     if entry.dtype == "BOOL" and data.size and int(data.max()) > 1:
-        raise _corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
+        raise corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
     try:
         if not data.size:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         return torch.from_numpy(data).view(DTYPES[entry.dtype]).reshape(entry.shape)
     except RuntimeError as error:
-        raise _corrupt(path, f"tensor {shown(name)}: impossible shape {list(entry.shape)}") from error
+        raise corrupt(path, f"tensor {shown(name)}: impossible shape {list(entry.shape)}") from error
 
 
 def _read(
@@ -228,30 +188,7 @@ def _read(
         file.seek(begin)
         found = file.readinto(data.data) if size else 0  # type: ignore[attr-defined]
     except OSError as error:
-        raise StateError(f"cannot read the state {os.fspath(path)}: {error.strerror}") from error
+        raise unreadable(path, error) from error
     if found != size:
-        raise _corrupt(path, f"{what}: the file ends within it")
+        raise corrupt(path, f"{what}: the file ends within it")
     return data
-
-
-def _json(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            raise ValueError("a name is given twice")
-        return made
-
-    def refuse(text: str) -> None:
-        raise ValueError(f"{text} is not a number")
-
-    try:
-        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(path, f"header: not the JSON that was saved ({shown(error)})") from error
-    if not isinstance(found, dict):
-        raise _corrupt(path, "header: expected an object")
-    return found
-
-
-def _corrupt(path: str | os.PathLike[str], what: str) -> StateCorrupt:
-    return StateCorrupt(f"{os.fspath(path)}: {what}", hint=_NOT_A_STATE)

@@ -18,7 +18,9 @@ from protokv.errors import StateCorrupt, StateMismatch
 from protokv.records import BackboneIdentity, StreamClock
 from protokv.version import __version__
 
-FORMAT_VERSION = 1
+# 1: as 2, and the state of a random generator, `bank.generator`, which recycling drew from. Since 2 what is drawn at a
+# step follows from the seed and the step: a stream that was begun with 1 goes on, with other draws than it would have.
+FORMAT_VERSION = 2
 
 # Deeper than this no configuration of ours nests.
 _DEEPEST = 8
@@ -82,8 +84,11 @@ class State(Header):
 
     @classmethod
     def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
-        """A header with its tensors."""
-        return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
+        """A header with its tensors as they were read; those of an older version in the form of the newest."""
+        values = {f.name: getattr(header, f.name) for f in fields(Header)}
+        if header.format_version < 2:
+            tensors = {name: tensor for name, tensor in tensors.items() if name != "bank.generator"}
+        return cls(**values | {"format_version": FORMAT_VERSION}, tensors=tensors)
 
 
 def _identity(data: object) -> BackboneIdentity:

@@ -57,6 +57,40 @@ def test_commits_come_as_often_as_asked(protokv: Program, video: Path) -> None:
     assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
 
 
+def test_kept_commits_are_states_that_every_command_reads(protokv: Program, video: Path) -> None:
+    assert protokv("ingest", video, *SMALL, "--every", "4s", "--keep", "3").code == 0
+    kept = sorted(path.name for path in protokv.folder.glob("*.safetensors"))
+    assert kept == ["clip.safetensors", "clip@000004.000s.safetensors", "clip@000008.000s.safetensors"]
+    for name, time_s in zip(kept, (12.0, 4.0, 8.0), strict=True):
+        assert protokv("query", "--state", name, "what is first ?").rows()[0]["stream_time_s"] == time_s
+        assert protokv("inspect", name, "--json").rows()[0]["stream"]["duration_s"] == time_s
+
+
+def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_repeated(
+    protokv: Program, video: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    second = write_video(tmp_path / "other" / "second.mp4", 5, seed=3)
+    append = ("ingest", second, *SMALL, "--append", "-o", "clip.safetensors")
+    assert protokv("ingest", video, *SMALL).code == 0
+    result = protokv(*append)
+    assert result.code == 0, result.err
+    assert "appending to clip.safetensors at 12 s" in result.err
+    summary = result.rows()[-1]
+    assert (summary["steps"], summary["stream_time_s"], summary["complete"]) == (17, 17.0, True)
+    before = (protokv.folder / "clip.safetensors").read_bytes()
+    for again in (append, ("ingest", video, *SMALL), ("ingest", video, *SMALL, "--append", "-o", "clip.safetensors")):
+        result = protokv(*again)
+        assert result.code == 0
+        assert "nothing to do" in result.err
+        assert [row["type"] for row in result.rows()] == ["summary"]
+    assert (protokv.folder / "clip.safetensors").read_bytes() == before
+    assert protokv("query", "--state", "clip.safetensors", "what is first ?").rows()[0]["stream_time_s"] == 17.0
+    refused = protokv("ingest", second, "--budget", "32", "--append", "-o", "clip.safetensors")
+    assert refused.code == Exit.MISMATCH
+    assert "budget is 24, this run's is 32" in refused.err
+
+
 def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, video: Path) -> None:
     settings = ("--set", "split=1:5", "--set", "anchor=average", "--set", "idle-steps=7", "--set", "merge=false")
     assert protokv("ingest", video, *SMALL, "--preset", "paper", *settings, "--positions", "compact").code == 0
@@ -114,6 +148,10 @@ def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: st
         (["notes.mp4"], Exit.FAILURE, "notes.mp4"),
         (["{video}", "--budget", "lots"], Exit.USAGE, "budget"),
         (["{video}", "--every", "often"], Exit.USAGE, "often"),
+        (["{video}", "--every", "0s"], Exit.USAGE, "0s"),
+        (["{video}", "--keep", "0"], Exit.USAGE, "keep 0"),
+        (["{video}", "--append"], Exit.USAGE, "append"),
+        (["{video}", "--append", "--force", "-o", "x.safetensors"], Exit.USAGE, "append"),
         (["{video}", "--preset", "fancy"], Exit.USAGE, "fancy"),
         (["{video}", "--memory", "elephant"], Exit.USAGE, "elephant"),
         (["{video}", "--fps", "0"], Exit.USAGE, "fps"),
@@ -175,7 +213,7 @@ def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv:
 def test_a_signal_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
     protokv: Program, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    long = write_video(tmp_path / "long.mp4", 240, rate=2)
+    long = write_video(tmp_path / "long.mp4", 120, rate=2)
     arguments = ("ingest", long, "--budget", "24", "--json")
     with protokv.process(*arguments) as process:
         assert process.stdout is not None

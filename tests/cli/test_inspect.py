@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from protokv import snapshot
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 
@@ -19,7 +22,7 @@ def state(protokv: Program, video: Path) -> Path:
 
 def test_the_document_holds_what_the_contract_promises(protokv: Program, state: Path) -> None:
     (document,) = protokv("inspect", state, "--json").rows()
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
     assert document["backbone"]["family"] == "qwen2_5_vl"
     memory = document["memory"]
     assert (memory["kind"], memory["preset"], memory["budget"]) == ("protokv", "paper", 24)
@@ -62,3 +65,126 @@ def test_what_is_no_state_is_told(protokv: Program, video: Path) -> None:
     result = protokv("inspect", video)
     assert result.code == Exit.CORRUPT
     assert result.err.startswith("Error: ")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".zarr", ".zarr.zip", ".safetensors"])
+def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, state: Path, suffix: str) -> None:
+    other = protokv.folder / f"other{suffix}"
+    (row,) = protokv("inspect", state, "-o", other, "--json").rows()
+    assert row == {"state": str(state), "output": str(other), "bytes": row["bytes"]}
+    assert row["bytes"] > 10_000
+    result = protokv("inspect", state, other, "--json")
+    assert result.code == Exit.DONE
+    (found,) = result.rows()
+    assert found["equal"]
+    assert (found["header"], found["tensors"]) == ([], [])
+    (document,) = protokv("inspect", other, "--json").rows()
+    (original,) = protokv("inspect", state, "--json").rows()
+    same = ("backbone", "memory", "stream", "layers", "complete", "created_by")
+    assert all(document[key] == original[key] for key in same)
+
+
+def test_a_state_in_memory_is_a_state(protokv: Program, state: Path) -> None:
+    pytest.importorskip("obstore")
+    assert protokv("inspect", state, "-o", "memory://cli/a.zarr").code == 0
+    assert protokv("inspect", state, "memory://cli/a.zarr").code == 0
+    assert protokv("inspect", "memory://cli/b.zarr").code == Exit.NOT_FOUND
+
+
+def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
+    protokv: Program, state: Path, video: Path
+) -> None:
+    assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24", "--preset", "durable").code == 0
+    result = protokv("inspect", state, "two.safetensors", "--json")
+    assert result.code == Exit.FAILURE
+    (found,) = result.rows()
+    assert not found["equal"]
+    assert found["states"] == [str(state), "two.safetensors"]
+    fields = {row["field"]: (row["a"], row["b"]) for row in found["header"]}
+    assert fields["memory.pseudo_tokens"] == (8, 1)
+    tensors = {row["name"]: row for row in found["tensors"]}
+    assert (tensors["codebook.keys"]["b"], tensors["codebook.keys"]["differing"]) == (None, None)
+    assert tensors["bank.mass"]["a"] != tensors["bank.mass"]["b"]
+    table = protokv("inspect", state, "two.safetensors", "--format", "table")
+    assert table.code == Exit.FAILURE
+    for word in ("different", "memory.pseudo_tokens", "codebook.keys", "at most by"):
+        assert word in table.out
+    plain = protokv("inspect", state, "two.safetensors", "--format", "plain").out.splitlines()
+    assert "equal\tFalse" in plain
+    equal = protokv("inspect", state, state, "--format", "table")
+    assert (equal.code, "equal in all" in equal.out) == (0, True)
+
+
+def test_one_number_that_differs_is_found(protokv: Program, state: Path) -> None:
+    found = snapshot.load(state)
+    mass = found.tensors["bank.mass"].clone()
+    mass[1, 0, 1] += 3
+    snapshot.save(replace(found, tensors={**found.tensors, "bank.mass": mass}), protokv.folder / "two.pt")
+    (document,) = protokv("inspect", state, "two.pt", "--json").rows()
+    (row,) = document["tensors"]
+    assert (row["name"], row["differing"], row["elements"], row["max_abs_difference"]) == (
+        "bank.mass", 1, mass.numel(), 3.0
+    )  # fmt: skip
+
+
+def test_verify_says_what_was_checked(protokv: Program, state: Path) -> None:
+    (document,) = protokv("inspect", state, "--verify", "--json").rows()
+    assert [line.split(":")[0] for line in document["verified"]] == [
+        "bytes", "memory", "clock", "values", "places", "near window", "bank", "budget",
+    ]  # fmt: skip
+    (unverified,) = protokv("inspect", state, "--json").rows()
+    assert unverified == {k: v for k, v in document.items() if k != "verified"}
+    text = protokv("inspect", state, "--verify", "--format", "table").out
+    assert "verified" in text
+    assert "masses and counters agree" in text
+
+
+def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(protokv: Program, state: Path) -> None:
+    data = bytearray(state.read_bytes())
+    header = int.from_bytes(data[:8], "little")
+    begin, _ = json.loads(data[8 : 8 + header])["near.keys"]["data_offsets"]
+    data[8 + header + begin] ^= 1
+    state.write_bytes(data)
+    for arguments in ((), ("--verify",), ("-o", "b.pt"), (state,)):
+        result = protokv("inspect", state, *arguments)
+        assert result.code == Exit.CORRUPT
+        assert "tensor near.keys" in result.err
+    assert not Path("b.pt").exists()
+    assert protokv("inspect", state, "--no-verify").code == 0
+
+
+def test_a_state_that_no_stream_leaves_is_corrupt_only_when_verified(protokv: Program, state: Path) -> None:
+    found = snapshot.load(state)
+    keys = found.tensors["near.keys"].clone()
+    keys[0, 0, 0, 0] = float("nan")
+    snapshot.save(replace(found, tensors={**found.tensors, "near.keys": keys}), state)
+    assert protokv("inspect", state).code == 0
+    result = protokv("inspect", state, "--verify")
+    assert result.code == Exit.CORRUPT
+    assert "near.keys" in result.err
+
+
+def test_what_does_not_go_together_is_a_usage_error(protokv: Program, state: Path) -> None:
+    for arguments in ((state, "-o", "b.pt"), (state, "--verify"), ("-o", "b.pt", "--verify"), ("-o", "b.npz")):
+        result = protokv("inspect", state, *arguments)
+        assert result.code in (Exit.USAGE, Exit.FAILURE)
+        assert result.err.startswith("Error: ")
+        assert "Hint: " in result.err
+
+
+def test_the_help_says_what_the_exit_code_of_a_comparison_means(protokv: Program) -> None:
+    text = " ".join(protokv("inspect", "--help").out.split())
+    assert "0 if they are equal and 1 if they differ" in text
+
+
+def test_texts_out_of_a_state_are_shown_and_not_obeyed(protokv: Program, state: Path) -> None:
+    found = snapshot.load(state)
+    evil = "[/red][link=https://x]a\x1b[31m\nb"
+    snapshot.save(replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors")
+    for arguments in (["evil.safetensors"], [state, "evil.safetensors"]):
+        for form in ("table", "plain"):
+            result = protokv("inspect", *arguments, "--format", form)
+            assert result.code in (Exit.DONE, Exit.FAILURE), result.err
+            assert not result.err
+            assert "\x1b" not in result.out
+            assert "[/red]" in result.out

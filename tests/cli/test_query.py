@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Result
 
 KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "state"]
 
@@ -85,6 +85,35 @@ def test_the_number_of_tokens_is_limited(protokv: Program, state: Path) -> None:
     ]
     assert len(rows[0].split()) <= 1
     assert rows[1].startswith(rows[0])
+
+
+def test_a_kept_commit_answers_as_of_its_time(protokv: Program, video: Path) -> None:
+    result = protokv("ingest", video, "--budget", "24", "--every", "3s", "--keep", "3", "--json")
+    assert result.code == 0, result.err
+
+    def at(time: str) -> Result:
+        return protokv("query", "--state", "clip.safetensors", "what is first ?", "--at", time)
+
+    for asked, answered in [("6s", 6.0), ("8.9", 6.0), ("9s", 9.0), ("0.2m", 12.0), ("1h", 12.0)]:
+        row = at(asked).rows()[0]
+        assert row["stream_time_s"] == answered
+        assert row["state"] == "clip.safetensors"
+    kept = protokv("query", "--state", "clip@000006.000s.safetensors", "what is first ?").rows()[0]
+    assert kept["answer"] == at("6s").rows()[0]["answer"]
+    early = at("5s")
+    assert early.code == Exit.NOT_FOUND
+    assert "no commit at or before 5 s; it has those at 6 s, 9 s, 12 s" in early.err.splitlines()[0]
+    assert at("noon").code == Exit.USAGE
+
+
+def test_bytes_are_verified_unless_it_is_asked_not_to(protokv: Program, state: Path) -> None:
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    result = protokv("query", "--state", state, "what is first ?")
+    assert result.code == Exit.CORRUPT
+    assert "tensor " in result.err
+    assert protokv("query", "--state", state, "what is first ?", "--no-verify").code == 0
 
 
 @pytest.mark.parametrize(

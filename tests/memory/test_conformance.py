@@ -33,6 +33,8 @@ def configs() -> list[object]:
         "protokv-agglomerative-plain": small_config(
             BUDGET, policy="agglomerative", pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
         ),
+        "protokv-joint": small_config(BUDGET, histograms="joint"),
+        "protokv-variance": small_config(BUDGET, allocation="variance"),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
     others = {kind: MemoryConfig.of(kind=kind, budget=BUDGET) for kind in MEMORIES if kind != "protokv"}

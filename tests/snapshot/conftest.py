@@ -39,18 +39,20 @@ def make_state() -> Callable[..., State]:
     return make
 
 
+def same(a: State, b: State) -> bool:
+    """Header and tensors, bit for bit."""
+    return (
+        a.to_json() == b.to_json()
+        and set(a.tensors) == set(b.tensors)
+        and all(
+            t.dtype == b.tensors[n].dtype
+            and t.shape == b.tensors[n].shape
+            and t.reshape(-1).view(torch.uint8).equal(b.tensors[n].reshape(-1).view(torch.uint8))
+            for n, t in a.tensors.items()
+        )
+    )
+
+
 @pytest.fixture(scope="session")
 def same_state() -> Callable[[State, State], bool]:
-    def same(a: State, b: State) -> bool:
-        return (
-            a.to_json() == b.to_json()
-            and set(a.tensors) == set(b.tensors)
-            and all(
-                t.dtype == b.tensors[n].dtype
-                and t.shape == b.tensors[n].shape
-                and t.reshape(-1).view(torch.uint8).equal(b.tensors[n].reshape(-1).view(torch.uint8))
-                for n, t in a.tensors.items()
-            )
-        )
-
     return same

@@ -1,0 +1,149 @@
+"""The sealed document of a state: its header and what a form adds to it, as one JSON text that tells of any change.
+
+Owns the strict JSON that all forms read (no name twice, no NaN, no deep nesting, digits in bounds), the digest over
+the document, and the one way to say that a state is damaged. Knows nothing of where the text is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
+from protokv.snapshot.digest import canonical, document_digest
+from protokv.snapshot.schema import Header, State, shown
+
+# What a state can hold, by the names that safetensors gives them.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_NOT_A_STATE = "the file is damaged, or is not a state of protokv"
+
+
+def dtype_name(name: str, dtype: torch.dtype) -> str:
+    """The name of a dtype; StateError naming the tensor if a state cannot hold it."""
+    if dtype not in NAMES:
+        raise StateError(f"tensor {name}: a state cannot hold {dtype}")
+    return NAMES[dtype]
+
+
+def is_shape(value: object) -> bool:
+    """Whether a value out of a file is a list of at most 16 sizes."""
+    return isinstance(value, list) and len(value) <= 16 and all(type(one) is int and 0 <= one < 2**40 for one in value)
+
+
+def sealed(state: State, **parts: Any) -> str:
+    """The document of a state: its header, the parts that the form adds, and the digest of these.
+
+    Raises:
+        StateError: The header could not be read again, so it must not be written.
+    """
+    try:
+        document: dict[str, Any] = {"header": state.to_json(), **parts}
+        Header.from_json(json.loads(canonical(document["header"])))
+        document["digest"] = document_digest(document)
+        return canonical(document)
+    except (TypeError, ValueError) as error:
+        raise StateError(f"the header of the state is not plain JSON: {error}") from error
+    except (StateCorrupt, StateMismatch) as error:
+        raise StateError(f"the header of the state cannot be written: {error.message}") from error
+
+
+def unsealed(
+    document: dict[str, Any], parts: Set[str], path: str | os.PathLike[str]
+) -> tuple[Header, Mapping[str, Any]]:
+    """The header and the parts of a document that was parsed.
+
+    Raises:
+        StateCorrupt: It is not the one that was sealed, or the header makes no sense; the field is named.
+        StateMismatch: The format is newer than this version reads.
+    """
+    digest = document.pop("digest", None)
+    try:
+        intact = digest == document_digest(document)
+    except (ValueError, RecursionError):
+        intact = False
+    if not intact:
+        raise corrupt(path, "header: it is not the one that was saved")
+    try:
+        header = Header.from_json(document.get("header"))
+    except (StateCorrupt, StateMismatch) as error:
+        raise type(error)(f"{os.fspath(path)}: {error.message}", hint=error.hint or _NOT_A_STATE) from None
+    if set(document) != {"header", *parts}:
+        raise corrupt(path, f"header: expected the parts {', '.join(sorted(parts))} and no other")
+    return header, document
+
+
+def parsed(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in these bytes. Raises StateCorrupt for anything else."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a name is given twice")
+        return made
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text} is not a number")
+
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(path, f"header: not the JSON that was saved ({shown(error)})") from error
+    if not isinstance(found, dict):
+        raise corrupt(path, "header: expected an object")
+    return found
+
+
+def opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A state file, open for reading.
+
+    Raises:
+        StateNotFound: Nothing is there.
+        StateCorrupt: A folder, a pipe or a device is there.
+        StateError: It cannot be read.
+    """
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is {kind}")
+        return Path(path).open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise not_found(path) from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def corrupt(path: str | os.PathLike[str], what: str) -> StateCorrupt:
+    """The error of a damaged state."""
+    return StateCorrupt(f"{os.fspath(path)}: {what}", hint=_NOT_A_STATE)
+
+
+def not_found(path: str | os.PathLike[str]) -> StateNotFound:
+    """The error of a state that is not there."""
+    hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
+    return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)
+
+
+def unreadable(path: str | os.PathLike[str], error: Exception) -> StateError:
+    """The error of a state that the system does not let us read."""
+    why = getattr(error, "strerror", None) or str(error)
+    return StateError(f"cannot read the state {os.fspath(path)}: {why}")

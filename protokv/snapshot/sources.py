@@ -1,0 +1,69 @@
+"""What a stream has watched, in order: how `Header.source` lists one video or several.
+
+A state of one video holds what is known of it and nothing else. Where others were watched before, three fields are
+added: `earlier`, the same kind of record for each of them in order, and `first_step` and `start_s`, where in the stream
+the last one begins. Knows nothing of videos: a record is a JSON object, and its `fingerprint` tells it from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protokv.errors import StateCorrupt
+from protokv.snapshot.schema import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where in a stream a source stands.
+
+    Attributes:
+        first_step: the step of the stream that is its first one.
+        start_s: stream time at its beginning.
+        earlier: records of what was watched before it, in order.
+        done: the stream has watched it to its end.
+    """
+
+    first_step: int = 0
+    start_s: float = 0.0
+    earlier: tuple[Mapping[str, Any], ...] = ()
+    done: bool = False
+
+    def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        """What goes into `Header.source` while this source is watched."""
+        if not self.earlier:
+            return dict(source)
+        earlier = [dict(one) for one in self.earlier]
+        return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
+
+
+def stretch_of(header: Header) -> Stretch:
+    """Where the last source of a state stands.
+
+    Raises:
+        StateCorrupt: its record makes no sense; the field is named.
+    """
+    record = header.source or {}
+    earlier = record.get("earlier", [])
+    first_step, start_s = record.get("first_step", 0), record.get("start_s", 0.0)
+    if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
+        raise StateCorrupt("source.earlier: expected a list of objects")
+    if type(first_step) is not int or not 0 <= first_step <= header.clock.steps:
+        raise StateCorrupt(f"source.first_step: expected a step of the stream, got {first_step!r}")
+    if type(start_s) is not float or not 0 <= start_s <= header.clock.stream_time_s:
+        raise StateCorrupt(f"source.start_s: expected a time of the stream, got {start_s!r}")
+    return Stretch(first_step, start_s, tuple(earlier), done=header.complete)
+
+
+def stretch_behind(header: Header) -> Stretch:
+    """Where a source stands that is watched after everything that a state has watched. Raises as `stretch_of`."""
+    before = stretch_of(header)
+    last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
+    return Stretch(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
+
+
+def fingerprints(header: Header) -> tuple[object, ...]:
+    """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `stretch_of`."""
+    return tuple(one.get("fingerprint") for one in (*stretch_of(header).earlier, header.source or {}))

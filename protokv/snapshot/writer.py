@@ -1,0 +1,147 @@
+"""The one writer of a state: holds its lock, commits to it, and does so behind the stream where that pays.
+
+With tensors on an accelerator a commit copies them there (one more copy of the state on the device, and one on the
+host while it is written) and returns; a thread brings the copy to the host and writes it while the stream goes on. At
+most one write is in flight: the next commit waits for it, before it copies, so that as many commits are made as were
+asked for and never more than one copy exists. With tensors on the CPU a commit is written at once: hashing and writing
+would only take the cores that the model computes on. The bytes are the same either way. Knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from protokv import snapshot
+from protokv.snapshot import history
+from protokv.snapshot.forms import StatePath, is_url
+from protokv.snapshot.lock import Lock
+from protokv.snapshot.schema import State
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A state that is on disk: its steps, its stream time and its bytes there."""
+
+    steps: int
+    stream_time_s: float
+    file_bytes: int
+
+
+class Writer:
+    """The right to write to a path, as a context manager.
+
+    Attributes:
+        path: where the state goes.
+        locked: whether other processes are kept out; not so in an object store or where a file system has no locks.
+    """
+
+    def __init__(self, path: StatePath, *, keep: int | None = None, background: bool | None = None) -> None:
+        """Nothing is touched yet.
+
+        Args:
+            path: where the state goes.
+            keep: how many commits to keep, the current one included; where None none is kept or removed.
+            background: whether to write in a thread; where None, if tensors are on a CUDA device.
+
+        Raises:
+            ConfigError: `keep` is below 1, or the path is a URL and there is nothing to keep there.
+        """
+        history.check_keep(path, keep)
+        self.path = path
+        self._keep, self._background = keep, background
+        self._lock = None if is_url(path) else Lock(path)
+        self._pool: ThreadPoolExecutor | None = None
+        self._flying: Future[Committed] | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Whether other processes are kept out."""
+        return self._lock is not None and self._lock.held
+
+    def __enter__(self) -> Self:
+        """Take the lock.
+
+        Raises:
+            StateError: a state could not be written there.
+            StateLocked: somebody else writes it.
+        """
+        snapshot.check_target(self.path)
+        if self._lock is not None:
+            self._lock.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the write in flight and give the lock back. Raises what that write failed with."""
+        try:
+            if self._pool is not None:
+                self._pool.shutdown()
+            if kind is None:
+                self.landed()
+        finally:
+            if self._lock is not None:
+                self._lock.__exit__(kind, error, trace)
+
+    def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
+        """Save a state whose tensors may change as soon as this returns.
+
+        Args:
+            state: what to save.
+            wait: return when it is on disk.
+
+        Returns:
+            What has come to be on disk since this was last asked, oldest first.
+
+        Raises:
+            StateError: this one or the one in flight cannot be written; what was there before still is.
+        """
+        landed = self.landed(wait=True)
+        if wait or not self._pays(state):
+            return [*landed, self._write(state)]
+        copy = replace(state, tensors={name: _copied(tensor) for name, tensor in state.tensors.items()})
+        ready = {
+            t.device: torch.cuda.current_stream(t.device).record_event() for t in copy.tensors.values() if t.is_cuda
+        }
+        self._pool = self._pool or ThreadPoolExecutor(1, "protokv-commit")
+        self._flying = self._pool.submit(self._bring_and_write, copy, ready)
+        return landed
+
+    def landed(self, *, wait: bool = False) -> list[Committed]:
+        """The write that was in flight, if it has ended. Raises what it failed with."""
+        if self._flying is None or not (wait or self._flying.done()):
+            return []
+        flying, self._flying = self._flying, None
+        return [flying.result()]
+
+    def _pays(self, state: State) -> bool:
+        if self._background is None:
+            return any(tensor.is_cuda for tensor in state.tensors.values())
+        return self._background
+
+    def _bring_and_write(self, state: State, ready: dict[torch.device, torch.cuda.Event]) -> Committed:
+        # On streams of its own, or the copy to the host would wait for the model and the model for it.
+        streams = {device: torch.cuda.Stream(device) for device in ready}  # type: ignore[no-untyped-call]
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in state.tensors.items():
+            if tensor.is_cuda:
+                with torch.cuda.stream(streams[tensor.device]):
+                    streams[tensor.device].wait_event(ready[tensor.device])
+                    tensor = tensor.cpu()
+            tensors[name] = tensor
+        return self._write(replace(state, tensors=tensors))
+
+    def _write(self, state: State) -> Committed:
+        history.commit(state, self.path, self._keep)
+        return Committed(state.clock.steps, state.clock.stream_time_s, snapshot.stored_bytes(self.path))
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """The same values in memory of their own: on a CUDA device there, else on the host."""
+    return tensor.detach().clone() if tensor.is_cuda else tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,68 @@
+"""One process writes a state, others read its last commit: seen from a process that is stopped in the middle."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program, write_video
+
+ARGUMENTS = ("--budget", "24", "--json", "--every", "1steps", "--keep", "3")
+
+
+@contextmanager
+def stopped(protokv: Program, video: Path, n_commits: int) -> Iterator[subprocess.Popen[str]]:
+    """An ingest that is stopped after some commits, wherever it is then."""
+    with protokv.process("ingest", video, *ARGUMENTS) as process:
+        assert process.stdout is not None
+        try:
+            while n_commits:
+                n_commits -= '"type": "commit"' in process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_writer_is_refused_and_readers_have_the_last_commit(protokv: Program, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "long.mp4", 60, rate=2)
+    with stopped(protokv, video, 4) as process:
+        refused = protokv("ingest", video, *ARGUMENTS)
+        assert refused.code == Exit.LOCKED
+        assert f"long.safetensors is being written by process {process.pid} on " in refused.err.splitlines()[0]
+        assert refused.err.splitlines()[1].startswith("Hint: wait for it or write elsewhere")
+        # Neither does the one who wants to begin anew, or to append.
+        assert protokv("ingest", video, *ARGUMENTS, "--force").code == Exit.LOCKED
+        assert protokv("ingest", video, *ARGUMENTS, "--append", "-o", "long.safetensors").code == Exit.LOCKED
+        asked = protokv("query", "--state", "long.safetensors", "what is first ?", "--json")
+        assert asked.code == 0, asked.err
+        assert asked.rows()[0]["stream_time_s"] >= 4.0
+        seen = protokv("inspect", "long.safetensors", "--json")
+        assert seen.code == 0, seen.err
+        assert seen.rows()[0]["stream"]["steps"] >= 4
+        assert not seen.rows()[0]["complete"]
+        at = protokv("query", "--state", "long.safetensors", "what is first ?", "--at", "3s", "--json")
+        assert at.code in (0, Exit.NOT_FOUND)
+        # A state of another name is free.
+        short = write_video(tmp_path / "short.mp4", 2)
+        assert protokv("ingest", short, "--budget", "24", "--json").code == 0
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=120)[1] == 'ask it: protokv query --state long.safetensors "..."\n'
+        assert process.returncode == 0
+    again = protokv("ingest", video, *ARGUMENTS)
+    assert again.code == 0
+    assert "nothing to do" in again.err
+    assert not [path for path in protokv.folder.iterdir() if path.name.startswith(".")]
+
+
+def test_the_lock_of_a_killed_process_keeps_nobody_out(protokv: Program, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "long.mp4", 30, rate=2)
+    with stopped(protokv, video, 1) as process:
+        process.kill()
+        process.wait(timeout=60)
+        assert (protokv.folder / ".long.safetensors.lock").exists()
+        assert protokv("ingest", video, *ARGUMENTS).code == 0
