@@ -16,8 +16,8 @@ state: without them all costs are measured once, and whatever they are the resul
 What it keeps is measured in `samples/delay-study/`. Tried on other, development streams of the embedded model (400 s,
 content / order late after the evidence, about 80 questions a figure, so that differences below 0.05 say nothing): at
 1/100 of the tokens none of these differs from the plain rule (0.99 / 0.94) or the full cache (0.99 / 0.93). At 1/200
-the plain rule has 0.91 / 0.95. merge_mass_power below 1 helps only beyond that (content at 1/250: 0.85 with 1, 0.92 with
-0.5, 0.96 with 0.25) and cost some order there; it is a field. No field became: time of the tokens as a part of f,
+the plain rule has 0.91 / 0.95. merge_mass_power below 1 helps only beyond that (content at 1/250: 0.85 with 1, 0.92
+with 0.5, 0.96 with 0.25) and cost some order there; it is a field. No field became: time of the tokens as a part of f,
 0.91 / 0.95 at 1/200; place in the image, 0.88 / 0.95; keys at half their weight, 0.79 / 0.95; at double weight, content
 0.89 against 0.94 on other streams at 1/100. Worse of the existing fields: anchor = "average", 0.91 / 0.82, and with it
 or "first" the present is confused with the past (0.33 and 0.75 right); encode_with = "near", 0.91 / 0.63. No clear

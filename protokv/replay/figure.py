@@ -1,7 +1,7 @@
 """Figures of a report: accuracy against delay, the same by question type, and cost against accuracy.
 
 Drawn with matplotlib (the extra `plot`), without a display. The page is one file: the figure as inline SVG, and the
-tables. Colours are those of Okabe and Ito (2008), told apart by colour-blind readers; line styles tell budgets apart.
+tables. Colours are those of Okabe and Ito (2008), told apart by colour-blind readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933", "#882255")
-_STYLES: Final = ("-", "--", ":", "-.")
+_MARKERS: Final = ("o", "s", "^", "D")
+_MARKER_NAMES: Final = {"o": "circle", "s": "square", "^": "triangle", "D": "diamond"}
 
 
 def save_png(report: Mapping[str, Any], path: str | Path) -> None:
@@ -30,7 +31,7 @@ def save_png(report: Mapping[str, Any], path: str | Path) -> None:
     """
     figure = draw(report)
     try:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=110)
     except (ValueError, OSError) as error:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a .png, .svg or .pdf file") from error
 
@@ -49,7 +50,10 @@ def save_html(report: Mapping[str, Any], path: str | Path) -> None:
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
-    """The figure: a row with all questions and each group, a row with the types, a row with the costs.
+    """The figure: a row a budget with all questions and each group, rows with the types, a row with the costs.
+
+    A memory that was run at one budget where others have several, such as the full cache, is drawn in every row. The
+    types are those of the smallest budget.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -59,26 +63,39 @@ def draw(report: Mapping[str, Any]) -> Figure:
     except ImportError as error:
         raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'") from error
     curves = report["curves"]
+    budgets = sorted({curve["budget"] for curve in curves}, reverse=True)
     groups = list(curves[0]["groups"]) if curves else []
     types = list(curves[0]["types"]) if curves else []
     columns = max(3, 1 + len(groups), min(4, len(types)))
-    rows = 2 + -(-len(types) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.3 * rows + 0.6), layout="constrained")
+    rows = len(budgets) + -(-len(types) // columns) + 1
+    figure = Figure(figsize=(4.2 * columns, 3.1 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
-    _curves(axes[0][0], "all questions", report, [curve["all"] for curve in curves])
-    for axis, name in zip(axes[0][1:], groups, strict=False):
-        _curves(axis, name, report, [curve["groups"][name] for curve in curves])
-    _blank(axes[0][1 + len(groups) :])
-    for axis, name in zip(axes[1:-1].flat, types, strict=False):
+    for row, budget in zip(axes, budgets, strict=False):
+        shown = _at(report, budget)
+        suffix = f", {budget} tokens" if len(budgets) > 1 else ""
+        _curves(row[0], f"all questions{suffix}", report, {i: curves[i]["all"] for i in shown})
+        for axis, name in zip(row[1:], groups, strict=False):
+            _curves(axis, f"{name}{suffix}", report, {i: curves[i]["groups"][name] for i in shown})
+        _blank(row[1 + len(groups) :])
+    shown = _at(report, budgets[-1]) if budgets else []
+    suffix = f", {budgets[-1]} tokens" if len(budgets) > 1 else ""
+    of_types = axes[len(budgets) : -1].flat
+    for axis, name in zip(of_types, types, strict=False):
         # With few questions a type the bands would hide the curves.
-        _curves(axis, name, report, [curve["types"][name] for curve in curves], bands=False)
-    _blank(axes[1:-1].flat[len(types) :])
+        _curves(axis, f"{name}{suffix}", report, {i: curves[i]["types"][name] for i in shown}, bands=False)
+    _blank(of_types[len(types) :])
     for axis, key in zip(axes[-1], _COSTS, strict=False):
         _costs(axis, key, report)
     _blank(axes[-1][len(_COSTS) :])
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, max(1, len(labels))), fontsize=9)
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(9, max(1, len(labels))), fontsize=10)
     return figure
+
+
+def _at(report: Mapping[str, Any], budget: int) -> list[int]:
+    """The curves of a budget, and those of memories that were run at one only."""
+    names = [curve["memory"] for curve in report["curves"]]
+    return [i for i, curve in enumerate(report["curves"]) if curve["budget"] == budget or names.count(names[i]) == 1]
 
 
 # What is drawn against accuracy: the label, the unit in the numbers of the report, and the scale.
@@ -93,15 +110,15 @@ def _curves(
     axis: Axes,
     title: str,
     report: Mapping[str, Any],
-    curves: Sequence[Sequence[Mapping[str, Any]]],
+    curves: Mapping[int, Sequence[Mapping[str, Any]]],
     *,
     bands: bool = True,
 ) -> None:
-    for i, found in enumerate(curves):
+    for i, found in curves.items():
         x = [point["delay_s"] for point in found]
-        colour, style = _look(report, i)
         share = [point["accuracy"] for point in found]
-        axis.plot(x, share, style, color=colour, marker="o", ms=3, lw=1.4, label=_name(report, i))
+        colour, name = _colour(report, i), report["curves"][i]["memory"]
+        axis.plot(x, share, color=colour, marker="o", ms=3, lw=1.4, label=name)
         if bands:
             low, high = [point["low"] for point in found], [point["high"] for point in found]
             axis.fill_between(x, low, high, color=colour, alpha=0.08, lw=0)
@@ -116,14 +133,17 @@ def _curves(
 
 def _costs(axis: Axes, key: str, report: Mapping[str, Any]) -> None:
     label, unit, scale = _COSTS[key]
+    budgets = sorted({curve["budget"] for curve in report["curves"]}, reverse=True)
     for i, (curve, cost) in enumerate(zip(report["curves"], report["costs"], strict=True)):
         last, x = curve["all"][-1], cost[key] / unit
         error = [[last["accuracy"] - last["low"]], [last["high"] - last["accuracy"]]]
-        axis.errorbar([x], [last["accuracy"]], yerr=error, fmt="o", color=_look(report, i)[0], ms=5)
-        axis.annotate(_name(report, i), (x, last["accuracy"]), xytext=(5, 4), textcoords="offset points", fontsize=7)
+        marker = _MARKERS[budgets.index(curve["budget"]) % len(_MARKERS)]
+        axis.errorbar([x], [last["accuracy"]], yerr=error, fmt=marker, color=_colour(report, i), ms=6, lw=1)
     axis.set(xlabel=label, ylabel="accuracy at the longest delay", ylim=(-0.02, 1.02), xscale=scale)
-    # Room for the names on the right.
-    axis.margins(x=0.25)
+    if len(budgets) > 1:
+        marks = zip(_MARKERS, budgets, strict=False)
+        axis.set_title(", ".join(f"{_MARKER_NAMES[mark]} {budget} tokens" for mark, budget in marks), fontsize=9)
+    axis.margins(x=0.1)
     axis.xaxis.set_major_formatter("{x:.3g}")
     if scale == "log":
         axis.xaxis.set_minor_formatter("")
@@ -137,12 +157,9 @@ def _blank(axes: Any) -> None:
         axis.set_visible(False)
 
 
-def _look(report: Mapping[str, Any], i: int) -> tuple[str, str]:
+def _colour(report: Mapping[str, Any], i: int) -> str:
     memories = list(dict.fromkeys(curve["memory"] for curve in report["curves"]))
-    budgets = sorted({curve["budget"] for curve in report["curves"]}, reverse=True)
-    curve = report["curves"][i]
-    colour = _COLOURS[memories.index(curve["memory"]) % len(_COLOURS)]
-    return colour, _STYLES[budgets.index(curve["budget"]) % len(_STYLES)]
+    return _COLOURS[memories.index(report["curves"][i]["memory"]) % len(_COLOURS)]
 
 
 def _name(report: Mapping[str, Any], i: int) -> str:

@@ -1,0 +1,20 @@
+#!/bin/sh
+# The study again, into the folder named as the first argument (default: ./again): about two hours of one CPU core. A run
+# goes on where it was stopped.
+set -eu
+out=${1:-again}
+mkdir -p "$out"
+replay() {
+  protokv replay --world 5000000:16 --length 7m --evidence 16s --per-type 3 --json -q "$@" > /dev/null
+}
+sweep=0,30s,2m,5m,400s
+for level in low high; do
+  if [ $level = low ]; then pressure="--pressure 2 --cuts none"; else pressure="--pressure 20 --cuts 6:20"; fi
+  # shellcheck disable=SC2086
+  replay $pressure --delays $sweep --memory full,last-frames --budget 151 -o "$out/$level.jsonl"
+  # shellcheck disable=SC2086
+  replay $pressure --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
+    --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
+  protokv replay report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
+done
+replay --pressure 20 --cuts 6:20 --delays 0,400s --preset ablation --budget 151 -o "$out/ablation.jsonl"
