@@ -19,9 +19,10 @@ FOLDER = Path(__file__).parent / "golden"
 CONTENTS = {
     "v1-durable.safetensors": "8d57988307452cca",
     "v1-paper.safetensors": "e3b94f491cd647dc",
-    "v2-durable.pt": "555158a74b9ccd85",
-    "v2-durable.safetensors": "555158a74b9ccd85",
-    "v2-durable.zarr.zip": "555158a74b9ccd85",
+    "v2-continuity.pt": "555158a74b9ccd85",
+    "v2-continuity.safetensors": "555158a74b9ccd85",
+    "v2-continuity.zarr.zip": "555158a74b9ccd85",
+    "v2-durable.safetensors": "10eeca89eeecfcbf",
     "v2-paper.pt": "639c7273d5a69901",
     "v2-paper.safetensors": "639c7273d5a69901",
     "v2-paper.zarr.zip": "639c7273d5a69901",
