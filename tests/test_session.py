@@ -11,7 +11,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import CONFIGS, MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError, PositionWarning
 from protokv.generate import Decoding
 from protokv.rotary import turn
@@ -19,7 +19,8 @@ from protokv.session import Session, cell_centres
 from tests.conftest import random_frames, write_qwen2_5_vl
 
 QUESTION = "what is the first star ?"
-KINDS = ["protokv", "sliding-window", "full"]
+# DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
+EXACT_AT_FIRST = sorted(set(CONFIGS) - {"dycoke", "last-frames"})
 
 
 def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
@@ -50,7 +51,7 @@ def plain_logits(folder: Path, backbone: Backbone, n_steps: int, question: str) 
     return output.logits[0, -len(suffix) :]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 5, 11])
 def test_logits_equal_the_plain_model_while_nothing_was_evicted(
     tiny: Backbone, tiny_folder: Path, kind: str, n_steps: int
@@ -76,7 +77,7 @@ def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, tiny_folde
     assert (session.prefill(QUESTION) - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, 12, MemoryConfig.of(kind, budget=40))
     before = {name: tensor.clone() for name, tensor in session.tensors().items()}
