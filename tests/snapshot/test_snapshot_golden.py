@@ -19,14 +19,11 @@ FOLDER = Path(__file__).parent / "golden"
 CONTENTS = {
     "v1-durable.safetensors": "8d57988307452cca",
     "v1-paper.safetensors": "e3b94f491cd647dc",
-    "v2-continuity.pt": "555158a74b9ccd85",
     "v2-continuity.safetensors": "555158a74b9ccd85",
     "v2-continuity.zarr.zip": "555158a74b9ccd85",
     "v2-durable.safetensors": "10eeca89eeecfcbf",
-    "v2-paper.pt": "639c7273d5a69901",
     "v2-paper.safetensors": "639c7273d5a69901",
     "v2-paper.zarr.zip": "639c7273d5a69901",
-    "v2-sliding-window.pt": "896e8e5a517b68a9",
     "v2-sliding-window.safetensors": "896e8e5a517b68a9",
     "v2-sliding-window.zarr": "896e8e5a517b68a9",
     "v2-sliding-window.zarr.zip": "896e8e5a517b68a9",
@@ -59,10 +56,11 @@ def test_a_state_of_any_version_passes_every_check(name):
     assert len(document["verified"]) >= 6
 
 
-def test_no_golden_state_is_left_out_and_the_current_version_is_there_in_every_form():
+def test_no_golden_state_is_left_out_and_the_current_version_is_there_in_every_form_but_pt():
+    # A .pt is a pickle, if a harmless one, and none is kept here. Its header and tensors are those of the other forms.
     assert {path.name for path in FOLDER.glob("v*")} == set(CONTENTS)
     current = {suffix_of(name) for name in CONTENTS if name.startswith(f"v{FORMAT_VERSION}-")}
-    assert current == set(FORMS), "raise FORMAT_VERSION and run python -m tests.snapshot.golden.make"
+    assert current == set(FORMS) - {".pt"}, "raise FORMAT_VERSION and run python -m tests.snapshot.golden.make"
     assert all(sum(f.stat().st_size for f in [p, *p.rglob("*")] if f.is_file()) < 100_000 for p in FOLDER.glob("v*"))
 
 

@@ -25,11 +25,11 @@ FOLDER = Path(__file__).parent
 
 SMALL = {"subquantizers": 4, "codewords": 4, "warmup_residuals": 16}
 CONFIGS: dict[str, tuple[MemoryConfig, tuple[str, ...]]] = {
-    "paper": (ProtoKVConfig.paper(24).with_fields(SMALL), (".safetensors", ".pt", ".zarr.zip")),
+    "paper": (ProtoKVConfig.paper(24).with_fields(SMALL), (".safetensors", ".zarr.zip")),
     "durable": (ProtoKVConfig.durable(24), (".safetensors",)),
-    "continuity": (ProtoKVConfig.continuity(24), (".safetensors", ".pt", ".zarr.zip")),
+    "continuity": (ProtoKVConfig.continuity(24), (".safetensors", ".zarr.zip")),
     # A folder has two files a tensor, so it holds the memory with the fewest.
-    "sliding-window": (MemoryConfig.of("sliding-window", budget=24), tuple(snapshot.FORMS)),
+    "sliding-window": (MemoryConfig.of("sliding-window", budget=24), (".safetensors", ".zarr", ".zarr.zip")),
 }
 
 
