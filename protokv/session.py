@@ -133,12 +133,14 @@ class Session:
         # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
         keys = turn(tail.keys, shown, positions[rows], backbone.rotary) if context.shift else tail.keys
         self.memory.append(StepKV(keys, tail.values, positions[rows], coordinates_of(tokens)[rows], clock.steps))
-        self._warn_once(int(shown.max()))
+        # Asked of the device together: each answer waits for all of the step.
+        last, last_shown = torch.stack((positions.max(), shown.max())).tolist()
+        self._warn_once(last_shown)
         self.clock = replace(
             clock,
             steps=clock.steps + 1,
             stream_time_s=start_s + clock.step_seconds,
-            next_position=max(clock.next_position, int(positions.max()) + 1),
+            next_position=max(clock.next_position, last + 1),
             tokens_seen=clock.tokens_seen + len(positions),
         )
 
@@ -232,6 +234,8 @@ class Session:
         return context.compacted(Anchoring(backbone.rotary, self._prefix, backbone.moving), context.far_span())
 
     def _shifted(self, positions: Tensor, context: Context) -> Tensor:
+        if not context.shift:
+            return positions
         shown = positions.clone()
         shown[:, list(self.backbone.moving)] -= context.shift
         return shown
