@@ -27,8 +27,8 @@ class ProtoKVConfig(MemoryConfig):
 
     Attributes:
         policy: how evicted tokens enter the bank: "continuity" is the paper's Algorithms 1 and 2; "agglomerative" is
-            ours (`protokv.memory.agglomerative`), for which the rates, the spatial and idle terms, decay, merging by
-            distance and recycling have no meaning.
+            ours (`protokv.memory.protokv.agglomerative`), for which the rates, the spatial and idle terms, decay,
+            merging by distance and recycling have no meaning.
         merge_mass_power: in the cost of an agglomerative merge a prototype of mass n weighs n to this power: 1 is
             Ward's cost, 0 takes no notice of the mass.
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
@@ -52,7 +52,7 @@ class ProtoKVConfig(MemoryConfig):
         histograms: what is counted: the codes of keys and of values apart, whose modes are then paired by rank; or
             "joint", pairs of a key code and a value code (the paper's H^KV), at C times half the bytes.
         allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
-            to the variance of the residuals of each (`protokv.memory.allocation`).
+            to the variance of the residuals of each (`protokv.memory.protokv.allocation`).
         beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
         smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
             first author's code.

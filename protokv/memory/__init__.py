@@ -11,10 +11,10 @@ from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.dycoke import DyCoke
 from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
-from protokv.memory.infinipot_v import InfiniPotV
+from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.last_frames import LastFrames
-from protokv.memory.protokv import ProtoKV
-from protokv.memory.rekv import ReKV
+from protokv.memory.protokv.memory import ProtoKV
+from protokv.memory.rekv.memory import ReKV
 from protokv.memory.sharded import LayerShards
 from protokv.memory.sliding_window import SlidingWindow
 from protokv.rotary import Rotary

@@ -12,9 +12,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from protokv.attention import attend
 from protokv.config import PRESETS, MemoryConfig, ProtoKVConfig
-from protokv.memory import MEMORIES, maintenance, protokv
-from protokv.memory.agglomerative import Agglomerator
-from protokv.memory.residual import Residuals
+from protokv.memory import MEMORIES
+from protokv.memory.protokv import maintenance
+from protokv.memory.protokv import memory as protokv
+from protokv.memory.protokv.agglomerative import Agglomerator
+from protokv.memory.protokv.residuals import Residuals
 from tests.benchmarks.conftest import Filled, Sizes, filled, finished
 
 # Filling a memory of 24k tokens takes minutes on a CPU; once for all that is measured of it.

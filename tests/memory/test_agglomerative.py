@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory import agglomerative, ward
 from protokv.memory.base import StepKV
-from protokv.memory.naive_ward import NaiveAgglomerative
-from protokv.memory.protokv import ProtoKV
+from protokv.memory.protokv import agglomerative, ward
+from protokv.memory.protokv.memory import ProtoKV
+from protokv.memory.protokv.naive_ward import NaiveAgglomerative
 from tests.memory.streams import World, copy_of, feed, same, shape_of, small_config
 from tests.memory.test_oracle import compare_context, compare_state, flat
 

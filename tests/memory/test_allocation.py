@@ -13,8 +13,8 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError
-from protokv.memory.allocation import Layout, by_variance
-from protokv.memory.protokv import ProtoKV
+from protokv.memory.protokv.allocation import Layout, by_variance
+from protokv.memory.protokv.memory import ProtoKV
 from tests.memory.streams import World, copy_of, feed, shape_of, small_config
 
 

@@ -15,9 +15,9 @@ from protokv.context import Anchoring, SlotContext
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import build_memory
 from protokv.memory.base import MemoryShape, StepKV
-from protokv.memory.infinipot_v import InfiniPotV
-from protokv.memory.naive_infinipot_v import NaiveInfiniPotV
-from protokv.memory.redundancy import RecentSlots
+from protokv.memory.infinipot_v.memory import InfiniPotV
+from protokv.memory.infinipot_v.naive import NaiveInfiniPotV
+from protokv.memory.infinipot_v.redundancy import RecentSlots
 from protokv.session import cell_centres
 from tests.memory.streams import World, copy_of, feed, same, shape_of
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory import merging
-from protokv.memory.bank import PrototypeBank, Seen
-from protokv.memory.continuity import FarTokens
-from protokv.memory.maintenance import Recycler, decay_, recycle_
-from protokv.memory.merging import merge_
+from protokv.memory.protokv import merging
+from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.continuity import FarTokens
+from protokv.memory.protokv.maintenance import Recycler, decay_, recycle_
+from protokv.memory.protokv.merging import merge_
 from tests.memory.streams import shape_of
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory import build_memory, continuity, merging
+from protokv.memory import build_memory
 from protokv.memory.base import StepKV
-from protokv.memory.naive import Head, NaiveProtoKV
-from protokv.memory.protokv import ProtoKV
+from protokv.memory.protokv import continuity, merging
+from protokv.memory.protokv.memory import ProtoKV
+from protokv.memory.protokv.naive import Head, NaiveProtoKV
 from protokv.rotary import rotate
 from tests.memory.streams import World, feed, shape_of, small_config
 

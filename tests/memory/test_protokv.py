@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.memory.protokv import ProtoKV
+from protokv.memory.protokv.memory import ProtoKV
 from protokv.rotary import rotate, unrotate
 from tests.memory.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.memory import quantizer
+from protokv.memory.protokv import quantizer
 
 
 @pytest.mark.parametrize("seed", range(3))

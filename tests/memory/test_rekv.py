@@ -17,8 +17,8 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.generate import Decoding
 from protokv.memory import build_memory
 from protokv.memory.base import MemoryShape, StepKV
-from protokv.memory.rekv import ReKV
-from protokv.memory.retrieval import Retrieval
+from protokv.memory.rekv.memory import ReKV
+from protokv.memory.rekv.retrieval import Retrieval
 from protokv.rotary import rotate, unrotate
 from protokv.session import Session
 from tests.conftest import random_frames

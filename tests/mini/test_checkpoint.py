@@ -12,11 +12,11 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.evaluate import held_out_world
-from protokv.mini.forward import N_PREFIX, positions, to_patches
-from protokv.mini.model import TOKENS, model_config
 from protokv.mini.questions import questions
 from protokv.mini.render import render
+from protokv.mini.training.evaluate import held_out_world
+from protokv.mini.training.forward import N_PREFIX, positions, to_patches
+from protokv.mini.training.model import TOKENS, model_config
 from protokv.mini.vocabulary import CHAT_TEMPLATE, token_ids
 from protokv.mini.world import World, WorldConfig
 

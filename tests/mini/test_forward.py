@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protokv.mini.forward import (
+from protokv.mini.training.forward import (
     HIDDEN,
     N_PREFIX,
     PREFIX,
@@ -16,7 +16,7 @@ from protokv.mini.forward import (
     to_patches,
     vision,
 )
-from protokv.mini.model import TOKENS, new_model
+from protokv.mini.training.model import TOKENS, new_model
 from protokv.mini.vocabulary import PADDED_SIZE
 
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.bank import Bank, build_bank
-from protokv.mini.batches import IGNORED, make_batch, right
-from protokv.mini.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, dense_step
-from protokv.mini.compose import Composer
-from protokv.mini.curriculum import CURRICULUM, Stage
-from protokv.mini.evaluate import evaluate, held_out_world, table
-from protokv.mini.export import export
-from protokv.mini.loop import Trainer, rate_at, stage_file
-from protokv.mini.model import new_model
 from protokv.mini.phrases import TYPES
-from protokv.mini.stages import Journal, save_whole
-from protokv.mini.vision_training import train_vision
+from protokv.mini.training.bank import Bank, build_bank
+from protokv.mini.training.batches import IGNORED, make_batch, right
+from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, dense_step
+from protokv.mini.training.compose import Composer
+from protokv.mini.training.curriculum import CURRICULUM, Stage
+from protokv.mini.training.evaluate import evaluate, held_out_world, table
+from protokv.mini.training.export import export
+from protokv.mini.training.loop import Trainer, rate_at, stage_file
+from protokv.mini.training.model import new_model
+from protokv.mini.training.stages import Journal, save_whole
+from protokv.mini.training.vision_training import train_vision
 
 COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
 SMALL = {"layers": 1}

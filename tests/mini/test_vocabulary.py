@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from protokv.backbones import load_backbone
-from protokv.mini.forward import QUESTION_TOKENS
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.phrases import ANSWERS, CHANCE, TEMPLATES, TYPES
-from protokv.mini.tokenizer import build_tokenizer
+from protokv.mini.training.forward import QUESTION_TOKENS
+from protokv.mini.training.tokenizer import build_tokenizer
 from protokv.mini.vocabulary import PADDED_SIZE, encode, split, token_ids, words
 
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, make_clip
-from protokv.mini.forward import to_patches, vision
-from protokv.mini.model import TOKENS, new_model
+from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, make_clip
+from protokv.mini.training.forward import to_patches, vision
+from protokv.mini.training.model import TOKENS, new_model
 
 COUNTS: Mapping[int, int] = {SINGLE: 18000, OVERLAPPING: 8000, SIMULTANEOUS: 5000, EMPTY: 2400, DENSE: 12000}
 """Clips of each kind in a full bank."""

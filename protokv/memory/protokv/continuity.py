@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory.bank import PrototypeBank, Seen
+from protokv.memory.protokv.bank import PrototypeBank, Seen
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
 SIGMA_FLOOR = 1e-4

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory.bank import PrototypeBank
+from protokv.memory.protokv.bank import PrototypeBank
 
 # Products of one block of the search for pairs, and pairs of one block of their test; more are done in turn.
 _BLOCK_ELEMENTS = 2**25

@@ -34,7 +34,7 @@ from protokv.config import InfiniPotVConfig
 from protokv.context import Context
 from protokv.errors import StateCorrupt
 from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
-from protokv.memory.redundancy import RecentSlots
+from protokv.memory.infinipot_v.redundancy import RecentSlots
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary
 

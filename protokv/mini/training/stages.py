@@ -15,9 +15,9 @@ from typing import Any, Final
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protokv.mini.bank import COUNTS, Bank, build_bank
-from protokv.mini.model import new_model
-from protokv.mini.vision_training import train_vision
+from protokv.mini.training.bank import COUNTS, Bank, build_bank
+from protokv.mini.training.model import new_model
+from protokv.mini.training.vision_training import train_vision
 
 VISION_STEPS: Final = 3600
 Say = Callable[[dict[str, Any]], None]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
-from protokv.mini.tokenizer import build_tokenizer
+from protokv.mini.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
+from protokv.mini.training.tokenizer import build_tokenizer
 from protokv.mini.vocabulary import token_ids
 
 WEIGHTS = "model.safetensors"

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.mini.bank import Bank
-from protokv.mini.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
-from protokv.mini.curriculum import Stage
+from protokv.mini.training.bank import Bank
+from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
+from protokv.mini.training.curriculum import Stage
 
 Array = NDArray[np.int64]
 

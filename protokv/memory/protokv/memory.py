@@ -18,14 +18,14 @@ from torch import Tensor
 
 from protokv.config import ProtoKVConfig
 from protokv.context import Context
-from protokv.memory.agglomerative import Agglomerator
-from protokv.memory.allocation import Layout, by_variance
-from protokv.memory.bank import PrototypeBank, Seen
 from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
-from protokv.memory.continuity import FarTokens, absorb_
-from protokv.memory.maintenance import Recycler, maintain_
 from protokv.memory.near import LAYER_AXIS, NearWindow, Tokens
-from protokv.memory.residual import Residuals
+from protokv.memory.protokv.agglomerative import Agglomerator
+from protokv.memory.protokv.allocation import Layout, by_variance
+from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.continuity import FarTokens, absorb_
+from protokv.memory.protokv.maintenance import Recycler, maintain_
+from protokv.memory.protokv.residuals import Residuals
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary, rotate, unrotate
 

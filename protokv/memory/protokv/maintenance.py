@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory.bank import PrototypeBank
-from protokv.memory.continuity import FarTokens
-from protokv.memory.merging import Follower, merge_
+from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.continuity import FarTokens
+from protokv.memory.protokv.merging import Follower, merge_
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory import quantizer
 from protokv.memory.base import MemoryShape, StepKV
-from protokv.memory.maintenance import step_seed
+from protokv.memory.protokv import quantizer
+from protokv.memory.protokv.maintenance import step_seed
 from protokv.rotary import Rotary, rotate, unrotate
 
 

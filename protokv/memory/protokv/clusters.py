@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.bank import PrototypeBank
-from protokv.memory.continuity import Assigned, FarTokens
-from protokv.memory.merging import Follower
+from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.continuity import Assigned, FarTokens
+from protokv.memory.protokv.merging import Follower
 
 
 @dataclass(slots=True)

@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.bank import Bank
-from protokv.mini.batches import IGNORED, Batch, make_batch, right
-from protokv.mini.compose import Composer
-from protokv.mini.curriculum import CURRICULUM, Stage
-from protokv.mini.forward import answer_logits
-from protokv.mini.model import new_model
-from protokv.mini.optimizer import MasterAdamW
-from protokv.mini.stages import Say, save_whole
+from protokv.mini.training.bank import Bank
+from protokv.mini.training.batches import IGNORED, Batch, make_batch, right
+from protokv.mini.training.compose import Composer
+from protokv.mini.training.curriculum import CURRICULUM, Stage
+from protokv.mini.training.forward import answer_logits
+from protokv.mini.training.model import new_model
+from protokv.mini.training.optimizer import MasterAdamW
+from protokv.mini.training.stages import Say, save_whole
 from protokv.mini.vocabulary import token_ids
 
 WINDOW = 100

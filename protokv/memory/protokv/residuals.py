@@ -18,9 +18,9 @@ from torch import Tensor
 
 from protokv.config import ProtoKVConfig
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memory import quantizer
 from protokv.memory.base import MemoryShape, Spec, size_of
-from protokv.memory.continuity import Assigned
+from protokv.memory.protokv import quantizer
+from protokv.memory.protokv.continuity import Assigned
 
 
 class Residuals:

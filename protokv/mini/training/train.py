@@ -1,4 +1,4 @@
-"""Makes the embedded model from nothing: `python -m protokv.mini.train --out DIR [--seed N]`.
+"""Makes the embedded model from nothing: `python -m protokv.mini.training.train --out DIR [--seed N]`.
 
 Vision tower, clip bank, language stages, checkpoint folder DIR/weights: everything in one command. What a stage made
 is kept in DIR; the same command goes on after the last finished stage. DIR/log.jsonl has every measurement.
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from protokv.mini.curriculum import CURRICULUM
-from protokv.mini.export import export
-from protokv.mini.loop import Trainer
-from protokv.mini.stages import Journal, bank_stage, vision_stage
+from protokv.mini.training.curriculum import CURRICULUM
+from protokv.mini.training.export import export
+from protokv.mini.training.loop import Trainer
+from protokv.mini.training.stages import Journal, bank_stage, vision_stage
 
 
 def train(folder: Path, seed: int, *, until: str | None = None) -> Path:
@@ -40,7 +40,7 @@ def train(folder: Path, seed: int, *, until: str | None = None) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, train, say where the checkpoint is."""
-    parser = argparse.ArgumentParser(prog="python -m protokv.mini.train", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m protokv.mini.training.train", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for stages, log and the checkpoint")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--until", choices=[stage.name for stage in CURRICULUM], help="last stage to run")

@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from protokv.config import ProtoKVConfig
-from protokv.memory.bank import PrototypeBank
-from protokv.memory.clusters import ClusterWriter
-from protokv.memory.continuity import Assigned, FarTokens
-from protokv.memory.merging import Follower
-from protokv.memory.ward import Merged, costs_between, merge_cheapest
+from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.clusters import ClusterWriter
+from protokv.memory.protokv.continuity import Assigned, FarTokens
+from protokv.memory.protokv.merging import Follower
+from protokv.memory.protokv.ward import Merged, costs_between, merge_cheapest
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.
 _BLOCK_ELEMENTS = 2**20

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.memory.naive import Head, NaiveProtoKV, Prototype, Token
+from protokv.memory.protokv.naive import Head, NaiveProtoKV, Prototype, Token
 
 
 class NaiveAgglomerative(NaiveProtoKV):

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.compose import Composer, Seen, Video
-from protokv.mini.curriculum import Stage
-from protokv.mini.forward import N_PREFIX, QUESTION_TOKENS
-from protokv.mini.model import TOKENS
 from protokv.mini.phrases import TEMPLATES
 from protokv.mini.questions import Fact, facts, pick, word
+from protokv.mini.training.compose import Composer, Seen, Video
+from protokv.mini.training.curriculum import Stage
+from protokv.mini.training.forward import N_PREFIX, QUESTION_TOKENS
+from protokv.mini.training.model import TOKENS
 from protokv.mini.vocabulary import encode, token_ids
 
 IGNORED: Final = -100

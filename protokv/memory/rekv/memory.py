@@ -34,11 +34,11 @@ from torch import Tensor
 from protokv.config import ReKVConfig
 from protokv.context import Context
 from protokv.errors import StateCorrupt
-from protokv.memory.archive import LAYER_AXIS, Archive
 from protokv.memory.base import MemoryShape, StepKV, require
 from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
-from protokv.memory.retrieval import Retrieval
+from protokv.memory.rekv.archive import LAYER_AXIS, Archive
+from protokv.memory.rekv.retrieval import Retrieval
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary
 

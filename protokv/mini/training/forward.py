@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.model import IMAGE_MEAN, IMAGE_STD, TOKENS
+from protokv.mini.training.model import IMAGE_MEAN, IMAGE_STD, TOKENS
 from protokv.mini.vocabulary import encode
 
 PREFIX: Final = tuple(encode("<|im_start|> user <|vision_start|>"))

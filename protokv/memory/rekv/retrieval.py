@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.context import Anchoring, Context
-from protokv.memory.archive import Archive
+from protokv.memory.rekv.archive import Archive
 from protokv.rotary import Rotary, turn, unrotate
 
 

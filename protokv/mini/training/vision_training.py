@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protokv.mini.clips import dense_step
-from protokv.mini.forward import to_patches, vision
-from protokv.mini.optimizer import MasterAdamW
+from protokv.mini.training.clips import dense_step
+from protokv.mini.training.forward import to_patches, vision
+from protokv.mini.training.optimizer import MasterAdamW
 
 BATCH = 96
 

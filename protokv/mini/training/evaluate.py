@@ -1,4 +1,6 @@
-"""Accuracy per question type and context length on held-out worlds, really rendered: `python -m protokv.mini.evaluate`.
+"""Held-out accuracy by question type and context length, on worlds really rendered.
+
+Run: `python -m protokv.mini.training.evaluate`.
 
 Worlds of few events, of many, and of evidence first with a crowd behind it, at lengths of 8 to 256 steps, each really
 rendered, encoded and read in four ways: "full" (everything sees everything), "window" (visual tokens see the last 8
@@ -20,11 +22,11 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.batches import IGNORED, right, write_question
-from protokv.mini.forward import QUESTION_TOKENS, answer_logits, to_patches, vision
-from protokv.mini.model import TOKENS
 from protokv.mini.phrases import CHANCE, TYPES
 from protokv.mini.questions import facts, pick, word
+from protokv.mini.training.batches import IGNORED, right, write_question
+from protokv.mini.training.forward import QUESTION_TOKENS, answer_logits, to_patches, vision
+from protokv.mini.training.model import TOKENS
 from protokv.mini.world import World, WorldConfig
 
 HELD_OUT: Final = 1_000_000
@@ -159,7 +161,9 @@ def table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterable[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a checkpoint folder."""
-    parser = argparse.ArgumentParser(prog="python -m protokv.mini.evaluate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m protokv.mini.training.evaluate", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--model", type=Path, default=weights_folder(), help="checkpoint folder")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="steps, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="few, many, crowd")
