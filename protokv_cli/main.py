@@ -54,7 +54,7 @@ def protokv(
       protokv ingest video.mp4
       protokv query --state video.safetensors "what happened first?"
       protokv inspect video.safetensors
-      protokv replay --preset quick
+      protokv replay --study quick
 
     Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect], [replay]).
     """

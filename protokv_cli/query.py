@@ -85,10 +85,10 @@ def query(
             at_s=None if at is None else parse_duration(at),
             verify=verify,
         )
-        n, right, strange = 0, 0, _Strangers(out, session)
+        n, right, unknown = 0, 0, _UnknownWords(out, session)
         alone = questions is not None and len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):
-            strange(question.text)
+            unknown(question.text)
             answer = _answer(out, session, question.text, decoding, alone=alone)
             row = _row(answer, state)
             if question.expected is not None:
@@ -158,7 +158,7 @@ def _parse(line: str, number: int) -> _Question:
     return _Question(question, expected)
 
 
-class _Strangers:
+class _UnknownWords:
     """Says once which words of a question the model cannot represent, and what to do about it."""
 
     def __init__(self, out: Output, session: Session) -> None:

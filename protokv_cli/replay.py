@@ -11,10 +11,10 @@ from protokv.config import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_list, parse_scene, parse_seeds
 from protokv_cli.signals import stopping
 
 REPORT = "report"
-QUICK_WORLD, QUICK_LENGTH, QUICK_DELAYS, QUICK_BUDGET = "1:4", "4m", "0,30s,2m,3m", "72"
 
 
 def replay(
@@ -29,31 +29,33 @@ def replay(
         str | None,
         typer.Option("--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files."),
     ] = None,
-    length: Annotated[str, typer.Option("--length", help="Of a procedural stream.")] = QUICK_LENGTH,
+    length: Annotated[str | None, typer.Option("--length", help="Of a procedural stream.")] = None,
     pressure: Annotated[
-        float, typer.Option("--pressure", help="Distracting events a minute after the evidence, 0 to 40.")
-    ] = 6.0,
+        float | None, typer.Option("--pressure", help="Distracting events per minute after the evidence, 0 to 40.")
+    ] = None,
     cuts: Annotated[
-        str, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
-    ] = "6:20",
-    moving: Annotated[float, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = 0.3,
+        str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
+    ] = None,
+    moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
     evidence: Annotated[str, typer.Option("--evidence", help="Time that the evidence comes in, up to 1m.")] = "16s",
-    per_type: Annotated[int, typer.Option("--per-type", help="Questions a type and procedural stream.")] = 2,
-    delays: Annotated[str, typer.Option("--delays", help="After the reference time: 0,30s,2m,10m.")] = QUICK_DELAYS,
+    per_type: Annotated[
+        int | None, typer.Option("--per-type", help="Questions per type and procedural stream.")
+    ] = None,
+    delays: Annotated[str | None, typer.Option("--delays", help="After the reference time: 0,30s,2m,10m.")] = None,
     memories: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="NAMES", help="Memories or presets of protokv: durable,paper,infinipot-v."),
+        str | None, typer.Option("--memory", metavar="NAMES", help="Memories to compare: durable,paper,infinipot-v.")
     ] = None,
-    preset: Annotated[
-        str | None,
+    study: Annotated[
+        str,
         typer.Option(
-            "--preset",
-            help="quick, or a table of the paper: ablation, anchors, allocation, splits, coefficients, budgets.",
+            "--study",
+            help="Memories, streams and delays to compare where no others are named: quick, delay, or a table of the "
+            "paper: ablation, anchors, allocation, splits, coefficients, budgets.",
         ),
-    ] = None,
+    ] = "quick",
     budgets: Annotated[
-        str, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
-    ] = QUICK_BUDGET,
+        str | None, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
+    ] = None,
     intersection: Annotated[
         bool,
         typer.Option("--intersection/--no-intersection", help="Only questions that can be asked at every delay."),
@@ -86,18 +88,20 @@ def replay(
 
     \b
     Examples:
-      protokv replay --preset quick
+      protokv replay --study quick
       protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
-      protokv replay --world 7:20 --length 10m --pressure 12 --preset ablation --budget 144 --html ablation.html
+      protokv replay --world 7:20 --length 10m --pressure 12 --study ablation --budget 144 --html ablation.html
       protokv replay report results.jsonl --plot curves.png
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
+        from dataclasses import replace
+
         from protokv.duration import parse_duration
-        from protokv.replay.presets import variants
+        from protokv.replay.plan import make_plan, run
         from protokv.replay.rows import RowFile, read_rows
-        from protokv.replay.streams import Pressure
-        from protokv.replay.study import file_streams, plan_study, world_streams
+        from protokv.replay.streams import file_streams, world_streams
+        from protokv.replay.studies import find_study, name_memories
         from protokv_cli.replay_tables import following, show, show_cost
 
         if sources and sources[0] == REPORT:
@@ -107,27 +111,34 @@ def replay(
             raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
         if sources and questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
-        tested = variants(preset, _listed(memories), [parse_budget(text) for text in _listed(budgets) or ()])
+        named = find_study(study)
+        tokens = [parse_budget(text) for text in parse_list(budgets)] if budgets else list(named.budgets)
+        after = named.pressure
+        if pressure is not None:
+            after = replace(after, events_per_minute=pressure)
+        if cuts is not None:
+            after = replace(after, cut_s=parse_scene(cuts))
+        if moving is not None:
+            after = replace(after, moving=moving)
         streams = (
             file_streams(sources, questions)
             if sources and questions
             else world_streams(
-                world or QUICK_WORLD,
-                parse_duration(length),
-                Pressure(pressure, _scene(cuts), moving),
+                named.seeds if world is None else parse_seeds(world),
+                named.length_s if length is None else round(parse_duration(length)),
+                after,
                 evidence_s=round(parse_duration(evidence)),
-                per_type=per_type,
+                per_type=named.per_type if per_type is None else per_type,
             )
         )
-        study = plan_study(
+        plan = make_plan(
             streams,
-            tested,
-            [parse_duration(text) for text in _listed(delays) or ()],
+            named.variants(tokens) if memories is None else name_memories(parse_list(memories), tokens),
+            named.delays_s if delays is None else [parse_duration(text) for text in parse_list(delays)],
             intersection=intersection,
-            types=_listed(types),
+            types=None if types is None else parse_list(types),
         )
         from protokv.backbones import EMBEDDED, load_backbone
-        from protokv.replay.study import run
 
         backbone = load_backbone(
             model or EMBEDDED, device=device, dtype=dtype or "auto", device_map=device_map, quantization=quantization
@@ -135,27 +146,14 @@ def replay(
         rate = fps or backbone.default_fps
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
-            show_cost(out, study.cost(rate, backbone.frames_per_step, {row.key for row in done}))
+            show_cost(out, plan.cost(rate, backbone.frames_per_step, {row.key for row in done}))
             return
         results = RowFile(output, start_over=force)
-        cost = study.cost(rate, backbone.frames_per_step, results.rows.keys())
+        cost = plan.cost(rate, backbone.frames_per_step, results.rows.keys())
         with stopping(out.warn) as stop, following(out, cost["answers"]) as follow:
-            for event in run(study, backbone, results, fps=fps, should_stop=lambda: bool(stop)):
+            for event in run(plan, backbone, results, fps=fps, should_stop=lambda: bool(stop)):
                 follow(event)
-        show(out, list(results.rows.values()), dropped=study.dropped, plot=plot, html=html)
+        show(out, list(results.rows.values()), dropped=plan.dropped, plot=plot, html=html)
         if stop.exit is not None:
             out.warn(f"stopped; what is done is in {output}. Continue with the same command.")
             raise typer.Exit(stop.exit)
-
-
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _scene(text: str) -> tuple[int, int] | None:
-    if text == "none":
-        return None
-    shortest, colon, longest = text.partition(":")
-    if not (colon and shortest.isdecimal() and longest.isdecimal()):
-        raise ConfigError(f"cuts: expected SHORTEST:LONGEST in seconds or none, got {text!r}", hint="such as 6:20")
-    return int(shortest), int(longest)

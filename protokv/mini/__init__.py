@@ -1,7 +1,7 @@
-"""`protokv/mini`: a small model of ours, made by this package, and the procedural world it was trained on.
+"""The embedded model `protokv/mini`: its weights, its vocabulary and the procedural world that it knows.
 
-`weights_folder()` is a real Qwen2.5-VL checkpoint that `from_pretrained` loads. The world, the questions and the
-rendering need no torch; only model.py, forward.py and what trains import it.
+The weights are a Qwen2.5-VL checkpoint that `from_pretrained` loads. Nothing here needs torch. How they were trained
+is in `protokv.mini.training`, which is part of the repository but not of the installed package.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ are parameters of their own. Knows no memory and no model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import facts, pick, word
 from protokv.mini.world import World, WorldConfig
-from protokv.replay.questions import RETROSPECTIVE, Question
+from protokv.replay.questions import RETROSPECTIVE, Question, load_questions
 from protokv.video import Step, open_source, read_steps
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
@@ -138,3 +138,32 @@ def lasting_questions(world: World, until_s: float, per_type: int) -> list[Quest
                 Question(f"{kind}-{len(found)}", word(rng, kind, fact), fact.answer, kind, fact.evidence_s, "evidence")
             )
     return found
+
+
+def world_streams(
+    seeds: Iterable[int], length_s: int, pressure: Pressure, *, evidence_s: int = 16, per_type: int = 2
+) -> list[Stream]:
+    """One procedural stream per seed; see `WorldStream`."""
+    return [WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type) for seed in seeds]
+
+
+def file_streams(sources: Sequence[str | Path], questions: str | Path) -> list[Stream]:
+    """Video files with their questions. A question goes to the video that its row names; unnamed, to the only one.
+
+    Raises:
+        SourceError: a file is missing or cannot be read.
+        ConfigError: a question names no video where there are several, or one that is not there.
+    """
+    rows = load_questions(questions)
+    own: dict[str, list[Question]] = {str(source): [] for source in sources}
+    by_name = {name: str(source) for source in sources for name in (Path(source).name, Path(source).stem, str(source))}
+    for video, question in rows:
+        if video is None and len(own) > 1:
+            raise ConfigError(
+                f"question {question.id} names no video, and there are {len(own)}",
+                hint='add "video": "NAME" to its row',
+            )
+        if video is not None and video not in by_name:
+            raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
+        own[next(iter(own)) if video is None else by_name[video]].append(question)
+    return [FileStream(source, found) for source, found in own.items()]

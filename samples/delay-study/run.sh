@@ -17,4 +17,4 @@ for level in low high; do
     --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
   protokv replay report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
 done
-replay --pressure 20 --cuts 6:20 --delays 0,30s,90s,400s --preset ablation --budget 151 -o "$out/ablation.jsonl"
+replay --pressure 20 --cuts 6:20 --delays 0,30s,90s,400s --study ablation --budget 151 -o "$out/ablation.jsonl"

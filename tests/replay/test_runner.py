@@ -8,12 +8,12 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
-from protokv.replay.presets import PRESETS, memory, preset, variants
+from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Variant, Watched, replay
 from protokv.replay.schedule import schedule
-from protokv.replay.streams import Pressure, WorldStream
-from protokv.replay.study import plan_study, run
+from protokv.replay.streams import Pressure, WorldStream, world_streams
+from protokv.replay.studies import STUDIES, find_study, memory, name_memories
 from protokv.session import Session
 
 VARIANTS = [
@@ -65,18 +65,18 @@ def test_finished_rows_are_not_asked_again_and_a_finished_memory_is_not_run(
 def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
     tiny: Backbone, stream: WorldStream, tmp_path: object
 ) -> None:
-    study = plan_study([stream], VARIANTS, DELAYS)
+    plan = make_plan([stream], VARIANTS, DELAYS)
     whole, path = RowFile(f"{tmp_path}/whole"), f"{tmp_path}/parts"
-    list(run(study, tiny, whole))
+    list(run(plan, tiny, whole))
     steps = 0
 
     def tired() -> bool:
         return steps >= 20
 
-    for event in run(study, tiny, RowFile(path), should_stop=tired):
+    for event in run(plan, tiny, RowFile(path), should_stop=tired):
         steps += isinstance(event, Watched)
     assert 0 < len(RowFile(path).rows) < len(whole.rows)
-    list(run(study, tiny, RowFile(path)))
+    list(run(plan, tiny, RowFile(path)))
     parts = RowFile(path).rows
     assert parts.keys() == whole.rows.keys()
     assert all(parts[key].prediction == row.prediction for key, row in whole.rows.items())
@@ -89,23 +89,32 @@ def test_a_pass_ends_with_its_last_question(tiny: Backbone, stream: WorldStream)
 
 
 def test_the_cost_that_is_told_is_what_is_done(tiny: Backbone, stream: WorldStream, tmp_path: object) -> None:
-    study = plan_study([stream], VARIANTS, DELAYS)
-    cost = study.cost(tiny.default_fps, tiny.frames_per_step)
-    events = list(run(study, tiny, RowFile(f"{tmp_path}/r")))
+    plan = make_plan([stream], VARIANTS, DELAYS)
+    cost = plan.cost(tiny.default_fps, tiny.frames_per_step)
+    events = list(run(plan, tiny, RowFile(f"{tmp_path}/r")))
     assert cost["answers"] == sum(isinstance(event, Row) for event in events)
     assert cost["steps"] == len(VARIANTS) * sum(isinstance(event, Watched) for event in events)
-    assert study.cost(2.0, 2, {event.key for event in events if isinstance(event, Row)})["answers"] == 0
+    assert plan.cost(2.0, 2, {event.key for event in events if isinstance(event, Row)})["answers"] == 0
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_different_memories_that_fit(name: str) -> None:
-    found = preset(name, [144, 512])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_different_memories_that_fit(name: str) -> None:
+    found = find_study(name).variants([144, 512])
     assert len({(v.label, v.config.budget) for v in found}) == len(found) > 1
     assert len({(v.config.budget, str(v.config)) for v in found}) >= len(found) - 2
+    assert sum(v.label == "full" for v in found) <= 1
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_fits_its_own_streams(name: str) -> None:
+    study = find_study(name)
+    assert study.variants()
+    (stream,) = world_streams(study.seeds[:1], study.length_s, study.pressure, per_type=study.per_type)
+    assert schedule(stream.questions, study.delays_s, stream.length_s).questions > 4
 
 
 def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
-    found = {variant.label: variant.config for variant in preset("coefficients", [512])}
+    found = {variant.label: variant.config for variant in find_study("coefficients").variants([512])}
     assert len(found) == 11
     assert found["T_idle x2"].with_fields({"idle_steps": 120}) == found["paper"]
     assert found["alpha, beta x0.5"].to_dict()["key_rate"] == 0.025
@@ -114,17 +123,13 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
 def test_memories_are_named_by_kind_or_preset() -> None:
     assert memory("protokv", 64).config == memory("durable", 64).config == ProtoKVConfig.durable(64)
     assert memory("full", 64).config.kind == "full"
-    assert [(v.label, v.config.budget) for v in variants(None, ["paper", "full"], [64, 128])] == [
+    assert [(v.label, v.config.budget) for v in name_memories(["paper", "full"], [64, 128])] == [
         ("paper", 64), ("full", 64), ("paper", 128), ("full", 128),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="elephant"):
         memory("elephant", 64)
-    with pytest.raises(ConfigError, match="either"):
-        variants("quick", ["full"], [64])
-    with pytest.raises(ConfigError, match="budget"):
-        variants("quick", None, [])
 
 
 def test_the_same_memory_twice_is_refused(stream: WorldStream) -> None:
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
-        plan_study([stream], [*VARIANTS, VARIANTS[0]], DELAYS)
+        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS)

@@ -11,8 +11,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import facts
 from protokv.replay.questions import RETROSPECTIVE, Question
-from protokv.replay.streams import FileStream, Pressure, WorldStream
-from protokv.replay.study import file_streams, world_streams
+from protokv.replay.streams import FileStream, Pressure, WorldStream, file_streams, world_streams
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
@@ -44,14 +43,9 @@ def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
     assert np.array_equal(steps[7].images, stream._world.frames(7, 8))
 
 
-@pytest.mark.parametrize("text", ["", "x", "7:", "7:0", "-1", "7:x", "7:2:3"])
-def test_a_world_that_is_no_seed_and_count_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="SEED:COUNT"):
-        world_streams(text, 60, Pressure(), 16, 1)
-
-
-def test_worlds_are_counted_on_from_the_seed() -> None:
-    assert [stream.name for stream in world_streams("7:3", 60, Pressure(), 16, 1)] == ["world-7", "world-8", "world-9"]
+def test_each_seed_gives_a_world_of_its_own() -> None:
+    streams = world_streams(range(7, 10), 60, Pressure(), per_type=1)
+    assert [stream.name for stream in streams] == ["world-7", "world-8", "world-9"]
 
 
 def test_a_stream_no_longer_than_its_evidence_is_refused() -> None:

@@ -1,0 +1,179 @@
+"""Named studies: which memories to compare, and on which procedural streams where the caller names no others.
+
+| study | memories | of the paper |
+|---|---|---|
+| quick | the full cache, ours and the baselines | the delay sweep, small: a first look in a minute |
+| delay | the same and more, at three budgets, on 16 streams of 7 minutes | the delay sweep |
+| budgets | those of quick at a quarter, half, once and twice the budget | memory budgets |
+| ablation | near only, far only, without residuals, mass bias, continuity, decay | component ablations |
+| anchors | recent, first, average | rotary anchors |
+| allocation | fixed, variance | variance-aware allocation |
+| splits | 1:5, 1:3, 1:2, 3:1 and S = 1, 2, 4, 8, 16 | budget allocation |
+| coefficients | each constant halved and doubled | coefficient sweep |
+
+The rows of the paper's tables are variations of its own configuration (`ProtoKVConfig.paper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from protokv.config import CONFIGS, FullConfig, MemoryConfig, ProtoKVConfig
+from protokv.config.protokv import PRESETS
+from protokv.errors import ConfigError
+from protokv.replay.runner import Variant
+from protokv.replay.streams import Pressure
+
+_CALM: Final = Pressure()
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Memories to compare, and what they are compared on unless the caller says otherwise.
+
+    Attributes:
+        memories: the variants at one budget.
+        budgets: visual tokens kept.
+        seeds, length_s, pressure, per_type: of the procedural streams; see `WorldStream`.
+        delays_s: after the evidence.
+    """
+
+    memories: Callable[[int], list[Variant]]
+    budgets: tuple[int, ...] = (72,)
+    seeds: range = range(1, 5)
+    length_s: int = 240
+    pressure: Pressure = _CALM
+    per_type: int = 2
+    delays_s: tuple[float, ...] = (0, 30, 120, 180)
+
+    def variants(self, budgets: Sequence[int] | None = None) -> list[Variant]:
+        """The memories at each budget, each of them once; the full cache, which has no budget, only at the first.
+
+        Raises:
+            ConfigError: a memory does not fit a budget.
+        """
+        found: dict[tuple[str, int], Variant] = {}
+        for budget in budgets or self.budgets:
+            for variant in self.memories(budget):
+                size = 0 if variant.config.kind == FullConfig.kind else variant.config.budget
+                found.setdefault((variant.label, size), variant)
+        return list(found.values())
+
+
+def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
+    """Memories by their names, at each budget.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    return [memory(name, budget) for budget in budgets for name in names]
+
+
+def memory(name: str, budget: int) -> Variant:
+    """A memory by its kind, or by the name of a preset of ProtoKV.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if name in PRESETS:
+        return Variant(name, ProtoKVConfig.preset(name, budget))
+    if name == ProtoKVConfig.kind:
+        return Variant("durable", ProtoKVConfig.durable(budget))
+    if name not in CONFIGS:
+        known = ", ".join((*PRESETS, *CONFIGS))
+        raise ConfigError(f"there is no memory {name!r}", hint=f"use some of {known}")
+    return Variant(name, MemoryConfig.of(name, budget=budget))
+
+
+def find_study(name: str) -> Study:
+    """A study by its name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in STUDIES:
+        raise ConfigError(f"there is no study {name!r}", hint=f"use one of {', '.join(STUDIES)}")
+    return STUDIES[name]
+
+
+_BASELINES: Final = ("durable", "continuity", "paper", "sliding-window", "infinipot-v")
+_ABLATION: Final[dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "near only": {"split": (1, 0)},
+    "far only": {"split": (0, 1)},
+    "without residuals": {"residual": False},
+    "without mass bias": {"mass_bias": "off"},
+    "without continuity": {"spatial_weight": 0.0},
+    "without idle decay": {"decay": "off"},
+    "S = 1": {"pseudo_tokens": 1},
+    "S = 1, without idle decay": {"pseudo_tokens": 1, "decay": "off"},
+}
+_ANCHORS: Final[dict[str, dict[str, Any]]] = {
+    f"anchor {anchor}": {"anchor": anchor} for anchor in ("recent", "first", "average")
+}
+_ALLOCATION: Final[dict[str, dict[str, Any]]] = {
+    f"allocation {kind}": {"allocation": kind} for kind in ("fixed", "variance")
+}
+_SPLITS: Final[dict[str, dict[str, Any]]] = {
+    **{f"split {near}:{far}": {"split": (near, far)} for near, far in ((1, 5), (1, 3), (1, 2), (3, 1))},
+    **{f"S = {modes}": {"pseudo_tokens": modes} for modes in (1, 2, 4, 8, 16)},
+}
+_SWEPT: Final = {
+    "alpha, beta": ("key_rate", "value_rate"),
+    "lambda_sp": ("spatial_weight",),
+    "lambda_idle": ("idle_weight",),
+    "gamma": ("decay_rate",),
+    "T_idle": ("idle_steps",),
+}
+
+
+def _vary_paper(changes: dict[str, dict[str, Any]]) -> Callable[[int], list[Variant]]:
+    """The paper's configuration with the fields of each row changed."""
+    return lambda budget: [
+        Variant(row, ProtoKVConfig.paper(budget).with_fields(fields)) for row, fields in changes.items()
+    ]
+
+
+def _compare(budget: int) -> list[Variant]:
+    return name_memories(("full", *_BASELINES), [budget])
+
+
+def _compare_more(budget: int) -> list[Variant]:
+    return name_memories(("full", "last-frames", *_BASELINES, "rekv", "dycoke"), [budget])
+
+
+def _compare_around(budget: int) -> list[Variant]:
+    """At a quarter, a half, the whole and the double of a budget."""
+    return [variant for share in (1, 2, 4, 8) for variant in _compare(max(1, budget * share // 4))]
+
+
+def _sweep_coefficients(budget: int) -> list[Variant]:
+    base = ProtoKVConfig.paper(budget)
+    found = [Variant("paper", base)]
+    for row, names in _SWEPT.items():
+        for factor in (0.5, 2.0):
+            values = {name: type(getattr(base, name))(getattr(base, name) * factor) for name in names}
+            found.append(Variant(f"{row} x{factor:g}", replace(base, **values)))
+    return found
+
+
+STUDIES: Final[dict[str, Study]] = {
+    "quick": Study(_compare),
+    "delay": Study(
+        _compare_more,
+        budgets=(151, 75, 38),
+        seeds=range(5_000_000, 5_000_016),
+        length_s=420,
+        pressure=Pressure(events_per_minute=20.0),
+        per_type=3,
+        delays_s=(0, 30, 120, 300, 400),
+    ),
+    "budgets": Study(_compare_around),
+    "ablation": Study(_vary_paper(_ABLATION)),
+    "anchors": Study(_vary_paper(_ANCHORS)),
+    "allocation": Study(_vary_paper(_ALLOCATION)),
+    "splits": Study(_vary_paper(_SPLITS)),
+    "coefficients": Study(_sweep_coefficients),
+}

@@ -1,0 +1,22 @@
+"""A small tower and a small bank of clips, shared by the tests of training."""
+
+from __future__ import annotations
+
+import pytest
+
+from protokv.mini.training.bank import build_bank
+from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
+from protokv.mini.training.model import new_model
+from tests.mini.training.tiny import SMALL
+
+COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
+
+
+@pytest.fixture(scope="session")
+def visual():
+    return new_model(3, **SMALL).model.visual.state_dict()
+
+
+@pytest.fixture(scope="session")
+def bank(visual):
+    return build_bank(visual, seed=1, counts=COUNTS, processes=1, **SMALL)
