@@ -1,7 +1,7 @@
 """`Context`: what a memory shows to the model, and how it is re-anchored to consecutive positions.
 
-Owns the interface that attention reads, its plain form `SlotContext` (a fixed set of slots with a logit bias each),
-and the compact placement. Knows no memory, no model and no file.
+Owns the interface that attention reads (`Segment`), its plain form `SlotContext` (a fixed set of slots with a logit
+bias each), and the compact placement. Knows no memory, no model and no file.
 
 Compact placement (`positions="compact"`): a stream of any length leaves the positions that a model was trained on.
 What a memory holds is bounded, so it can be shown at bounded positions: the near window moves as a block and keeps the
@@ -12,12 +12,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from protokv.rotary import Rotary, turn
+
+# The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp; so low
+# that no logit brings it back: its exponential is 0 beside that of any slot in use.
+EMPTY = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Slots of one layer that queries meet alike.
+
+    Attributes:
+        keys, values: `[H, N, D]`, model dtype; finite where a slot is free.
+        bias: `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token.
+        turn: cos and sin, `[D]` float32, by which a query is turned before it meets these keys; None: not at all.
+    """
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+    turn: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +70,8 @@ class Context(ABC):
     next_position: int | None
 
     @abstractmethod
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What one layer reads: keys `[H, N, D]`, values `[H, N, D]`, bias `[H, N]` float32.
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """What one layer reads.
 
         A retrieval memory chooses by `query` `[Hq, T, D]`, rotated, of the tokens being forwarded. Layers are asked in
         order, each once a forward.
@@ -95,10 +115,14 @@ class SlotContext(Context):
     positions: Callable[[], Tensor] | None = None
     shift: int = 0
     next_position: int | None = None
+    _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """The slots of this layer."""
-        return self.keys[layer], self.values[layer], self.bias[layer]
+        if not self._finite:
+            # Once for all layers and all tokens of an answer.
+            self._finite.append(self.bias.clamp(min=EMPTY))
+        return (Segment(self.keys[layer], self.values[layer], self._finite[0][layer]),)
 
     def without_far(self) -> SlotContext:
         """The same slots with the far ones hidden; keys and values are shared, not copied."""
@@ -162,18 +186,14 @@ class SlotContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class EmptyContext(Context):
-    """No slots, for what is forwarded before there is a memory: the prompt prefix. Each layer's are on its device."""
+    """No slots, for what is forwarded before there is a memory: the prompt prefix."""
 
-    kv_heads: int
-    head_size: int
-    dtype: torch.dtype
     shift: int = 0
     next_position: int | None = None
 
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Nothing, of the right shapes."""
-        keys = torch.zeros(self.kv_heads, 0, self.head_size, dtype=self.dtype, device=query.device)
-        return keys, keys, keys[..., 0].float()
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """Nothing."""
+        return ()
 
     def without_far(self) -> EmptyContext:
         """Itself."""

@@ -157,7 +157,7 @@ class Backbone(ABC):
 
     def empty_context(self) -> Context:
         """A context of no slots, for the prompt prefix."""
-        return EmptyContext(self.kv_heads, self.head_size, self.dtype)
+        return EmptyContext()
 
     def new_tail(self, capacity: int) -> Tail:
         """An empty tail for `capacity` tokens."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from protokv.config import DyCokeDecodeConfig
-from protokv.context import Anchoring, Context
+from protokv.context import Anchoring, Context, Segment
 from protokv.memory.base import MemoryShape
 from protokv.memory.full import FullCache
 from protokv.rotary import Rotary
@@ -88,17 +88,18 @@ class DecodePruning(Context):
     _attention: Tensor | None = field(default=None, init=False)
     _slots: Tensor | None = field(default=None, init=False)
 
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """All slots, or in pruned layers after the question the prefix and the chosen ones."""
-        keys, values, bias = self.whole.at(layer, query)
+        whole = self.whole.at(layer, query)
         self._forwards += layer == 0
         if self._forwards < 2:
-            return keys, values, bias
+            return whole
+        (shown,) = whole
         if layer == self.first_layer - 1:
-            self._look(query, keys, bias)
+            self._look(query, shown.keys, shown.bias)
         if layer < self.first_layer or self._slots is None:
-            return keys, values, bias
-        return keys[:, self._slots], values[:, self._slots], bias[:, self._slots]
+            return whole
+        return (Segment(shown.keys[:, self._slots], shown.values[:, self._slots], shown.bias[:, self._slots]),)
 
     def without_far(self) -> DecodePruning:
         """The same of the prefix and the near window, which is everything."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.context import Anchoring, Context
+from protokv.context import Anchoring, Context, Segment
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.layers import LayerRun, runs_of
 from protokv.memory.base import Memory, MemoryShape, StepKV
@@ -161,7 +161,7 @@ class ShardedContext(Context):
         ends = [part.next_position for part in parts if part.next_position is not None]
         return cls(runs, parts, parts[0].shift, max(ends, default=None))
 
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """What the layer's part shows it."""
         run, part = next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
         return part.at(layer - run.start, query)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import MemoryConfig
+from protokv.context import EMPTY, Context
 from protokv.memory.base import Memory, MemoryShape, StepKV
-from protokv.rotary import rotate
+from protokv.rotary import rotate, unrotate
 
 
 class PlainRotary:
@@ -93,6 +94,18 @@ def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:
     for step in steps:
         memory.append(step)
     return steps
+
+
+def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values `[H, N, D]` and bias `[H, N]`, `-inf` where free, of all that a layer reads.
+
+    Where a segment wants its queries turned, its keys are turned back instead: the logits are the same.
+    """
+    segments = context.at(layer, query)
+    keys = [s.keys if s.turn is None else unrotate(s.keys.float(), *s.turn).to(s.keys.dtype) for s in segments]
+    bias = torch.cat([segment.bias for segment in segments], 1)
+    free = bias.masked_fill(bias == EMPTY, -torch.inf)
+    return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free
 
 
 def copy_of(memory: Memory) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import MEMORIES, Memory, build_memory
 from protokv.memory.base import MemoryShape, StepKV
-from tests.memory.streams import World, copy_of, feed, same, shape_of, small_config
+from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to, small_config
 
 BUDGET = 29
 # Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
@@ -68,7 +68,7 @@ def recalled(memory: Memory) -> Shown:
     """What all layers read for a question; one that retrieves does so by a query that is always the same."""
     L, H, _, D = memory.context().keys.shape
     context, query = memory.recall(), torch.ones(2 * H, 3, D)
-    return Shown(*map(torch.stack, zip(*(context.at(layer, query) for layer in range(L)), strict=True)))
+    return Shown(*map(torch.stack, zip(*(shown_to(context, layer, query) for layer in range(L)), strict=True)))
 
 
 def visible(memory: Memory) -> list[Tensor]:

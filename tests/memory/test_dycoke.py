@@ -20,7 +20,7 @@ from protokv.memory import Memory, build_memory
 from protokv.memory.base import MemoryShape
 from protokv.session import Session, thinned
 from tests.conftest import random_frames
-from tests.memory.streams import World, copy_of, feed, same, shape_of
+from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to
 
 QUESTION = "what is the first star ?"
 
@@ -231,14 +231,15 @@ def test_decode_steps_read_what_a_literal_computation_chooses(
     size = (4, 2 * groups, 2, 8)
     query = torch.randn(size, generator=generator)
     for layer in range(4):
-        read = context.at(layer, query[layer])
-        assert all(torch.equal(a, b) for a, b in zip(read, memory.context().at(layer, query[layer]), strict=True))
+        read = shown_to(context, layer, query[layer])
+        whole = shown_to(memory.context(), layer, query[layer])
+        assert all(torch.equal(a, b) for a, b in zip(read, whole, strict=True))
     sink = memory.tensors()["sink.keys"]
     decoded, shown = [], []
     for change in changes:
         query = query + change * torch.randn(size, generator=generator)
         decoded.append(query[first - 1])
-        shown.append([context.at(layer, query[layer]) for layer in range(4)])
+        shown.append([shown_to(context, layer, query[layer]) for layer in range(4)])
     expected, _ = literal_pruning(decoded, keys[first - 1], sink[first - 1], share, 0.9)
     for rows, layers in zip(expected, shown, strict=True):
         for layer, (k, v, bias) in enumerate(layers):
@@ -264,7 +265,7 @@ def test_the_choice_goes_on_while_the_attention_stays_and_is_made_again_when_it_
     read = []
     for query in [strong[0], *strong]:
         for layer in range(4):
-            last = context.at(layer, query)[0]
+            last = shown_to(context, layer, query)[0]
         read.append(last)
     assert read[0].shape[1] > 15
     assert torch.equal(read[1], read[2])
@@ -286,7 +287,7 @@ def test_attention_that_drifts_slowly_is_compared_with_the_step_before_and_not_c
     _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5, 0.9)
     assert (times, jumps) == (1, 2)
     context = memory.recall()
-    read = [[context.at(layer, query)[0] for layer in range(4)][3] for query in [drift[0], *drift]]
+    read = [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in [drift[0], *drift]]
     assert all(torch.equal(later, read[1]) for later in read[2:])
 
 
@@ -300,8 +301,8 @@ def test_a_compacted_context_prunes_the_same_tokens() -> None:
     assert (compact.shift, compact.next_position) == (whole.shift, whole.next_position) == (4, 8)
     query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
-        read = [compact.at(layer, query) for layer in range(4)]
-    assert torch.equal(read[0][0], whole.at(0, query)[0])
+        read = [shown_to(compact, layer, query) for layer in range(4)]
+    assert torch.equal(read[0][0], shown_to(whole, 0, query)[0])
     assert read[3][0].shape[1] == 3 + int(12 * (1 - 0.7))
 
 

@@ -22,7 +22,7 @@ from protokv.memory.rekv.retrieval import Retrieval
 from protokv.rotary import rotate, unrotate
 from protokv.session import Session
 from tests.conftest import random_frames
-from tests.memory.streams import World, copy_of, feed, same, shape_of
+from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to
 
 QUESTION = "what is the first star ?"
 LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=14)
@@ -91,7 +91,7 @@ def test_every_layer_reads_what_a_literal_loop_over_blocks_chooses(
     blocks = blocks_of(feed(memory, world, lengths), budget)
     context, bare = recalled(memory), question(shape, groups, seed)
     for layer in range(shape.layers):
-        keys, values, bias = context.at(layer, turned(context, world, bare[layer]))
+        keys, values, bias = shown_to(context, layer, turned(context, world, bare[layer]))
         own = [(k[layer], v[layer], p) for k, v, p in blocks]
         chosen = literal_choice(own, bare[layer], world, budget)
         n = sum(len(own[index][2]) for index in chosen)
@@ -121,12 +121,12 @@ def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest(cap: int)
     chosen_ever = set()
     for seed in range(12):
         context, bare = recalled(memory), question(shape, 2, seed)
-        keys, _, _ = context.at(1, turned(context, world, bare[1]))
+        keys, _, _ = shown_to(context, 1, turned(context, world, bare[1]))
         own = [(k[1], v[1], p) for k, v, p in blocks_of(held, 12)]
         chosen = literal_choice(own, bare[1], world, 12)
         assert torch.equal(keys[:, SINK:], torch.cat([own[index][0] for index in chosen], 1))
         packed = context.compacted(Anchoring(world.rotary, SINK), 0)
-        packed_keys, _, _ = packed.at(1, turned(packed, world, bare[1]))
+        packed_keys, _, _ = shown_to(packed, 1, turned(packed, world, bare[1]))
         here = torch.cat([own[index][2] for index in chosen])
         expected = rotate(
             unrotate(keys[:, SINK:], *world.rotary(here)), *world.rotary(SINK + torch.arange(12)[:, None])
@@ -151,7 +151,7 @@ def test_packed_blocks_stand_one_behind_another_and_the_question_behind_them(
         return
     ends = []
     for layer in range(shape.layers):
-        keys, values, bias = packed.at(layer, turned(packed, world, bare[layer]))
+        keys, values, bias = shown_to(packed, layer, turned(packed, world, bare[layer]))
         own = [(k[layer], v[layer], p) for k, v, p in blocks]
         # Where it stands does not change what is chosen.
         chosen = literal_choice(own, bare[layer], world, budget)
@@ -216,8 +216,8 @@ def test_all_moving_components_of_a_block_move_together() -> None:
     packed = stream.compacted(Anchoring(world.rotary, SINK, moving=(0, 1, 2)), stream.far_span())
     assert packed.next_position == packed.packed_end == SINK + 3
     bare = question(shape, 1, 0)
-    keys, _, _ = packed.at(0, turned(packed, world, bare[0]))
-    chosen, _, _ = stream.at(0, turned(stream, world, bare[0]))
+    keys, _, _ = shown_to(packed, 0, turned(packed, world, bare[0]))
+    chosen, _, _ = shown_to(stream, 0, turned(stream, world, bare[0]))
     state = memory.tensors()
     first = state["archive.positions"][:9]
     blocks = state["archive.keys"][0].split(9, 1)
@@ -231,12 +231,12 @@ def test_the_question_chooses_and_the_answer_reads_on() -> None:
     memory, world = built(shape, budget=8)
     feed(memory, world, [4] * 10)
     context, one, other = recalled(memory), question(shape, 1, 1), question(shape, 1, 2, tokens=1)
-    first = [context.at(layer, turned(context, world, one[layer])) for layer in range(2)]
-    again = [context.at(layer, turned(context, world, other[layer])) for layer in range(2)]
+    first = [shown_to(context, layer, turned(context, world, one[layer])) for layer in range(2)]
+    again = [shown_to(context, layer, turned(context, world, other[layer])) for layer in range(2)]
     assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
     # Another question is another recall, and may read other blocks: layers and questions choose for themselves.
     fresh = recalled(memory)
-    differs = [fresh.at(layer, turned(fresh, world, -one[layer]))[0] for layer in range(2)]
+    differs = [shown_to(fresh, layer, turned(fresh, world, -one[layer]))[0] for layer in range(2)]
     assert not torch.equal(differs[0], first[0][0])
 
 
@@ -245,7 +245,7 @@ def test_hiding_the_far_part_leaves_the_prefix_alone() -> None:
     memory, world = built(shape, budget=8)
     feed(memory, world, [4] * 10)
     hidden = recalled(memory).without_far()
-    keys, _, bias = hidden.at(0, question(shape, 1, 0)[0])
+    keys, _, bias = shown_to(hidden, 0, question(shape, 1, 0)[0])
     assert torch.equal(keys, memory.tensors()["sink.keys"][0])
     assert (bias == 0).all()
     assert hidden.visible_tokens() == SINK
@@ -259,7 +259,7 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
         memory.start(*world.sink())
     stream = recalled(memory)
     context = stream.compacted(Anchoring(world.rotary, SINK), stream.far_span())
-    keys, _, _ = context.at(1, question(shape, 2, 0)[1])
+    keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
     assert keys.shape[1] == SINK
     assert context.next_position == SINK
 
@@ -302,7 +302,7 @@ def test_a_stream_continued_from_a_saved_state_answers_with_the_same_bits(
         context = recalled(memory)
         context = context.compacted(Anchoring(world.rotary, SINK), context.far_span())
         answers.append(
-            [part for layer in range(2) for part in context.at(layer, bare[layer])] + [context.next_position]
+            [part for layer in range(2) for part in shown_to(context, layer, bare[layer])] + [context.next_position]
         )
     assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*answers, strict=True))
 

@@ -18,7 +18,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.layers import runs_of
 from protokv.memory import MEMORIES, Memory, MemoryShape, build_memory
 from protokv.memory.sharded import LayerShards, ShardedContext
-from tests.memory.streams import World, copy_of, same, shape_of, small_config
+from tests.memory.streams import World, copy_of, same, shape_of, shown_to, small_config
 
 BUDGET, LAYERS = 29, 5
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
@@ -74,7 +74,7 @@ def both(config: MemoryConfig, devices: Sequence[torch.device], seed: int = 0) -
 def read(context: Context, seed: int = 0) -> list[Tensor]:
     """What every layer reads, in turn, for the same random queries."""
     g = torch.Generator().manual_seed(seed)
-    return [part for layer in range(LAYERS) for part in context.at(layer, torch.randn(4, 3, 8, generator=g))]
+    return [part for layer in range(LAYERS) for part in shown_to(context, layer, torch.randn(4, 3, 8, generator=g))]
 
 
 def same_context(one: Context, other: Context) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from protokv.context import Anchoring, Context
+from protokv.context import EMPTY, Anchoring, Context, Segment
 from protokv.memory.rekv.archive import Archive
 from protokv.rotary import Rotary, turn, unrotate
 
@@ -45,17 +45,17 @@ class Retrieval(Context):
     packed: Anchoring | None = None
     packed_end: int = 0
     _chosen: dict[int, list[int]] = field(default_factory=dict, init=False)
-    _shown: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, init=False)
+    _shown: dict[int, Segment] = field(default_factory=dict, init=False)
 
-    def at(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The prefix and the chosen blocks in stream order; slots that are left have the bias `-inf`.
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """The prefix and the chosen blocks in stream order; slots that are left are free.
 
         `N = P0 + min(budget, tokens of the archive)` in every layer, however many tokens its blocks have.
         """
         if layer not in self._shown:
             self._chosen[layer] = self._choose(layer, query)
             self._shown[layer] = self._read(layer, self._chosen[layer])
-        return self._shown[layer]
+        return (self._shown[layer],)
 
     def without_far(self) -> Retrieval:
         """The prompt prefix alone: no block is near."""
@@ -109,7 +109,7 @@ class Retrieval(Context):
             chosen.append(index)
         return sorted(chosen)
 
-    def _read(self, layer: int, chosen: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, layer: int, chosen: Sequence[int]) -> Segment:
         H, P0, D = self.sink_keys.shape[1:]
         blocks = [self.archive.blocks[index] for index in chosen]
         n = sum(map(len, blocks))
@@ -117,7 +117,7 @@ class Retrieval(Context):
         values, bias = torch.zeros_like(keys), keys.new_zeros(keys.shape[:2], dtype=torch.float32)
         keys[:, :P0], values[:, :P0] = self.sink_keys[layer], self.sink_values[layer]
         self.archive.read(layer, chosen, keys[:, P0:], values[:, P0:])
-        bias[:, P0 + n :] = -torch.inf
+        bias[:, P0 + n :] = EMPTY
         if self.packed is not None and blocks:
             here = torch.cat([block.positions for block in blocks])
             there = here.clone()
@@ -130,7 +130,7 @@ class Retrieval(Context):
             seen = slice(P0, P0 + n)
             device = keys.device
             keys[:, seen] = turn(keys[:, seen], here.to(device), there.to(device), self.packed.rotary)
-        return keys, values, bias
+        return Segment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:
         """An upper bound of the positions that the chosen blocks take, exact where all blocks are of one size.

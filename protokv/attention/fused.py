@@ -1,0 +1,76 @@
+"""Attention over a context and a tail at the cost of attention without a bias.
+
+Each set of tokens is attended to by itself, with its log-sum-exp, and the results are merged: the tail is causal and
+the slots are not, slots may want their queries turned, and no kernel takes both in one call without a mask of all
+queries by all tokens. The query heads of a KV head stand one below the other, so keys and values are never repeated;
+the bias of a slot is broadcast over queries; keys and values are read in their dtype, where they are.
+
+The same as `plain`, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protokv.attention.kernels import attention
+from protokv.attention.tail import causal_mask
+from protokv.context import Segment
+from protokv.rotary import rotate
+
+
+def attend(
+    query: Tensor,
+    segments: Sequence[Segment],
+    tail: tuple[Tensor, Tensor],
+    scaling: float,
+    causal: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of `T` queries over the slots of all segments and, causally, over the `n` tokens of the tail.
+
+    Args:
+        query: `[Hq, T, D]`, rotated; query `i` is the token `n - T + i` of the tail.
+        segments: what the layer reads of a context, `N` slots each; keys and values in the dtype of the query.
+        tail: keys `[H, n, D]`, values `[H, n, D]`, `n >= T`.
+        scaling: the factor on the logits, usually `D ** -0.5`.
+        causal: `causal_mask` of these numbers if it is at hand.
+
+    Returns:
+        `[Hq, T, D]` in the dtype of the query.
+    """
+    heads, T, D = query.shape
+    keys, values = tail
+    H, n = keys.shape[:2]
+    folded = query.reshape(H, -1, D)
+    if causal is None:
+        causal = causal_mask(T, n, heads // H, query.device)
+    parts = [attention(folded, keys, values, causal, scaling)]
+    for segment in segments:
+        if not segment.keys.shape[1]:
+            continue
+        asked = folded
+        if segment.turn is not None:
+            asked = rotate(query.float(), *segment.turn).to(query.dtype).reshape(H, -1, D)
+        parts.append(attention(asked, segment.keys, segment.values, segment.bias[:, None], scaling))
+    return merged(parts).view(heads, T, D)
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """One attention from attentions over disjoint sets of tokens.
+
+    Args:
+        parts: outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `kernels.attention` returns them.
+
+    Returns:
+        `[H, M, D]` in the dtype of the outputs, summed in float32.
+    """
+    first = parts[0][0]
+    if len(parts) == 1:
+        return first
+    shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
+    total = first * shares[..., :1]
+    for index, (out, _) in enumerate(parts[1:], start=1):
+        total = torch.addcmul(total, out, shares[..., index : index + 1])
+    return total.to(first.dtype)
