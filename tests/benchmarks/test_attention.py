@@ -1,0 +1,57 @@
+"""Attention over biased slots beside the same kernel over as many tokens without any bias. See README.md."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protokv.attention import attend, plain
+from protokv.attention.kernels import attention
+from protokv.attention.tail import causal_mask
+from protokv.context import Segment
+from tests.benchmarks.conftest import Sizes
+from tests.benchmarks.paired import paired, write_table
+
+NOTE = (
+    "One layer. `ms`: attention over N slots with a bias, merged with a causal tail. `other_ms`: one call of the same "
+    "fused kernel over N and the tail's tokens, without bias and mask. `oracle_ms`: the plain form, once."
+)
+
+
+@pytest.mark.timeout(3600)
+def test_attention_with_a_bias_beside_attention_without(
+    request: pytest.FixtureRequest, sizes: Sizes, device: torch.device
+) -> None:
+    measured = request.config.getoption("benchmark_enable")
+    H, D, scaling = sizes.kv_heads, sizes.head_size, sizes.head_size**-0.5
+    rows = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for budget in (6, 24):
+            for T, before in ((sizes.tokens, 0), (1, 40)):
+                N, n = budget * sizes.unit, before + T
+                g = torch.Generator(device).manual_seed(0)
+                noise = lambda *size, g=g, dtype=dtype: torch.randn(size, generator=g, device=device).to(dtype)  # noqa: E731
+                query, keys, values = noise(H * sizes.groups, T, D), noise(H, N + n, D), noise(H, N + n, D)
+                bias = torch.randint(1, 400, (H, N), generator=g, device=device).float().log()
+                segment = Segment(keys[:, :N].contiguous(), values[:, :N].contiguous(), bias)
+                tail = keys[:, N:].contiguous(), values[:, N:].contiguous()
+                causal = causal_mask(T, n, sizes.groups, device)
+                expected = plain.attend(query, [segment], tail, scaling)
+                ours = attend(query, [segment], tail, scaling, causal)
+                # No figure for what does not equal its oracle.
+                tolerance = 1e-4 if dtype == torch.float32 else 2**-6
+                torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+                if not measured:
+                    continue
+                folded = query.reshape(H, -1, D)
+                with torch.inference_mode():
+                    times = paired(
+                        device,
+                        lambda: attend(query, [segment], tail, scaling, causal),  # noqa: B023 - called at once
+                        lambda: attention(folded, keys, values, None, scaling),  # noqa: B023
+                        5 if T > 1 else 41,
+                    )
+                    oracle = paired(device, lambda: plain.attend(query, [segment], tail, scaling), lambda: None, 1)  # noqa: B023
+                rows.append({"dtype": str(dtype)[6:], "N": N, "T": T, "tail": n} | times | {"oracle_ms": oracle["ms"]})
+    if rows:
+        write_table("attention", device.type, rows, NOTE)
