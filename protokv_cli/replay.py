@@ -100,7 +100,7 @@ def replay(
         from protokv.duration import parse_duration
         from protokv.replay.plan import make_plan, run
         from protokv.replay.rows import RowFile, read_rows
-        from protokv.replay.streams import file_streams, world_streams
+        from protokv.replay.streams import make_worlds, open_files
         from protokv.replay.studies import find_study, name_memories
         from protokv_cli.replay_tables import following, show, show_cost
 
@@ -121,9 +121,9 @@ def replay(
         if moving is not None:
             after = replace(after, moving=moving)
         streams = (
-            file_streams(sources, questions)
+            open_files(sources, questions)
             if sources and questions
-            else world_streams(
+            else make_worlds(
                 named.seeds if world is None else parse_seeds(world),
                 named.length_s if length is None else round(parse_duration(length)),
                 after,

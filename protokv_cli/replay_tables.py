@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError
-from protokv.replay.report import summary
+from protokv.replay.report import summarise
 from protokv.replay.rows import Row
 from protokv.replay.runner import Watched
 from protokv_cli.output import Format, Output
@@ -83,7 +83,7 @@ def show(
             f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
             hint="shorter --delays, a longer stream, --no-intersection or --types may leave some",
         )
-    report = summary(rows)
+    report = summarise(rows)
     if dropped is not None:
         report["dropped"] = dict(dropped)
     if out.format is Format.JSON:

@@ -1,7 +1,7 @@
 """Loading a vision-language model by name or folder: the registry of families and `load_backbone`.
 
-transformers is imported when a model is loaded, not before. Which devices and dtypes there are is in `placement`, what
-can be wrong with files in `loading`, what is said when something else is in `failure`.
+transformers is imported when a model is loaded, not before. `placement` knows devices and dtypes, `loading` checks
+files, `failure` words the errors.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ def load_backbone(
     """
     import torch
 
-    from protokv.backbones.failure import translated
+    from protokv.backbones.failure import translate_errors
     from protokv.backbones.identity import read_json
-    from protokv.backbones.placement import Wish
+    from protokv.backbones.placement import PlacementRequest
 
-    wish = Wish.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
-    if name == EMBEDDED and wish.device.type == "cpu":
-        # Its products are so small that waiting for a second thread costs more than it brings, and with one the same
-        # input gives the same bytes whatever the number of cores.
+    request = PlacementRequest.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
+    if name == EMBEDDED and request.device.type == "cpu":
+        # Its matrices are too small for a second thread to pay, and with one thread the same input gives the same
+        # bytes on any number of cores.
         torch.set_num_threads(1)
     path = str(weights_folder()) if name == EMBEDDED else name
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
-    with translated(name):
+    with translate_errors(name):
         from transformers import AutoConfig
 
         if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
             raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
-        # Read apart first: transformers knows nothing to say about an architecture that it does not know.
+        # Checked here, because transformers has no clear error for an architecture that it does not know.
         kind = read_json(path, "config.json").get("model_type")
         if kind is not None and kind not in FAMILIES:
             raise ModelError(
@@ -83,4 +83,4 @@ def load_backbone(
         config = AutoConfig.from_pretrained(path)
         module, cls = FAMILIES[config.model_type]
         family: type[Backbone] = getattr(import_module(module), cls)
-        return family.load(path, name, config, wish.placement(config))
+        return family.load(path, name, config, request.placement(config))

@@ -1,6 +1,6 @@
 """What the families of transformers have in common: the language model behind a chat prompt.
 
-Owns `Adapter`, which a family completes with its vision tower and its positions, and the wording for an internal of
+Owns `Adapter`, which a family completes with its vision tower and its positions, and the error for an internal of
 transformers that has moved. Knows no family and no pixels.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protokv.attention import Tail
 from protokv.backbones.base import Backbone, StepTokens
-from protokv.backbones.loading import devices_of
+from protokv.backbones.loading import find_devices
 from protokv.backbones.prompt import ChatPrompt
 from protokv.context import Context
 from protokv.errors import ModelError
@@ -26,7 +26,7 @@ from protokv.records import BackboneIdentity
 class Adapter(Backbone):
     """A model of transformers whose text runs through `model.model.language_model` and `model.lm_head`.
 
-    Subclasses set `position_components`, take their vision tower under `internals_of`, and add `embed_step` and
+    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `embed_step` and
     `step_positions`.
     """
 
@@ -36,14 +36,14 @@ class Adapter(Backbone):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved.
         """
-        with internals_of(model):
+        with guard_internals(model):
             self._text = model.model.language_model
             self._head = model.lm_head
             self._rotary = self._text.rotary_emb
             self._embedding = self._text.embed_tokens
         config = model.config.text_config
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            # Attention over a memory has no mask that could cut a window out of it.
+            # Attention over a memory has no mask, so a layer cannot be held to a window.
             raise ModelError(
                 "some of its layers attend within a window only, which is not supported",
                 hint="use a checkpoint whose config has use_sliding_window: false",
@@ -56,7 +56,7 @@ class Adapter(Backbone):
         # Of a quantised model too: embeddings are not quantised.
         self.dtype = self._embedding.weight.dtype
         text = "model.language_model"
-        spread = devices_of(model, [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in range(self.layers))])
+        spread = find_devices(model, [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in range(self.layers))])
         self.device, *others = spread or [self._embedding.weight.device]
         self.layer_devices = others or None
         self._tokenizer, self._prompt = tokenizer, prompt
@@ -128,7 +128,7 @@ class Adapter(Backbone):
         return scores
 
     def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
-        """What else the language model of a family takes while a step is forwarded."""
+        """Further arguments of a family's language model while a step is forwarded."""
         return {}
 
     def _position_ids(self, positions: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Adapter(Backbone):
 
 
 def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
-    """Refuse what is not one step of RGB frames: a model would read it as something else.
+    """Refuse what is not one step of RGB frames.
 
     Raises:
         ValueError: it is not `[frames, height, width, 3]` uint8 with at least one pixel.
@@ -148,8 +148,8 @@ def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
 
 
 @contextmanager
-def internals_of(model: Any) -> Iterator[None]:
-    """Where an adapter takes a model's parts.
+def guard_internals(model: Any) -> Iterator[None]:
+    """Turn an attribute that transformers has moved into a clear error.
 
     Raises:
         ModelError: one of them is no longer there.

@@ -1,8 +1,8 @@
 """What a vision-language model must offer to be streamed: the `Backbone` interface.
 
-A backbone turns frames and text into embeddings, gives them stream positions, and runs the language model with a
-`Context` and a `Tail` (`protokv.attention`). It knows nothing of memories, snapshots or the command line. Adding a
-family is one file that implements this class and one line in `protokv.backbones.FAMILIES`.
+A backbone turns frames and text into embeddings, assigns stream positions, and runs the language model with a
+`Context` and a `Tail` (`protokv.attention`). It knows nothing of memories, snapshots or the command line. A family is
+one file that implements this class and one line in `protokv.backbones.FAMILIES`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StepTokens:
 
 
 class Backbone(ABC):
-    """A vision-language model, seen as a machine that reads steps and text at positions we choose.
+    """A vision-language model that reads steps and text at positions of our choice.
 
     Attributes:
         identity: which model this is.

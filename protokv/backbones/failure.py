@@ -1,4 +1,4 @@
-"""What a user reads when a model cannot be loaded: errors of transformers, the hub and torch as one clear line each."""
+"""One clear line for every error of transformers, the hub and torch that loading a model can raise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from protokv.errors import ModelError
 
-# What allocators say, on the host and on devices.
+# Parts of the messages of allocators, on the host and on devices.
 _NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
 
 
 @contextmanager
-def translated(name: str) -> Iterator[None]:
-    """Errors of transformers, the hub and torch as one clear line each; progress bars and advice stay silent.
+def translate_errors(name: str) -> Iterator[None]:
+    """Turn errors of transformers, the hub and torch into one clear line each; silence progress bars and advice.
 
     Raises:
         ModelError: whatever went wrong.
@@ -43,7 +43,7 @@ def translated(name: str) -> Iterator[None]:
         SafetensorError,
         hub.StrictDataclassError,
     ) as error:
-        message, hint = _said(error)
+        message, hint = _explain(error)
         raise ModelError(f"cannot load the model {name}: {message}", hint=hint) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -51,7 +51,7 @@ def translated(name: str) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _said(error: Exception) -> tuple[str, str]:
+def _explain(error: Exception) -> tuple[str, str]:
     """What went wrong and what to do about it."""
     from huggingface_hub import errors as hub
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.errors import ModelError
 
-# What the arithmetic here does; a preprocessor file that says otherwise means another arithmetic.
+# The only steps that are implemented; a preprocessor file that asks for others is refused.
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
 
 
@@ -30,7 +30,7 @@ class FrameConfig:
     Attributes:
         height, width: pixels of a resized frame.
         mean, std: per channel, of values in [0, 1].
-        rescale: the factor that brings bytes there.
+        rescale: the factor that brings bytes to [0, 1].
         resample: PIL's number of the resampling filter.
     """
 
@@ -65,8 +65,12 @@ class FrameConfig:
         )
 
 
-def normalised(images: np.ndarray[Any, np.dtype[np.uint8]], config: FrameConfig) -> Tensor:
-    """RGB frames `[F, height, width, 3]` uint8 of any size as `[F, 3, config.height, config.width]` float32."""
+def normalise(images: np.ndarray[Any, np.dtype[np.uint8]], config: FrameConfig) -> Tensor:
+    """Resize and normalise RGB frames `[F, height, width, 3]` uint8 of any size.
+
+    Returns:
+        `[F, 3, config.height, config.width]` float32.
+    """
     size = (config.width, config.height)
     filter = Image.Resampling(config.resample)
     resized = np.stack([np.asarray(Image.fromarray(image).resize(size, resample=filter)) for image in images])

@@ -1,8 +1,8 @@
 """Which model a folder or hub name holds: a hash of its architecture and a cheap digest of its weights.
 
-Two checkpoints of one architecture must not pass for each other, and reading all weights of a large model to find
-out would cost more than loading a state: the digest covers each weight file's header, its size and small samples at
-even distances. Owns the finding of a model's files, too.
+Two checkpoints of one architecture must not pass for each other, but reading all weights of a large model would take
+longer than loading a state. So the digest covers each weight file's header, its size and evenly spaced samples. Owns
+finding a model's files, too.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def read_json(path: str, filename: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def config_hash(config: dict[str, Any]) -> str:
+def hash_config(config: dict[str, Any]) -> str:
     """sha256 of a model's configuration without what does not change its arithmetic."""
     return hashlib.sha256(json.dumps(_stable(config), sort_keys=True).encode()).hexdigest()
 
 
-def weights_digest(path: str) -> str:
+def digest_weights(path: str) -> str:
     """sha256 over the header, size and samples of every safetensors file of a model; empty where there is none."""
     index = read_json(path, "model.safetensors.index.json")
     names = sorted(set(index.get("weight_map", {}).values())) or ["model.safetensors"]

@@ -1,8 +1,8 @@
-"""LLaVA-OneVision as a backbone: one frame a step, RoPE, a newline embedding behind the whole video.
+"""LLaVA-OneVision as a backbone: one frame per step, RoPE, a newline embedding behind the whole video.
 
 The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling)
-and the embedding `model.image_newline`. transformers puts that embedding once behind all frames of a video. A stream
-has no end, so here it opens the suffix: every question finds it where transformers puts it, and no memory holds it.
+and the embedding `model.image_newline`. transformers puts that embedding once, behind all frames of a video. A stream
+has no end, so here it begins the suffix of every question: the model reads it in the same place, no memory holds it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, check_images, internals_of
+from protokv.backbones.adapter import Adapter, check_images, guard_internals
 from protokv.backbones.base import StepTokens
-from protokv.backbones.frames import FrameConfig, normalised
-from protokv.backbones.loading import identity_of, load_model, load_tokenizer
+from protokv.backbones.frames import FrameConfig, normalise
+from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_video_processor
 from protokv.backbones.prompt import ChatPrompt
 from protokv.errors import ModelError
 from protokv.records import BackboneIdentity
 
-# Appendix "Raw sequence length" of the paper: 0.5 frames a second and 196 tokens a frame.
+# Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5
-# The newline among token ids: no id of a vocabulary, so that nothing a model writes is taken for it.
+# Stands for the newline among token ids; no vocabulary has it, so no generated token can be mistaken for it.
 NEWLINE = -1
 
 
@@ -46,7 +46,7 @@ class LlavaOnevision(Adapter):
                 frames of another size than the vision tower takes.
         """
         super().__init__(model, tokenizer, prompt, identity)
-        with internals_of(model):
+        with guard_internals(model):
             self._video_features = model.model.get_video_features
             self._newline = model.model.image_newline
         vision = model.config.vision_config
@@ -72,7 +72,7 @@ class LlavaOnevision(Adapter):
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, tokenizer.convert_ids_to_tokens(config.video_token_id), template)
         frames = FrameConfig.from_files(read_video_processor(path)[0])
-        return cls(model, tokenizer, prompt, frames, identity_of(path, name, config, placement))
+        return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def suffix_ids(self, question: str) -> list[int]:
         """The newline behind the video (`NEWLINE`), and the chat prompt after it."""
@@ -87,11 +87,11 @@ class LlavaOnevision(Adapter):
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
         """One frame through vision tower, projector and pooling; frames do not see each other there."""
         check_images(images, self.frames_per_step)
-        pixels = normalised(images, self._frames).to(self.device, self.dtype)
+        pixels = normalise(images, self._frames).to(self.device, self.dtype)
         # The last of them is the newline.
         features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
         return StepTokens(features, self._grid)
 
     def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
-        """One position a token, in raster order, behind all that came before."""
+        """One position per token, in raster order, behind everything before it."""
         return self.text_positions(start, len(tokens.embeddings))

@@ -1,8 +1,7 @@
 """Weights, tokenizer and identity of a model folder or hub name, from files that are checked before they are read.
 
-Only safetensors files are read, no code of a checkpoint is run, and a checkpoint that is not whole is refused, where
-transformers would fill in random weights and warn. What is checked in a folder beforehand is what transformers would
-say unclearly. Knows no family.
+Only safetensors files are read, no code of a checkpoint is run, and an incomplete checkpoint is refused, where
+transformers would fill in random weights and warn. Knows no family.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from protokv.attention import NAME, register
-from protokv.backbones.identity import config_hash, find_file, read_json, weights_digest
+from protokv.backbones.identity import digest_weights, find_file, hash_config, read_json
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_template
 from protokv.errors import ModelError
@@ -40,7 +39,7 @@ def load_model(kind: Any, path: str, placement: Placement) -> Any:
     if placement.quantization is not None:
         settings["quantization_config"] = _bits_and_bytes(placement)
     if placement.device_map is not None or placement.quantization is not None:
-        _require("accelerate", 'pip install "protokv[accelerate]"', f"loading it {_how(placement)}")
+        _require("accelerate", 'pip install "protokv[accelerate]"', f"loading it {_describe(placement)}")
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
@@ -84,13 +83,13 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
     return tokenizer, template
 
 
-def identity_of(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-    """Which model a folder or hub name holds, loaded in these numbers."""
+def identify(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
+    """Identify the model that a folder or hub name holds, in the dtype it is loaded in."""
     return BackboneIdentity(
         name=name,
         family=config.model_type,
-        config_hash=config_hash(config.to_dict()),
-        weights_digest=weights_digest(path),
+        config_hash=hash_config(config.to_dict()),
+        weights_digest=digest_weights(path),
         dtype=placement.dtype_name,
     )
 
@@ -157,13 +156,13 @@ def _check_length(file: Path) -> None:
 def _bits_and_bytes(placement: Placement) -> Any:
     from transformers import BitsAndBytesConfig
 
-    _require("bitsandbytes", "pip install bitsandbytes", f"loading it {_how(placement)}")
+    _require("bitsandbytes", "pip install bitsandbytes", f"loading it {_describe(placement)}")
     if placement.quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype)
 
 
-def _how(placement: Placement) -> str:
+def _describe(placement: Placement) -> str:
     return f"in {placement.quantization}" if placement.quantization else f"with the device map {placement.device_map}"
 
 
@@ -176,10 +175,10 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def devices_of(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
-    """Where a model that is spread over devices computes some of its modules; None where it is not spread.
+def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
+    """Find the devices on which a spread model computes some of its modules; None if it is on one device.
 
-    What is kept in host memory or on disk between uses is computed on the first device that is neither.
+    Modules offloaded to host memory or disk are computed on the first real device.
     """
     placed: dict[str, Any] | None = getattr(model, "hf_device_map", None)
     if not placed or len(set(placed.values())) == 1:

@@ -25,7 +25,7 @@ class PixelConfig:
     """How a family prepares frames, from its preprocessor files.
 
     Attributes:
-        patch_size, merge_size, temporal_patch_size: pixels a patch side, patches a token side, frames a token.
+        patch_size, merge_size, temporal_patch_size: pixels per patch side, patches per token side, frames per token.
         min_pixels, max_pixels: area of a resized frame.
         mean, std: per channel, of values in [0, 1].
         resample: PIL's number of the resampling filter.

@@ -1,6 +1,6 @@
-"""Where and in which numbers a model is loaded: device, dtype, a map over devices, quantisation.
+"""Where and in which dtype a model is loaded: device, dtype, a map over devices, quantisation.
 
-Owns what the names of these mean and the wording of those that make no sense here. Loads nothing.
+Owns what these names mean, and the errors for those that are unknown or contradict each other. Loads nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ QUANTIZATIONS = ("4bit", "8bit")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a family needs to know to load its model.
+    """Where and how a family loads its model.
 
     Attributes:
         dtype: of weights, keys and values; of a quantised model what it computes in.
-        device: of the model, or of what stands on no other device.
+        device: of the model, or of the parts that `device_map` does not place.
         device_map: how layers are spread over several devices; None: they are not.
         quantization: of the weights, by bitsandbytes; None: none.
     """
@@ -36,13 +36,13 @@ class Placement:
 
     @property
     def dtype_name(self) -> str:
-        """What a state names: `bfloat16`, or `bfloat16+4bit`, which has other keys and values."""
+        """As a state names it: `bfloat16`, or `bfloat16+4bit`, since quantised weights give other keys and values."""
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}+{self.quantization}" if self.quantization else name
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlacementRequest:
     """A placement as a user writes it, with every name checked; see `load_backbone`."""
 
     device: torch.device
@@ -51,7 +51,7 @@ class Wish:
     quantization: str | None
 
     @classmethod
-    def of(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> Wish:
+    def of(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
         """Check the names.
 
         Raises:

@@ -1,7 +1,7 @@
 """The model's own chat template, cut where the video stands: the prefix before it and the suffix after it.
 
-The prefix is forwarded once and kept as the sink of every memory; the suffix carries the question. Control tokens
-inside a question would end the turn early, so a question that spells one is refused. Knows tokenizers, not models.
+The prefix is forwarded once and kept as the sink of every memory; the suffix carries the question. A control token in
+a question would end the turn early, so a question that contains one is refused. Knows tokenizers, not models.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ begins the suffix.
 
 What a stream cannot have: the processor bounds the pixels of all frames together, so that frames are smaller the longer
 a video is. A stream has no length, so each step is resized as the processor, with `cap_pixels_per_frame`, resizes a
-video of this step alone: at most 768 tokens a frame. A longer video has smaller frames there once all of them exceed
+video of this step alone: at most 768 tokens per frame. A longer video has smaller frames there once all of them exceed
 the limit together (with the published files, from the 33rd full frame on).
 """
 
@@ -73,7 +73,7 @@ class Qwen3VL(QwenVL):
         )
 
     def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
-        """Text one position a token; visual tokens at the next one plus (0, row, column)."""
+        """One position per text token; visual tokens at the next one plus (0, row, column)."""
         assert tokens.visual is not None
         before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
         seen = start + before + self._grid_positions(tokens.grid, 0)
@@ -81,7 +81,7 @@ class Qwen3VL(QwenVL):
         return torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
 
     def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
-        """Which tokens are visual, and the features that are added to them behind each of the first layers."""
+        """The mask of visual tokens, and the features added to them behind each of the first layers."""
         if step is None or step.deepstack is None:
             return {}
         visual = torch.zeros(1, len(step.embeddings), dtype=torch.bool, device=self.device)

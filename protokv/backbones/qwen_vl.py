@@ -1,8 +1,8 @@
 """Qwen2-VL and Qwen2.5-VL as backbones: M-RoPE positions, temporal patches of two frames, PIL preprocessing.
 
-What these and later Qwen-VL families share is here too: a vision tower `model.visual` that takes flat patches, whose
-temporal patches do not see each other. Positions are always passed explicitly: transformers' own index starts the text
-after a video inside the video's time span, while generation goes on behind it.
+Later Qwen-VL families share its vision tower `model.visual`, which takes flat patches and encodes each temporal patch
+by itself. Positions are always passed explicitly, because transformers' own index starts the text after a video inside
+the video's time span.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, check_images, internals_of
+from protokv.backbones.adapter import Adapter, check_images, guard_internals
 from protokv.backbones.base import StepTokens
-from protokv.backbones.loading import identity_of, load_model, load_tokenizer
+from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_video_processor
@@ -50,7 +50,7 @@ class QwenVL(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved.
         """
-        with internals_of(model):
+        with guard_internals(model):
             self._visual = model.model.visual
         super().__init__(model, tokenizer, prompt, identity)
         self.frames_per_step = pixels.temporal_patch_size
@@ -70,12 +70,12 @@ class QwenVL(Adapter):
         """Load weights, tokenizer, chat template and preprocessing of a folder or hub name."""
         import transformers
 
-        with internals_of(transformers):
+        with guard_internals(transformers):
             kind = getattr(transformers, cls.models[config.model_type])
         model = load_model(kind, path, placement)
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, VIDEO_TOKEN, template)
-        return cls(model, tokenizer, prompt, cls.read_pixels(path), identity_of(path, name, config, placement))
+        return cls(model, tokenizer, prompt, cls.read_pixels(path), identify(path, name, config, placement))
 
     @staticmethod
     def read_pixels(path: str) -> PixelConfig:

@@ -1,8 +1,8 @@
 """Events of the procedural world: a coloured shape that appears at a place for 1 to 4 seconds.
 
-Makes them from a generator; knows nothing of backgrounds or frames. At most two are visible at once, and those
-two differ in shape, colour and place. A moving shape never lets its centre leave the cell where it appeared,
-so its place has one answer.
+Draws them from a random generator; knows nothing of backgrounds or frames. At most two are visible at once, and
+those two differ in shape, colour and place. The centre of a moving shape stays in the cell where it appeared, so
+"where was it" has one answer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BLOCK_S: Final = 60
 LONGEST_S: Final = 4
 CELL: Final = UNITS / 3
 ROAM: Final = 11.0
-"""How far, in world units, a moving centre gets from the centre of its cell (half a cell is 14)."""
+"""How far, in world units, a moving shape may stray from the centre of its cell (half a cell is 14)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One appearance. `shape`, `colour`, `place` index the palette; visible in [start_s, end_s).
 
-    `size` and `offset` (from the cell centre, at start_s) are in world units, `velocity` in world units a second,
-    `tint` is the RGB colour as painted.
+    `size` and `offset` (from the cell centre, at start_s) are in world units, `velocity` in world units
+    per second; `tint` is the RGB colour as painted.
     """
 
     shape: int
@@ -43,7 +43,7 @@ class Event:
     velocity: tuple[float, float] = (0.0, 0.0)
 
     def centre(self, time_s: float) -> tuple[float, float]:
-        """Centre (x, y) in world units at `time_s`: straight motion, stopped at the edge of where it may roam."""
+        """Centre (x, y) in world units at `time_s`: straight motion that stops `ROAM` units from the cell's centre."""
         row, column = divmod(self.place, 3)
         passed = time_s - self.start_s
         dx = min(max(self.offset[0] + self.velocity[0] * passed, -ROAM), ROAM)
@@ -88,10 +88,10 @@ def make_event(
     return Event(*look, start_s, end_s, size, (r, g, b), (x, y), velocity)
 
 
-def evidence_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
-    """Pools of exactly `n` shapes, colours and places for the evidence, and disjoint ones for what distracts.
+def split_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
+    """Split shapes, colours and places: `n` of each for the evidence, the others for what distracts.
 
-    One shape is in neither, so that "did it appear" has a shape to say no to.
+    One shape is in neither pool, so that "did it appear?" can be answered with no.
     """
     shapes, colours, places = (
         tuple(int(v) for v in rng.permutation(k)) for k in (len(SHAPES), len(COLOUR_NAMES), len(PLACES))
@@ -105,8 +105,8 @@ def _timed(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[float, f
     return start_s + 0.5 * late, float(end_s)
 
 
-def evidence_events(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
-    """One event for each entry of `pools`, apart from each other, inside [0, end_s)."""
+def place_evidence(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
+    """One event per entry of `pools`, at separate times inside [0, end_s)."""
     n = len(pools.shapes)
     slot = end_s // n
     found = []
@@ -118,13 +118,13 @@ def evidence_events(rng: np.random.Generator, pools: Pools, end_s: int, moving: 
     return tuple(found)
 
 
-def scattered_events(
+def scatter_events(
     rng: np.random.Generator, pools: Pools, start_s: int, end_s: int, per_minute: float, moving: float, overlap: float
 ) -> tuple[Event, ...]:
-    """Events at random whole seconds of [start_s, end_s), all of them over by end_s.
+    """Events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
     The share `overlap` of them may still be visible when the next begins. Looks are drawn from `pools`; seven in ten
-    prefer a shape, colour and place that these seconds have not shown yet.
+    prefer a shape, colour and place that have not appeared between start_s and them.
     """
     seconds = end_s - start_s
     n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))

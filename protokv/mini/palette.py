@@ -22,7 +22,7 @@ COLOURS: Final[dict[str, tuple[int, int, int]]] = {
 
 COLOUR_NAMES: Final = tuple(COLOURS)
 
-# Row by row, three a row: place p is row p // 3, column p % 3 of the frame.
+# Row by row, three per row: place p is row p // 3, column p % 3 of the frame.
 PLACES: Final = (
     "top left",
     "top",
@@ -36,4 +36,4 @@ PLACES: Final = (
 )
 
 NUMBERS: Final = ("zero", "one", "two", "three", "four")
-"""Words for 0 to 4; the most that a question counts to is four."""
+"""Words for 0 to 4; no question counts further."""

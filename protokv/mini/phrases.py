@@ -1,8 +1,8 @@
-"""How each question type is said in English: the templates, and every answer they can have.
+"""How each question type is phrased in English, and every answer it can have.
 
 The first template of a type is the plainest and is used half of the time in training. A template may hold
 {shape}, {colour}, {place}, and {other} (a second shape). The vocabulary is derived from this table, so a
-new template means training again.
+new word means new weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Questions about a procedural stream whose answers and evidence times are known.
 
-A question is asked at `ask_s`, when [0, ask_s) has been seen, and only where the events seen so far leave one answer.
-`evidence_s` is the last time the decisive evidence was visible (never later than ask_s):
+A question is asked at `ask_s`, after [0, ask_s) has been seen, and only if the events so far allow one answer.
+`evidence_s` is when the decisive evidence was last visible (never later than ask_s):
 
 | type | asks | mirrors | evidence_s: end of |
 |---|---|---|---|
@@ -16,7 +16,7 @@ A question is asked at `ask_s`, when [0, ask_s) has been seen, and only where th
 | now | what is visible in the last half second | OVO-Bench OJR (real-time) | ask_s |
 | anything_now | is anything visible in it | OVO-Bench real-time, yes / no | ask_s |
 
-Order is by the second in which an event begins; types that need it are asked only where those seconds differ.
+Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_COUNTED: Final = 4
 
 
 class Sighting(Protocol):
-    """What a question needs to know of an event: palette indices, and when it was visible, in seconds."""
+    """What a question needs to know about an event: palette indices, and when it was visible, in seconds."""
 
     @property
     def shape(self) -> int: ...  # noqa: D102
@@ -53,7 +53,14 @@ class Sighting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One unambiguous thing to ask: the words that fill a template, the answer, and which events decide it."""
+    """One unambiguous thing to ask.
+
+    Attributes:
+        answer: the only right one.
+        evidence: indices of the events that decide it.
+        evidence_s: when the last of these was last visible.
+        slots: the words that fill a template.
+    """
 
     answer: str
     evidence: tuple[int, ...]
@@ -72,8 +79,8 @@ class Question:
     ask_s: float
 
 
-def facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
-    """Everything of type `kind` that can be asked about `events` (all of them begun before ask_s) at `ask_s`."""
+def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
+    """Everything of type `kind` that can be asked at `ask_s` about `events`, all of which began before ask_s."""
 
     def until(*indices: int) -> float:
         return float(min(max(events[i].end_s for i in indices), ask_s))
@@ -120,7 +127,7 @@ def facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
                 found.append(about(answer, i, j, shape=SHAPES[one.shape], other=SHAPES[two.shape]))
         return found
     if kind == "count":
-        # Two stars may be said to be one shape or two objects: asked only where nobody can tell the difference.
+        # Two stars are one shape or two objects: asked only where both readings give the same number.
         if not 1 <= len(events) == len(shapes) <= MOST_COUNTED:
             return []
         return [about(NUMBERS[len(events)], *range(len(events)))]
@@ -131,11 +138,11 @@ def facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
         return [Fact(SHAPES[events[now[0]].shape] if now else "nothing", tuple(now), ask_s)]
     if kind == "anything_now":
         return [Fact("yes" if now else "no", tuple(now), ask_s)]
-    raise ConfigError(f"expected a question type out of {', '.join(TYPES)}, got {kind!r}")
+    raise ConfigError(f"expected one of the question types {', '.join(TYPES)}, got {kind!r}")
 
 
 def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
-    """One of the facts: first an answer out of yes and no where these are the answers, then one fact having it."""
+    """Pick one fact at random; yes and no, where these are the answers, are equally likely."""
     if found[0].answer in ("yes", "no"):
         answers = sorted({f.answer for f in found})
         answer = answers[int(rng.integers(len(answers)))]
@@ -143,28 +150,28 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
     return found[int(rng.integers(len(found)))]
 
 
-def word(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
-    """The question of a fact in English: phrasing number `phrasing`, or else the first one half of the time."""
+def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
+    """Phrase a fact as a question, with template number `phrasing`; None draws one, half of the time the first."""
     templates = TEMPLATES[kind]
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
     return templates[phrasing].format(**fact.slots)
 
 
-def questions(
+def make_questions(
     world: World, ask_s: float, *, per_type: int = 1, types: Sequence[str] = TYPES, seed: int = 0
 ) -> list[Question]:
-    """Up to `per_type` different questions of each type about `world` at `ask_s`; the same for the same arguments."""
+    """Make up to `per_type` different questions of each type about `world` at `ask_s`; deterministic."""
     events = world.events_until(ask_s)
     rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
     made: dict[tuple[str, str], Question] = {}
     for kind in types:
-        found = facts(kind, events, ask_s)
+        found = find_facts(kind, events, ask_s)
         asked: list[Fact] = []
         while found and len(asked) < per_type:
             fact = pick(rng, found)
             found = [f for f in found if f is not fact]
             asked.append(fact)
-            text = word(rng, kind, fact)
+            text = phrase(rng, kind, fact)
             made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
     return list(made.values())

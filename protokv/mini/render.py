@@ -1,6 +1,6 @@
 """Writes a procedural stream as a real video file: `python -m protokv.mini.render --seed 7 --seconds 60 -o video.mp4`.
 
-H.264 (libx264), yuv420p, 8 frames a second, 336 x 336, one frame after the other, so that length costs no memory.
+H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time: length costs no memory.
 Needs PyAV; no torch.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ProtoKVError
-from protokv.mini.questions import questions
+from protokv.mini.questions import make_questions
 from protokv.mini.world import World, WorldConfig
 
 VIDEO_FPS: Final = 8
@@ -23,7 +23,7 @@ VIDEO_SIDE: Final = 336
 
 
 def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
-    """Write the whole stream to `path` (the suffix chooses the container); returns the number of frames.
+    """Write the whole stream to `path` (the suffix chooses the container) and return the number of frames.
 
     Frame i has the time stamp i / fps seconds. The same world gives the same pictures; the file's bytes also depend on
     the version of the encoder.
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, help="video file to write, such as video.mp4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--rate", type=float, default=10.0, help="events a minute (after the evidence, if any)")
+    parser.add_argument("--rate", type=float, default=10.0, help="events per minute (after the evidence, if any)")
     parser.add_argument("--moving", type=float, default=0.3, help="share of shapes that move")
     parser.add_argument(
-        "--overlap", type=float, default=0.25, help="share that may still be there when the next begins"
+        "--overlap", type=float, default=0.25, help="share that may still be visible when the next begins"
     )
     parser.add_argument("--cuts", type=int, nargs=2, default=(6, 20), metavar=("MIN", "MAX"), help="seconds of a scene")
     parser.add_argument("--no-cuts", action="store_true", help="one background for the whole video")
@@ -63,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--evidence", type=int, default=0, help="1 to 4 events that come first and share nothing with others"
     )
     parser.add_argument("--evidence-seconds", type=int, default=60)
-    parser.add_argument("--side", type=int, default=VIDEO_SIDE, help="pixels a side, even")
+    parser.add_argument("--side", type=int, default=VIDEO_SIDE, help="pixels per side, even")
     parser.add_argument("--questions", type=Path, help="also write questions asked at the end, as JSON lines")
-    parser.add_argument("--per-type", type=int, default=2, help="questions of each type at the most")
+    parser.add_argument("--per-type", type=int, default=2, help="questions of each type at most")
     options = parser.parse_args(arguments)
     try:
         config = WorldConfig(
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     world = World(config)
     n_frames = render(world, options.output, side=options.side)
     if options.questions:
-        asked = questions(world, float(config.length_s), per_type=options.per_type)
+        asked = make_questions(world, float(config.length_s), per_type=options.per_type)
         lines = [json.dumps(asdict(question)) for question in asked]
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     n_events = len(world.events_until(config.length_s))

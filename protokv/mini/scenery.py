@@ -1,7 +1,7 @@
 """What is behind the shapes: plain, gradient and textured backgrounds with grey drifting blobs.
 
 A `Scenery` is a frozen description drawn from a generator; `draw` is a pure function of it, the time and the
-frame side. Blobs are small and grey, so that nothing in a background is ever one of the named shapes.
+frame side. Blobs are small and grey, so that no background shows one of the named shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protokv.mini.sprites import UNITS
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A grey square that bounces inside the frame: `side`, position and velocity in world units (a second)."""
+    """A grey square that bounces inside the frame; side and position in world units, velocity in those per second."""
 
     side: float
     grey: float
@@ -40,8 +40,8 @@ class Scenery:
     blobs: tuple[Blob, ...]
 
 
-def draw_scenery(rng: np.random.Generator) -> Scenery:
-    """A random background: a third each plain, gradient, textured; none to two blobs."""
+def make_scenery(rng: np.random.Generator) -> Scenery:
+    """A random background: plain, gradient or textured, equally likely; none to two blobs."""
     r, g, b = (float(v) for v in rng.uniform(25, 110, 3))
     kind = int(rng.integers(3))
     slope = tuple(float(v) for v in rng.uniform(-50, 50, 3)) if kind == 1 else (0.0, 0.0, 0.0)

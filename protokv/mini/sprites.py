@@ -1,7 +1,7 @@
-"""Anti-aliased coverage masks of the eight shapes, at any of four resolutions from one common grid.
+"""Anti-aliased masks of the eight shapes, at any of four resolutions from one common grid.
 
-A sprite is drawn once on a grid of 672 to the frame side and box-reduced to 84, 168, 336 or 672, so that the
-large frame looks exactly like the small one after area resize. Positions are whole quarters of 1/84 of the side.
+A sprite is drawn once as if the frame were 672 pixels wide and box-reduced to 84, 168, 336 or 672, so that a large
+frame, resized by area, equals the small one. Positions are multiples of a quarter of a world unit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _drawn(shape: str, size: int) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=4096)
-def coverage(shape: int, size: int, side: int, quarter_x: int, quarter_y: int) -> NDArray[np.float32]:
-    """Share of each pixel that the shape covers, `[(size + 1) * side / 84, same, 1]` float32 in [0, 1].
+def draw_mask(shape: int, size: int, side: int, quarter_x: int, quarter_y: int) -> NDArray[np.float32]:
+    """Draw the share of each pixel that the shape covers, `[(size + 1) * side / 84, same, 1]` float32 in [0, 1].
 
     `size` is in world units; `quarter_x`, `quarter_y` in 0..3 shift the sprite right and down by quarter units.
     """
@@ -88,7 +88,7 @@ def paint(
     # The sprite's corner in quarter units, kept so that the mask always fits in the frame.
     left = min(max(round(4 * (x - size / 2)), 0), 4 * (UNITS - size))
     top = min(max(round(4 * (y - size / 2)), 0), 4 * (UNITS - size))
-    mask = coverage(shape, size, side, left % 4, top % 4)
+    mask = draw_mask(shape, size, side, left % 4, top % 4)
     x0, y0 = left // 4 * scale, top // 4 * scale
     region = frame[y0 : y0 + mask.shape[0], x0 : x0 + mask.shape[1]]
     cut = mask[: region.shape[0], : region.shape[1]]

@@ -1,7 +1,7 @@
 """The words of the embedded model: text to token ids and back, without torch or a tokenizer library.
 
-Text is lowercased and split into words and single punctuation marks; white space is nothing. The same rule
-is written into the shipped `tokenizer.json` (see tokenizer.py; a test holds them equal).
+Text is lowercased and split into words and single punctuation marks; white space only separates. The shipped
+`tokenizer.json` follows the same rule, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPECIAL: Final = (
 )
 
 PADDED_SIZE: Final = 128
-"""Rows of the embedding table: the vocabulary, rounded up so that it is a multiple of 16."""
+"""Rows of the embedding table: the size of the vocabulary and room to grow, a multiple of 16."""
 
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"

@@ -1,8 +1,8 @@
 """Procedural video streams of any length in which every event is known.
 
 A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from
-(seed, block), so what is true at time t never depends on how far the stream was asked for. No event crosses a
-block border. Knows nothing of questions, files or models, and needs no torch.
+(seed, block), so what happens at time t does not depend on the length of the stream. No event crosses a block
+border. Knows nothing of questions, files or models, and needs no torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.events import BLOCK_S, Event, Pools, evidence_events, evidence_pools, scattered_events
-from protokv.mini.scenery import Scenery, draw, draw_scenery
+from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
+from protokv.mini.scenery import Scenery, draw, make_scenery
 from protokv.mini.sprites import SIDES, paint
 
 TRAINING_SIDE: Final = 84
@@ -32,7 +32,7 @@ class WorldConfig:
     With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4 of them, the mode is
     "evidence first": that many events, all different, lie in the first `evidence_s` seconds; after that,
     distracting events come at `events_per_minute`, with shapes, colours and places that the evidence does not
-    have (and one shape that never appears), so that questions about the evidence stay unambiguous for ever.
+    have (and one shape that never appears), so that questions about the evidence stay unambiguous.
     """
 
     seed: int = 0
@@ -66,7 +66,7 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stretch of the stream with one background: [start_s, end_s), cut at whole seconds."""
+    """A part of the stream with one background: [start_s, end_s), cut at whole seconds."""
 
     start_s: int
     end_s: int
@@ -77,7 +77,7 @@ class Scene:
 def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
     if config.cut_s is None:
         # One background for the whole stream, whichever block is asked for.
-        return (Scene(0, config.length_s, draw_scenery(np.random.default_rng([config.seed, 1]))),)
+        return (Scene(0, config.length_s, make_scenery(np.random.default_rng([config.seed, 1]))),)
     shortest, longest = config.cut_s
     rng = np.random.default_rng([config.seed, 1, block])
     start, end = block * BLOCK_S, (block + 1) * BLOCK_S
@@ -86,7 +86,7 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
         cut = start + int(rng.integers(shortest, longest + 1))
         if end - cut < shortest:
             cut = end
-        scenes.append(Scene(start, cut, draw_scenery(rng)))
+        scenes.append(Scene(start, cut, make_scenery(rng)))
         start = cut
     return tuple(scenes)
 
@@ -97,13 +97,13 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     start_s, pools = block * BLOCK_S, Pools.everything()
     found: tuple[Event, ...] = ()
     if config.evidence_events:
-        evidence, pools = evidence_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
+        evidence, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
         if block == 0:
-            found = evidence_events(rng, evidence, config.evidence_s, config.moving)
+            found = place_evidence(rng, evidence, config.evidence_s, config.moving)
             start_s = config.evidence_s
     end_s = (block + 1) * BLOCK_S
     rate = config.events_per_minute
-    return found + scattered_events(rng, pools, start_s, end_s, rate, config.moving, config.overlap)
+    return found + scatter_events(rng, pools, start_s, end_s, rate, config.moving, config.overlap)
 
 
 class World:

@@ -1,7 +1,6 @@
 """The delayed-query protocol: a stream is watched once, and every question is asked at each delay, under every memory.
 
-One file a part: questions and their reference times (`questions`), what is asked when (`schedule`), streams out of
-files and procedural worlds (`streams`), the pass itself (`runner`),
-and what comes of it (`metrics`, `report`, `figure`).
-Nothing in here knows the command line.
+Questions and their reference times (`questions`), what is asked when (`schedule`), files and procedural worlds as
+streams (`streams`), named sets of memories (`studies`), what is to be done (`plan`), the pass itself (`runner`),
+results (`rows`) and what they say (`judge`, `metrics`, `report`, `figure`). Knows nothing of the command line.
 """

@@ -50,7 +50,7 @@ def save_html(report: Mapping[str, Any], path: str | Path) -> None:
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
-    """The figure: a row a budget with all questions and each group, rows with the types, a row with the costs.
+    """Draw one row per budget with all questions and each group, rows with the types, and a row with the costs.
 
     A memory that was run at one budget where others have several, such as the full cache, is drawn in every row. The
     types are those of the smallest budget.
@@ -81,7 +81,7 @@ def draw(report: Mapping[str, Any]) -> Figure:
     suffix = f", {budgets[-1]} tokens" if len(budgets) > 1 else ""
     of_types = axes[len(budgets) : -1].flat
     for axis, name in zip(of_types, types, strict=False):
-        # With few questions a type the bands would hide the curves.
+        # With few questions per type the bands would hide the curves.
         _curves(axis, f"{name}{suffix}", report, {i: curves[i]["types"][name] for i in shown}, bands=False)
     _blank(of_types[len(types) :])
     for axis, key in zip(axes[-1], _COSTS, strict=False):

@@ -1,7 +1,7 @@
 """Whether an answer is the expected one: equal but for case, spaces and a final full stop.
 
-Right for short answers of known wording (the procedural world, yes / no, names). Open answers of other data sets need a
-judge that reads; the rows hold the texts, so any such judge can be run over them.
+This serves short answers of known wording (the procedural world, yes / no, names). Open answers need a judge that
+reads; rows hold the texts, so one can be run over them later.
 """
 
 from __future__ import annotations

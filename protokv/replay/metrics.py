@@ -1,4 +1,4 @@
-"""Accuracies with their intervals and latencies with their spread, out of rows."""
+"""Accuracies with intervals, and quantiles of latencies, from rows of results."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Accuracy:
         return Z * math.sqrt(spread) / (1 + Z * Z / self.n)
 
 
-def accuracies(rows: Iterable[Row], by: Callable[[Row], K]) -> dict[K, Accuracy]:
-    """Accuracy of every group of rows, in order of first appearance."""
+def measure_accuracy(rows: Iterable[Row], by: Callable[[Row], K]) -> dict[K, Accuracy]:
+    """Measure the accuracy of every group of rows, in order of first appearance."""
     counts: dict[K, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
         count = counts[by(row)]
@@ -58,8 +58,8 @@ def accuracies(rows: Iterable[Row], by: Callable[[Row], K]) -> dict[K, Accuracy]
     return {key: Accuracy(right, n) for key, (right, n) in counts.items()}
 
 
-def majority_floor(rows: Iterable[Row]) -> float:
-    """Accuracy of always giving the most frequent answer of a question's type: what needs no video at all."""
+def measure_floor(rows: Iterable[Row]) -> float:
+    """Accuracy of always giving the most frequent answer of a question's type: possible without any video."""
     answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in rows:
         answers[row.type][row.video, row.question_id] = row.expected
@@ -69,6 +69,6 @@ def majority_floor(rows: Iterable[Row]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies: nearest rank, of the values themselves."""
+    """The smallest value that a share of the values does not exceed (nearest rank, no interpolation); NaN of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

@@ -75,9 +75,9 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{file.name} line {number} is not JSON: {error}", hint="one object a line") from error
+            raise ConfigError(f"{file.name} line {number} is not JSON: {error}", hint="one object per line") from error
         if not isinstance(row, dict):
-            raise ConfigError(f"{file.name} line {number} is not a JSON object", hint="one object a line")
+            raise ConfigError(f"{file.name} line {number} is not a JSON object", hint="one object per line")
         yield number, row
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protokv.replay.metrics import Accuracy, accuracies, majority_floor, quantile
+from protokv.replay.metrics import Accuracy, measure_accuracy, measure_floor, quantile
 from protokv.replay.rows import Row
 
 GROUPS: Final[dict[str, frozenset[str]]] = {
@@ -16,25 +16,25 @@ GROUPS: Final[dict[str, frozenset[str]]] = {
 """Kinds of question that tables set apart: what was there, and in which order. Any other type is "other"."""
 
 
-def group(kind: str) -> str:
+def find_group(kind: str) -> str:
     """The group of a question type."""
     return next((name for name, types in GROUPS.items() if kind in types), "other")
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The whole report, plain JSON.
 
-    `curves` has one entry a memory and budget with its accuracy at every delay, over all questions and by group;
+    `curves` has one entry per memory and budget with its accuracy at every delay, over all questions and by group;
     `costs` what it cost; `reference` how many questions count their delay from the evidence and how many from the
     query time; `floor` the accuracy of always giving the most frequent answer of a question's type.
     """
     labels = list(dict.fromkeys((row.memory, row.budget) for row in rows))
     delays = sorted({row.delay_s for row in rows})
-    overall = accuracies(rows, lambda row: (row.memory, row.budget, row.delay_s))
-    grouped = accuracies(rows, lambda row: (row.memory, row.budget, row.delay_s, group(row.type)))
-    typed = accuracies(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
+    overall = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s))
+    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, find_group(row.type)))
+    typed = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
     questions = {(row.video, row.question_id): row for row in rows}
-    groups = [name for name in (*GROUPS, "other") if any(group(row.type) == name for row in questions.values())]
+    groups = [name for name in (*GROUPS, "other") if any(find_group(row.type) == name for row in questions.values())]
     types = sorted({row.type for row in questions.values()})
 
     def points(found: dict[Any, Accuracy], *key: str) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "videos": len({row.video for row in rows}),
         "questions": len(questions),
         "reference": {name: references.count(name) for name in sorted(set(references))},
-        "floor": _number(majority_floor(rows)),
+        "floor": _number(measure_floor(rows)),
         "delays_s": delays,
         "curves": curves,
         "costs": costs,

@@ -1,7 +1,7 @@
-"""Results as JSON lines: one row for each question, delay and memory, appended as soon as it is known.
+"""Results as JSON lines: one row per question, delay and memory, appended as soon as it is known.
 
-Owns the row, the file and what is already done in it. A run that was killed leaves at most one torn last line, which
-is dropped when the run goes on.
+Owns the row, the file and what is already done in it. A killed run leaves at most one torn last line, which is dropped
+when the run is resumed.
 """
 
 from __future__ import annotations

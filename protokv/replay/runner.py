@@ -70,7 +70,7 @@ def replay(
         stream: what to watch.
         plan: what to ask when.
         variants: the memories.
-        fps: sampled frames a second; the model's default where None.
+        fps: sampled frames per second; the model's default where None.
         done: keys of rows that are there already; a memory with nothing left to answer is not run.
         decoding: greedy, at most 16 tokens, where None.
         should_stop: asked after every step.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protokv.errors import ConfigError
 from protokv.replay.questions import RETROSPECTIVE, Question
 
-# A time stamp of the end that is short of the last delay by rounding is not beyond it.
+# Container durations are rounded: an ask this far behind the end still counts as at the end.
 SLACK_S = 1e-6
 
 
@@ -33,7 +33,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The asks of one stream in order of time, and how many questions were left out why."""
+    """The asks of one stream in order of time, and how many questions were left out for which reason."""
 
     asks: tuple[Ask, ...]
     dropped: Counter[str]

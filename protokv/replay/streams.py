@@ -16,7 +16,7 @@ import numpy as np
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
-from protokv.mini.questions import facts, pick, word
+from protokv.mini.questions import find_facts, phrase, pick
 from protokv.mini.world import World, WorldConfig
 from protokv.replay.questions import RETROSPECTIVE, Question, load_questions
 from protokv.video import Step, open_source, read_steps
@@ -110,7 +110,7 @@ class WorldStream(Stream):
         )
         self._world = World(config)
         self.name, self.length_s = f"world-{seed}", float(length_s)
-        self.questions = lasting_questions(self._world, float(evidence_s), per_type)
+        self.questions = find_lasting_questions(self._world, float(evidence_s), per_type)
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""
@@ -119,7 +119,7 @@ class WorldStream(Stream):
         return steps(sample(frames, fps), frames_per_step)
 
 
-def lasting_questions(world: World, until_s: float, per_type: int) -> list[Question]:
+def find_lasting_questions(world: World, until_s: float, per_type: int) -> list[Question]:
     """Questions about the first `until_s` seconds that have the same answer at the end of the stream.
 
     A question is kept if it can be asked at both times and its answer is the same. Evidence is counted as last seen
@@ -129,25 +129,27 @@ def lasting_questions(world: World, until_s: float, per_type: int) -> list[Quest
     rng = np.random.default_rng([world.config.seed, 5])
     found: list[Question] = []
     for kind in (kind for kind in TYPES if kind in RETROSPECTIVE):
-        for_ever = {(fact.answer, *fact.slots.items()) for fact in facts(kind, late, world.config.length_s)}
-        left = [fact for fact in facts(kind, early, until_s) if (fact.answer, *fact.slots.items()) in for_ever]
+        for_ever = {(fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s)}
+        left = [fact for fact in find_facts(kind, early, until_s) if (fact.answer, *fact.slots.items()) in for_ever]
         for _ in range(min(per_type, len(left))):
             fact = pick(rng, left)
             left = [other for other in left if other is not fact]
             found.append(
-                Question(f"{kind}-{len(found)}", word(rng, kind, fact), fact.answer, kind, fact.evidence_s, "evidence")
+                Question(
+                    f"{kind}-{len(found)}", phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, "evidence"
+                )
             )
     return found
 
 
-def world_streams(
+def make_worlds(
     seeds: Iterable[int], length_s: int, pressure: Pressure, *, evidence_s: int = 16, per_type: int = 2
 ) -> list[Stream]:
     """One procedural stream per seed; see `WorldStream`."""
     return [WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type) for seed in seeds]
 
 
-def file_streams(sources: Sequence[str | Path], questions: str | Path) -> list[Stream]:
+def open_files(sources: Sequence[str | Path], questions: str | Path) -> list[Stream]:
     """Video files with their questions. A question goes to the video that its row names; unnamed, to the only one.
 
     Raises:

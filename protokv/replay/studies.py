@@ -68,10 +68,10 @@ def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]
     Raises:
         ConfigError: a name is unknown.
     """
-    return [memory(name, budget) for budget in budgets for name in names]
+    return [name_memory(name, budget) for budget in budgets for name in names]
 
 
-def memory(name: str, budget: int) -> Variant:
+def name_memory(name: str, budget: int) -> Variant:
     """A memory by its kind, or by the name of a preset of ProtoKV.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from protokv.backbones.frames import FrameConfig, normalised
+from protokv.backbones.frames import FrameConfig, normalise
 from protokv.backbones.processor_files import read_template, read_video_processor
 from protokv.errors import ModelError
 from tests.backbones.pictures import picture, sample_frames
@@ -30,7 +30,7 @@ def whole_image(image: np.ndarray, settings: dict[str, object]) -> torch.Tensor:
 )
 def test_pixels_equal_those_of_transformers(height: int, width: int) -> None:
     image = picture(height, width)
-    ours = normalised(image[None], FrameConfig.from_files(SIGLIP))
+    ours = normalise(image[None], FrameConfig.from_files(SIGLIP))
     assert ours.shape == (1, 3, 384, 384)
     torch.testing.assert_close(ours[0], whole_image(image, SIGLIP), rtol=0, atol=1e-6)
 
@@ -45,21 +45,21 @@ def test_the_settings_of_the_file_are_those_in_use(resample: int) -> None:
         "resample": resample,
     }
     image = picture(111, 63)
-    ours = normalised(image[None], FrameConfig.from_files(settings))[0]
+    ours = normalise(image[None], FrameConfig.from_files(settings))[0]
     theirs = SiglipImageProcessorPil(**settings)(images=[image], return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_pixels_of_a_real_video_equal_those_of_transformers() -> None:
     for image in sample_frames():
-        ours = normalised(image[None], FrameConfig.from_files(SIGLIP))[0]
+        ours = normalise(image[None], FrameConfig.from_files(SIGLIP))[0]
         torch.testing.assert_close(ours, whole_image(image, SIGLIP), rtol=0, atol=1e-6)
 
 
 def test_pixels_of_a_real_video_are_those_of_torchs_kernel_but_for_rounding() -> None:
     config = FrameConfig(mean=(0.0,) * 3, std=(1.0,) * 3, rescale=1.0)
     for image in sample_frames():
-        ours = normalised(image[None], config)
+        ours = normalise(image[None], config)
         pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
         theirs = torch.nn.functional.interpolate(pixels, size=(384, 384), mode="bicubic", antialias=True)
         difference = (ours - theirs.round().clamp(0, 255)).abs()
@@ -69,7 +69,7 @@ def test_pixels_of_a_real_video_are_those_of_torchs_kernel_but_for_rounding() ->
 
 def test_a_gray_frame_stays_gray() -> None:
     image = picture(90, 160)[..., :1].repeat(3, axis=2)
-    ours = normalised(image[None], FrameConfig.from_files(SIGLIP))[0]
+    ours = normalise(image[None], FrameConfig.from_files(SIGLIP))[0]
     assert torch.equal(ours[0], ours[1])
     assert torch.equal(ours[0], ours[2])
 

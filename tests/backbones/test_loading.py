@@ -17,7 +17,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv import persist
 from protokv.backbones import FAMILIES, load_backbone, loading
 from protokv.backbones.base import Backbone
-from protokv.backbones.loading import devices_of
+from protokv.backbones.loading import find_devices
 from protokv.config import MemoryConfig, ProtoKVConfig
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.generate import Decoding
@@ -353,14 +353,14 @@ def test_modules_stand_where_the_device_map_has_them_or_what_holds_them() -> Non
     text = "model.language_model"
     modules = [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in (0, 1, 10))]
     placed = {"model.visual": "cpu:0", text: "cpu:1", f"{text}.layers.1": "cpu:0", f"{text}.layers.10": "cpu:1"}
-    found = devices_of(SimpleNamespace(hf_device_map=placed), modules)
+    found = find_devices(SimpleNamespace(hf_device_map=placed), modules)
     assert found == [torch.device(name) for name in ("cpu:1", "cpu:1", "cpu:0", "cpu:1")]
     # What is kept elsewhere between uses is computed on the first accelerator.
     offloaded = {"": "cuda:0", f"{text}.layers.1": "cpu", f"{text}.layers.10": "disk", f"{text}.layers.0": "cuda:1"}
-    found = devices_of(SimpleNamespace(hf_device_map=offloaded), modules)
+    found = find_devices(SimpleNamespace(hf_device_map=offloaded), modules)
     assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
     for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
-        assert devices_of(SimpleNamespace(hf_device_map=whole), modules) is None
+        assert find_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
 
 @pytest.mark.parametrize("preset", ["paper", "durable", "full"])

@@ -12,11 +12,11 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.questions import questions
+from protokv.mini.questions import make_questions
 from protokv.mini.render import render
-from protokv.mini.training.evaluate import held_out_world
-from protokv.mini.training.forward import N_PREFIX, positions, to_patches
-from protokv.mini.training.model import TOKENS, model_config
+from protokv.mini.training.evaluate import make_held_out_world
+from protokv.mini.training.forward import N_PREFIX, make_positions, to_patches
+from protokv.mini.training.model import TOKENS, make_config
 from protokv.mini.vocabulary import CHAT_TEMPLATE, token_ids
 from protokv.mini.world import World, WorldConfig
 
@@ -45,7 +45,7 @@ def _answer(model, tokenizer, frames: np.ndarray, question: str) -> str:
     start = len(ids)
     while len(ids) < start + 4:
         n_text = len(ids) - N_PREFIX - K * TOKENS
-        place = positions(torch.arange(K)[None], torch.tensor([K]), 2)[:, :, : len(ids)]
+        place = make_positions(torch.arange(K)[None], torch.tensor([K]), 2)[:, :, : len(ids)]
         assert n_text <= 40
         place[:, :, N_PREFIX + K * TOKENS :] = N_PREFIX + max(K, 3) + torch.arange(n_text)
         logits = model(
@@ -79,7 +79,7 @@ def test_the_folder_is_small_complete_and_holds_no_pickle():
 def test_the_folder_belongs_to_this_vocabulary_and_shape(model, tokenizer):
     assert {w: i for w, i in tokenizer.get_vocab().items() if i < len(token_ids())} == token_ids()
     assert tokenizer.chat_template == CHAT_TEMPLATE
-    assert model.config.text_config.to_dict() | {"dtype": None} == model_config().text_config.to_dict() | {
+    assert model.config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {
         "dtype": None,
     }
     assert model.config.vision_config.tokens_per_second == 1
@@ -90,9 +90,9 @@ def test_the_folder_belongs_to_this_vocabulary_and_shape(model, tokenizer):
 def test_held_out_questions_are_answered_through_transformers_own_forward(model, tokenizer, load, length):
     right, asked = 0, []
     for index in range(3):
-        world = held_out_world(load, length, 5000 + index)
+        world = make_held_out_world(load, length, 5000 + index)
         frames = world.frames(0, length)
-        for question in questions(world, length):
+        for question in make_questions(world, length):
             asked.append(question.type)
             right += _answer(model, tokenizer, frames, question.question) == question.answer
     assert len(asked) > 25
@@ -106,7 +106,7 @@ def test_a_file_that_went_through_compression_reads_like_the_frames_themselves(m
         pictures = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)][::4]
     small = np.stack([np.asarray(Image.fromarray(p).resize((84, 84), Image.Resampling.BOX)) for p in pictures])
     assert len(small) == 30
-    asked = questions(world, 15)
+    asked = make_questions(world, 15)
     answers = [_answer(model, tokenizer, small, q.question) for q in asked]
     own = [_answer(model, tokenizer, world.frames(0, 15), q.question) for q in asked]
     assert sum(a == b for a, b in zip(answers, own, strict=True)) >= len(asked) - 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protokv.errors import ConfigError
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.phrases import ANSWERS, TEMPLATES, TYPES
-from protokv.mini.questions import facts, questions
+from protokv.mini.questions import find_facts, make_questions
 from protokv.mini.world import World, WorldConfig
 
 NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}
@@ -87,7 +87,7 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
 ):
     world = World(WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29))
     events = world.events_until(ask_s)
-    for made in questions(world, ask_s, per_type=3, seed=asked_with):
+    for made in make_questions(world, ask_s, per_type=3, seed=asked_with):
         answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s)
         assert answers == {made.answer}
         assert made.evidence_s == last_seen
@@ -101,55 +101,57 @@ def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(see
     world = World(WorldConfig(seed, 600, rate, evidence_events=4, evidence_s=30))
     before, after = world.events_until(30), world.events_until(later)
     for kind in ("colour", "shape", "where", "at", "which_first", "which_last"):
-        then = {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in facts(kind, after, later)}
-        assert {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in facts(kind, before, 30)} <= then
+        then = {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, after, later)}
+        assert {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, before, 30)} <= then
 
 
 def test_every_type_can_be_asked_and_in_every_phrasing():
     seen: dict[str, set[int]] = {kind: set() for kind in TYPES}
     for seed in range(150):
         world = World(WorldConfig(seed, 20, 9.0))
-        for made in questions(world, 20):
+        for made in make_questions(world, 20):
             seen[made.type].add(_read(made.type, made.question)[0])
     assert all(len(seen[kind]) == len(TEMPLATES[kind]) for kind in TYPES)
 
 
 def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():
     world = World(WorldConfig(12, 60))
-    assert questions(world, 43, per_type=2) == questions(world, 43, per_type=2)
-    assert questions(world, 43, per_type=2) != questions(world, 43, per_type=2, seed=1)
+    assert make_questions(world, 43, per_type=2) == make_questions(world, 43, per_type=2)
+    assert make_questions(world, 43, per_type=2) != make_questions(world, 43, per_type=2, seed=1)
 
 
 def test_questions_asked_of_one_video_are_all_different():
-    asked = [q.question for q in questions(World(WorldConfig(12, 60)), 60, per_type=4)]
+    asked = [q.question for q in make_questions(World(WorldConfig(12, 60)), 60, per_type=4)]
     assert len(asked) == len(set(asked)) > 15
 
 
 def test_yes_and_no_are_asked_equally_often():
-    answers = [q.answer for seed in range(200) for q in questions(World(WorldConfig(seed, 30)), 30, types=("whether",))]
+    answers = [
+        q.answer for seed in range(200) for q in make_questions(World(WorldConfig(seed, 30)), 30, types=("whether",))
+    ]
     assert 70 < answers.count("yes") < 130
 
 
 def test_events_in_one_second_are_not_put_in_order():
     world = World(WorldConfig(3, 60, 20.0))
     one = next(iter(world.events()))
-    assert facts("first", [one, one], 60) == []
-    assert facts("which_first", [one, one], 60) == []
+    assert find_facts("first", [one, one], 60) == []
+    assert find_facts("which_first", [one, one], 60) == []
 
 
 def test_a_shape_that_appears_twice_is_not_counted():
     one, *others = list(World(WorldConfig(3, 60, 20.0)).events())
     other = next(e for e in others if e.shape != one.shape)
-    assert facts("count", [one, other], 60)[0].answer == "two"
-    assert facts("count", [one, one], 60) == []
+    assert find_facts("count", [one, other], 60)[0].answer == "two"
+    assert find_facts("count", [one, one], 60) == []
 
 
 def test_an_unknown_type_is_refused_by_name():
     with pytest.raises(ConfigError, match="'smell'"):
-        facts("smell", [], 5)
+        find_facts("smell", [], 5)
 
 
 def test_evidence_of_later_questions_is_never_earlier_for_a_growing_stream():
     world = World(WorldConfig(5, 60, 15.0))
-    ends = [q.evidence_s for t in range(5, 60, 5) for q in questions(world, t, types=("last",))]
+    ends = [q.evidence_s for t in range(5, 60, 5) for q in make_questions(world, t, types=("last",))]
     assert all(a <= b for a, b in pairwise(ends))

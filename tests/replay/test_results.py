@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.figure import save_html, save_png
 from protokv.replay.judge import is_expected
-from protokv.replay.metrics import Accuracy, majority_floor, quantile
-from protokv.replay.report import summary
+from protokv.replay.metrics import Accuracy, measure_floor, quantile
+from protokv.replay.report import summarise
 from protokv.replay.rows import Row, RowFile, read_rows
 
 ROW = Row(
@@ -114,7 +114,7 @@ def test_the_floor_is_the_most_frequent_answer_of_each_type() -> None:
         [("whether", "yes"), ("whether", "yes"), ("whether", "no"), ("colour", "red"), ("colour", "blue")]
     )]  # fmt: skip
     # The same questions under another memory or delay are the same questions.
-    assert majority_floor([*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]) == pytest.approx(3 / 5)
+    assert measure_floor([*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]) == pytest.approx(3 / 5)
 
 
 def test_quantiles_are_values_that_were_seen() -> None:
@@ -130,7 +130,7 @@ def test_answers_are_compared_as_words(answer: str, expected: str, right: bool) 
 
 
 def test_the_report_adds_up() -> None:
-    report = summary(rows())
+    report = summarise(rows())
     assert (report["videos"], report["questions"], report["delays_s"]) == (1, 3, [0.0, 30.0, 120.0])
     assert report["reference"] == {"evidence": 2, "query": 1}
     full, window = report["curves"]
@@ -145,13 +145,13 @@ def test_the_report_adds_up() -> None:
 
 def test_a_point_that_no_question_stands_on_is_left_out() -> None:
     kept = [row for row in rows() if not (row.delay_s == 120.0 and row.type == "first")]
-    curve = summary(kept)["curves"][0]
+    curve = summarise(kept)["curves"][0]
     assert [point["delay_s"] for point in curve["types"]["first"]] == [0.0, 30.0]
 
 
 def test_figure_and_page_are_written_and_need_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    report = summary([*rows(), *(replace(row, budget=16) for row in rows())])
+    report = summarise([*rows(), *(replace(row, budget=16) for row in rows())])
     save_png(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     save_html(report, tmp_path / "x.html")

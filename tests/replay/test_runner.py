@@ -12,8 +12,8 @@ from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Variant, Watched, replay
 from protokv.replay.schedule import schedule
-from protokv.replay.streams import Pressure, WorldStream, world_streams
-from protokv.replay.studies import STUDIES, find_study, memory, name_memories
+from protokv.replay.streams import Pressure, WorldStream, make_worlds
+from protokv.replay.studies import STUDIES, find_study, name_memories, name_memory
 from protokv.session import Session
 
 VARIANTS = [
@@ -109,7 +109,7 @@ def test_every_study_has_different_memories_that_fit(name: str) -> None:
 def test_every_study_fits_its_own_streams(name: str) -> None:
     study = find_study(name)
     assert study.variants()
-    (stream,) = world_streams(study.seeds[:1], study.length_s, study.pressure, per_type=study.per_type)
+    (stream,) = make_worlds(study.seeds[:1], study.length_s, study.pressure, per_type=study.per_type)
     assert schedule(stream.questions, study.delays_s, stream.length_s).questions > 4
 
 
@@ -121,13 +121,13 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
 
 
 def test_memories_are_named_by_kind_or_preset() -> None:
-    assert memory("protokv", 64).config == memory("durable", 64).config == ProtoKVConfig.durable(64)
-    assert memory("full", 64).config.kind == "full"
+    assert name_memory("protokv", 64).config == name_memory("durable", 64).config == ProtoKVConfig.durable(64)
+    assert name_memory("full", 64).config.kind == "full"
     assert [(v.label, v.config.budget) for v in name_memories(["paper", "full"], [64, 128])] == [
         ("paper", 64), ("full", 64), ("paper", 128), ("full", 128),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="elephant"):
-        memory("elephant", 64)
+        name_memory("elephant", 64)
 
 
 def test_the_same_memory_twice_is_refused(stream: WorldStream) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
-from protokv.mini.questions import facts
+from protokv.mini.questions import find_facts
 from protokv.replay.questions import RETROSPECTIVE, Question
-from protokv.replay.streams import FileStream, Pressure, WorldStream, file_streams, world_streams
+from protokv.replay.streams import FileStream, Pressure, WorldStream, make_worlds, open_files
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
@@ -23,7 +23,7 @@ def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: in
     assert {question.type for question in stream.questions} == RETROSPECTIVE & set(TYPES)
     for ask_s in (16.0, 60.0, 150.0, 300.0):
         for question in stream.questions:
-            answers = {fact.answer for fact in facts(question.type, world.events_until(ask_s), ask_s)}
+            answers = {fact.answer for fact in find_facts(question.type, world.events_until(ask_s), ask_s)}
             assert question.answer in answers
             assert question.reference == "evidence"
             assert question.reference_s <= 16.0
@@ -44,7 +44,7 @@ def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
 
 
 def test_each_seed_gives_a_world_of_its_own() -> None:
-    streams = world_streams(range(7, 10), 60, Pressure(), per_type=1)
+    streams = make_worlds(range(7, 10), 60, Pressure(), per_type=1)
     assert [stream.name for stream in streams] == ["world-7", "world-8", "world-9"]
 
 
@@ -61,14 +61,14 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
         '{"question": "A?", "answer": "a", "ask_s": 1, "video": "other"}\n'
         '{"question": "B?", "answer": "b", "ask_s": 1, "video": "video.mp4"}\n'
     )
-    streams = file_streams([SAMPLE, other], file)
+    streams = open_files([SAMPLE, other], file)
     assert [[question.text for question in stream.questions] for stream in streams] == [["B?"], ["A?"]]
     with pytest.raises(ConfigError, match="about other, which is none"):
-        file_streams([SAMPLE], file)
+        open_files([SAMPLE], file)
     file.write_text('{"question": "A?", "answer": "a", "ask_s": 1}\n')
     with pytest.raises(ConfigError, match="names no video"):
-        file_streams([SAMPLE, other], file)
-    assert len(file_streams([SAMPLE], file)[0].questions) == 1
+        open_files([SAMPLE, other], file)
+    assert len(open_files([SAMPLE], file)[0].questions) == 1
 
 
 def test_a_file_that_is_no_video_is_refused_before_anything_is_run(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Training of the embedded model: clips, curriculum, loop and export. Only needed to make the weights again."""
+"""How the weights of the embedded model are made: clips, curriculum, loop and export. Not part of the wheel."""

@@ -1,7 +1,7 @@
-"""The clip bank: tens of thousands of short clips seen once through the frozen tower, kept as features.
+"""The clip bank: tens of thousands of short clips, encoded once by the frozen tower and kept as features.
 
-The tower sees each step by itself, so a training video can be composed of stored steps exactly as if it had been
-rendered: rendering and vision then cost almost nothing in the long stages.
+The tower encodes each step by itself, so a training video composed of stored steps equals one that was rendered, and
+the long stages spend almost nothing on rendering and vision.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, make_clip
-from protokv.mini.training.forward import to_patches, vision
-from protokv.mini.training.model import TOKENS, new_model
+from protokv.mini.training.forward import encode_steps, to_patches
+from protokv.mini.training.model import TOKENS, make_model
 
 COUNTS: Mapping[int, int] = {SINGLE: 18000, OVERLAPPING: 8000, SIMULTANEOUS: 5000, EMPTY: 2400, DENSE: 12000}
 """Clips of each kind in a full bank."""
@@ -29,9 +29,12 @@ COUNTS: Mapping[int, int] = {SINGLE: 18000, OVERLAPPING: 8000, SIMULTANEOUS: 500
 class Bank:
     """Features and truth of all clips, stacked.
 
-    features `[N, 9 * hidden]` bfloat16, a row a step; lit `[N, 9]` bool: cells where an object is; first, length,
-    kind `[C]`: the rows of each clip; event_of `[C + 1]`: its events are rows event_of[c] : event_of[c+1] of
-    events `[E, 5]` int64 (shape, colour, place, first step, step after the last), times from the clip's start.
+    Attributes:
+        features: `[N, 9 * hidden]` bfloat16, one row per step.
+        lit: `[N, 9]` bool, the cells that hold an object.
+        first, length, kind: `[C]` int64, the first row, the steps and the kind of each clip.
+        event_of: `[C + 1]` int64; clip c has the events event_of[c] : event_of[c + 1].
+        events: `[E, 5]` int64: shape, colour, place, first step, step after the last, from the clip's start.
     """
 
     features: Tensor
@@ -64,7 +67,7 @@ def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], s
     """Clips `n` of one kind with their features; runs in a worker process."""
     seed, kind, n = job
     torch.set_num_threads(1)
-    visual = new_model(0, **size).model.visual
+    visual = make_model(0, **size).model.visual
     visual.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
     visual.to(torch.bfloat16).eval()
     rng = np.random.default_rng([seed, 11, kind])
@@ -84,7 +87,7 @@ def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], s
         waiting.append(clip.frames)
         if i + 1 == n or len(waiting) == 96:
             frames = torch.from_numpy(np.concatenate(waiting))
-            seen = vision(visual, to_patches(frames, torch.bfloat16))
+            seen = encode_steps(visual, to_patches(frames, torch.bfloat16))
             # numpy has no bfloat16: the bits cross the process border as int16
             features.append(seen.reshape(len(frames), -1).view(torch.int16).numpy())
             waiting = []

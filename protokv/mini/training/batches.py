@@ -1,6 +1,6 @@
-"""One training batch: composed videos, questions about them, and what is hidden from whom.
+"""One training batch: composed videos, questions about them, and masks.
 
-Questions come from questions.facts, the same truth that evaluation uses. A batch has one span and one way of hiding.
+Questions come from `questions.find_facts`, as those of evaluation do. A batch has one span and one way of masking.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.mini.phrases import TEMPLATES
-from protokv.mini.questions import Fact, facts, pick, word
+from protokv.mini.questions import Fact, find_facts, phrase, pick
 from protokv.mini.training.compose import Composer, Seen, Video
 from protokv.mini.training.curriculum import Stage
 from protokv.mini.training.forward import N_PREFIX, QUESTION_TOKENS
@@ -57,8 +57,8 @@ def write_question(ids: NDArray[np.int64], labels: NDArray[np.int64], question: 
     labels[start : start + len(reply)] = reply
 
 
-def right(logits: Tensor, labels: Tensor) -> list[bool]:
-    """Whether every token of each answer (its end aside) is the likeliest; logits `[n, V]` where labels count."""
+def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
+    """Whether every token of each answer, but for its end, is the likeliest; logits `[n, V]` where labels count."""
     ok = torch.ones(labels.shape, dtype=torch.bool)
     select = labels != IGNORED
     ok[select] = logits.argmax(-1) == labels[select]
@@ -71,24 +71,24 @@ def _question(
 ) -> tuple[str, Fact, str]:
     for _ in range(40):
         kind = types[int(np.searchsorted(share, rng.random()))]
-        found = facts(kind, events, span)
+        found = find_facts(kind, events, span)
         if found:
             break
     else:
-        kind, found = "whether", facts("whether", events, span)
+        kind, found = "whether", find_facts("whether", events, span)
     fact = pick(rng, found)
     if kind in ("which_first", "which_last") and rng.random() < 0.6:
-        # Events that lie close together are the hard ones: of three pairs, take the closest.
+        # Events close in time are the hard ones: of three pairs, take the closest.
         rivals = [fact, pick(rng, found), pick(rng, found)]
         fact = min(rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s))
-    text = word(rng, kind, fact, stage.phrasing.get(kind))
+    text = phrase(rng, kind, fact, stage.phrasing.get(kind))
     if rng.random() < 0.2:
         text = text.rstrip("?.")
     return kind, fact, text
 
 
 def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tokens `[B, 9K]` the question still sees: evidence (sometimes thinned), the last two steps, some others."""
+    """Tokens `[B, 9K]` that the question sees: evidence (sometimes thinned), the last two steps, some others."""
     B, K, _ = lit.shape
     rate = rng.uniform(0.1, 0.95)
     last = np.zeros((B, K, 1), np.bool_)

@@ -1,7 +1,7 @@
-"""Short rendered clips and dense single steps: the pictures that training looks at.
+"""Short rendered clips and dense single steps: the pictures of training.
 
-Draws them with the world's own painters, so that a composed training video and a streamed world look the same.
-Adds sensor noise, which the world does not have, so that compressed video reads well too.
+They are painted by the world's own functions, so that a composed training video looks like a streamed world, and get
+sensor noise, which the world does not have, so that the model also reads compressed video.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protokv.mini.events import Event, make_event
-from protokv.mini.scenery import Scenery, draw, draw_scenery
+from protokv.mini.scenery import Scenery, draw, make_scenery
 from protokv.mini.sprites import UNITS, paint
 
 SINGLE: Final = 0
@@ -51,7 +51,7 @@ def _render(rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequ
     return whole.reshape(steps, 2, UNITS, UNITS, 3)
 
 
-def dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def make_dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """One step with none to nine objects, at any phase of their motion, some of them in one of the two frames only.
 
     Returns frames `[2, 84, 84, 3]` and labels `[9, 2]`: shape + 1 and colour + 1 of each cell, 0 for nothing.
@@ -72,11 +72,11 @@ def dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.
         x, y = event.offset[0] + event.velocity[0] * passed, event.offset[1] + event.velocity[1] * passed
         events.append(Event(shape, colour, place, begin, end, event.size, event.tint, (x, y), event.velocity))
         labels[place] = shape + 1, colour + 1
-    return _render(rng, [draw_scenery(rng)], events)[0], labels
+    return _render(rng, [make_scenery(rng)], events)[0], labels
 
 
 def make_clip(rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: float = 0.25) -> Clip:
-    """A clip of one kind; in the share `cuts` of the clips the background changes at a step border."""
+    """A clip of one kind; the share `cuts` of the clips change their background between two steps."""
     longest = int(rng.integers(1, 5)) if rng.random() < 0.3 else int(rng.integers(2, 5))
     if kind == EMPTY:
         spans = []
@@ -102,9 +102,9 @@ def make_clip(rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: f
         late = 0.5 if end - begin > 1 and rng.random() < 0.25 else 0.0
         look = (int(shapes[i]), int(colours[i]), int(places[i]))
         events.append(make_event(rng, look, begin + late, float(end), moving))
-    scenery = draw_scenery(rng)
+    scenery = make_scenery(rng)
     sceneries = [scenery] * length
     if length > 1 and rng.random() < cuts:
         cut = int(rng.integers(1, length))
-        sceneries = [scenery] * cut + [draw_scenery(rng)] * (length - cut)
+        sceneries = [scenery] * cut + [make_scenery(rng)] * (length - cut)
     return Clip(kind, _render(rng, sceneries, events), tuple(events))

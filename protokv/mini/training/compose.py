@@ -1,8 +1,8 @@
-"""Training videos put together from the clip bank: events with random gaps, and steps that were left out.
+"""Training videos composed from the clip bank: events with random gaps, some of the empty steps left out.
 
-Owns what a video of a given span holds: which clips, where in time, which of the empty steps are kept. Two kinds:
-"mixed" (a few events, pairs that overlap) and "many" (one to four asked-about events, often all at the
-beginning, and distracting ones that share no shape, colour or place with them).
+Owns which clips a video holds, where in time, and which empty steps are kept. Two kinds: "mixed" (a few events, some
+of which overlap) and "many" (one to four events that are asked about, often at the beginning, and distracting ones
+that share no shape, colour or place with them).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Video:
 
 
 def _gaps(rng: np.random.Generator, room: int, lengths: list[int], to_the_end: bool) -> list[int]:
-    """Start of each piece of `lengths` when they follow each other in `room` steps with random gaps."""
+    """Where pieces of these lengths start when they follow each other in `room` steps with random gaps."""
     free = room - sum(lengths)
     cuts = np.sort(rng.integers(0, free + 1, len(lengths)))
     if to_the_end:
@@ -117,7 +117,7 @@ class Composer:
         return [clips[i] for i in rng.permutation(len(clips))]
 
     def _many(self, rng: np.random.Generator, n: int) -> tuple[list[int], int]:
-        """n single clips; the first few are asked about, all different, the others share nothing with them."""
+        """Draw n single clips; the first few (how many is returned) are asked about and share nothing with others."""
         asked = int(rng.integers(1, min(4, n - 1) + 1))
         alone = np.ones(len(self.looks), np.bool_)
         clips: list[int] = []
@@ -143,7 +143,7 @@ class Composer:
         bank = self.bank
         lengths = [int(bank.length[c]) for c in clips]
         room = kept - (0 if kept < 4 else 1)
-        # Cut single clips short, then leave clips out, until all of them fit in what is kept.
+        # Shorten single clips, then leave clips out, until they fit in the steps that are kept.
         while sum(lengths) > room:
             i = max((i for i, c in enumerate(clips) if bank.kind[c] == SINGLE), key=lambda i: lengths[i], default=-1)
             if i >= 0 and lengths[i] > 1:

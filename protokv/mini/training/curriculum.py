@@ -1,9 +1,8 @@
 """The curriculum: what each language stage shows, asks and hides, in order.
 
-Pure data. Each stage ends after `steps` optimiser steps, or earlier where its gate (training accuracy by type, over
-100 steps) is met; nothing depends on the speed of the machine. Why the order matters: dense scenes first, in large
-batches, break the habit of naming any object that is present; "first" is learned alone before "last" is added,
-because together from the start they cancel each other.
+Pure data. A stage ends after `steps` optimiser steps, or earlier when its gate (training accuracy by type over 100
+steps) is met. The order matters: dense scenes in large batches come first, because without them the model names any
+object that is present; "first" is learned before "last" is added, because together they cancel each other.
 """
 
 from __future__ import annotations
@@ -17,14 +16,26 @@ from typing import Final
 class Stage:
     """One stage.
 
-    spans: (steps of video, steps kept), one pair drawn a batch; the difference is removed from the evidence-free steps
-    and positions keep the gaps. events: least and most in a video. weights: share of each question type;
-    weights_end: where they drift to over the first 60 % of the stage. tokens: tokens a batch. window, far, drop,
-    shift: share of batches (shift: of videos) where visual tokens see a window only, the same plus some of what is
-    older, where part of the evidence-free past is hidden from the question, where all positions are shifted by up to
-    700. many: share of videos with up to `most` events, of which one to four are asked about and the others share
-    no shape, colour or place with them. phrasing: type -> the only phrasing used. oppose_last: start with the
-    embedding of "last" set to minus that of "first".
+    Attributes:
+        steps: optimiser steps at most.
+        rate, rate_end, warm_up: learning rate, where it decays to, and the steps over which it rises.
+        spans: (steps of video, steps kept); a batch draws one pair. Only steps without evidence are left out, and
+            positions keep the gaps.
+        events: fewest and most in a video.
+        weights, weights_end: share of each question type at the start, and after 60 % of the stage.
+        tokens, questions: tokens per batch, questions per video.
+        dense_objects: fewest and most objects in a video of one step.
+        window, longest_window: share of batches whose visual tokens see the last steps only, and how many at most.
+        far: share of batches whose visual tokens see a window and some older tokens.
+        drop: share of batches in which part of the past without evidence is hidden from the question.
+        shift: share of videos whose positions are shifted by up to 700.
+        many, most: share of videos with up to `most` events, of which one to four are asked about; the others share no
+            shape, colour or place with these.
+        repeat, pairs: share of draws that accept a look again, and that show two events at once.
+        now: share of videos that end with an event.
+        gate, gate_times: accuracy by type that ends the stage, and for how many records in a row it must hold.
+        phrasing: type -> the only phrasing used.
+        oppose_last: start with the embedding of "last" set to minus that of "first".
     """
 
     name: str
@@ -80,7 +91,7 @@ _LATE: Final = _ALL | {
     "which_first": 1.5,
     "which_last": 1.5,
 }
-"""What is learned slowest gets more room in the two long stages."""
+"""The two long stages ask more of what is learned slowest."""
 
 CURRICULUM: Final = (
     Stage(

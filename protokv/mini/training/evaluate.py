@@ -2,10 +2,10 @@
 
 Run: `python -m protokv.mini.training.evaluate`.
 
-Worlds of few events, of many, and of evidence first with a crowd behind it, at lengths of 8 to 256 steps, each really
-rendered, encoded and read in four ways: "full" (everything sees everything), "window" (visual tokens see the last 8
-steps, the question sees all), "holes" (as window, and three quarters of the empty steps are hidden from the question)
-and "recent" (the question sees the last 4 steps only: what is left without a memory). Knows nothing of memories.
+Worlds with few events, with many, and with evidence before a crowd, 8 to 256 steps long, are rendered, encoded and read
+in four ways: "full" (everything sees everything), "window" (visual tokens see the last 8 steps, the question sees
+all), "holes" (as window, and three quarters of the empty steps are hidden from the question) and "recent" (the
+question sees the last 4 steps only, as without a memory). Knows nothing of memories.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
 from protokv.mini.phrases import CHANCE, TYPES
-from protokv.mini.questions import facts, pick, word
-from protokv.mini.training.batches import IGNORED, right, write_question
-from protokv.mini.training.forward import QUESTION_TOKENS, answer_logits, to_patches, vision
+from protokv.mini.questions import find_facts, phrase, pick
+from protokv.mini.training.batches import IGNORED, judge_answers, write_question
+from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
 from protokv.mini.world import World, WorldConfig
 
@@ -42,7 +42,7 @@ CROWD_FROM: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The score of one table row: accuracy by type, and of how many questions."""
+    """The score of one table row: accuracy and number of questions by type."""
 
     load: str
     length: int
@@ -51,11 +51,11 @@ class Cell:
     asked: dict[str, int]
 
 
-def held_out_world(load: str, length: int, index: int) -> World:
+def make_held_out_world(load: str, length: int, index: int) -> World:
     """World number `index` of a table cell.
 
     "few": 1 to 4 events. "many": 6 to 24, as far as they fit, any of which may be asked about. "crowd": evidence first
-    (4 events in the first quarter, at most a minute), then 12 distracting events a minute.
+    (4 events in the first quarter, at most a minute), then 12 distracting events per minute.
     """
     seed = HELD_OUT + 10_000 * length + index
     if load == "crowd":
@@ -81,7 +81,7 @@ def evaluate(
     n: int = 96,
     types: Sequence[str] = TYPES,
 ) -> Iterable[Cell]:
-    """Scores of every load x length x way, with at least `n` questions a type where the type can be asked."""
+    """Score every load x length x way, with at least `n` questions per type where that many can be asked."""
     dtype = model.lm_head.weight.dtype
     for load in loads:
         for length in lengths:
@@ -92,7 +92,7 @@ def evaluate(
             index = 0
             # Some worlds leave no question of some type: go on until each has n, within reason.
             while index < 4 * n and any(pair[0] < n for pair in tallies[ways[0]].values()):
-                _one_world(model, dtype, held_out_world(load, length, index), wanted, tallies, n)
+                _one_world(model, dtype, make_held_out_world(load, length, index), wanted, tallies, n)
                 index += 1
             for way in ways:
                 asked = {t: pair[0] for t, pair in tallies[way].items() if pair[0]}
@@ -115,16 +115,16 @@ def _one_world(
     labels = np.full(ids.shape, IGNORED, np.int64)
     first_way = next(iter(tallies))
     for kind in wanted:
-        found = facts(kind, events, K)
+        found = find_facts(kind, events, K)
         if found and tallies[first_way][kind][0] < n:
             fact = pick(rng, found)
-            write_question(ids[len(asked)], labels[len(asked)], word(rng, kind, fact), fact.answer)
+            write_question(ids[len(asked)], labels[len(asked)], phrase(rng, kind, fact), fact.answer)
             asked.append(kind)
     if not asked:
         return
     questions, truth = torch.from_numpy(ids[None, : len(asked)]), torch.from_numpy(labels[None, : len(asked)])
     frames = torch.from_numpy(world.frames(0, K)).view(K, 2, 84, 84, 3)
-    features = torch.cat([vision(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)])
+    features = torch.cat([encode_steps(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)])
     lit = np.zeros((K, TOKENS), np.bool_)
     for event in events:
         lit[int(event.start_s) : int(event.end_s), event.place] = True
@@ -132,7 +132,7 @@ def _one_world(
     kept = lit.any(1) | (np.arange(K) >= K - 2) | (rng.random(K) < 0.25)
     for way, tally in tallies.items():
         seen = {"holes": kept, "recent": recent}.get(way)
-        logits = answer_logits(
+        logits = compute_logits(
             model,
             features.view(1, K * TOKENS, -1),
             questions,
@@ -142,12 +142,12 @@ def _one_world(
             window=None if way == "full" else WINDOW,
             seen=None if seen is None else torch.from_numpy(np.repeat(seen, TOKENS))[None],
         )
-        for kind, ok in zip(asked, right(logits, truth), strict=True):
+        for kind, ok in zip(asked, judge_answers(logits, truth), strict=True):
             tally[kind][0] += 1
             tally[kind][1] += ok
 
 
-def table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterable[str]:
+def format_table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterable[str]:
     """The lines of a markdown table, as the cells arrive; the first row is chance."""
     yield f"| events | steps | reading | {' | '.join(types)} | mean |"
     yield "|---|---|---|" + "---|" * (len(types) + 1)
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="steps, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="few, many, crowd")
     parser.add_argument("--ways", default=",".join(WAYS), help="full, window, holes, recent")
-    parser.add_argument("-n", type=int, default=96, help="questions a type and cell")
+    parser.add_argument("-n", type=int, default=96, help="questions per type and cell")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ways=options.ways.split(","),
         n=options.n,
     )
-    for line in table(cells):
+    for line in format_table(cells):
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     return 0

@@ -1,6 +1,6 @@
 """Writes the checkpoint folder in the layout of a published Qwen2.5-VL: bfloat16 safetensors and its small files.
 
-Others may be loading the folder: everything is written beside it and moved in file by file, weights last.
+Files are written beside the folder and moved in one by one, weights last, in case the folder is in use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protokv.mini.vocabulary import token_ids
 WEIGHTS = "model.safetensors"
 
 
-def preprocessor_config() -> dict[str, Any]:
+def make_preprocessor_config() -> dict[str, Any]:
     """The image processor's settings: every frame is resized to the area of one training frame."""
     return {
         "min_pixels": SIDE * SIDE,
@@ -57,7 +57,7 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
         fresh = Path(made)
         model.save_pretrained(fresh)
         build_tokenizer().save_pretrained(fresh)
-        text = json.dumps(preprocessor_config(), indent=2) + "\n"
+        text = json.dumps(make_preprocessor_config(), indent=2) + "\n"
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
         for file in sorted(fresh.iterdir(), key=lambda f: f.name == WEIGHTS):
             file.chmod(0o644)

@@ -1,7 +1,7 @@
-"""Runs the language stages: batches in, updates, accuracy by type, gates, and a file at the end of each stage.
+"""Runs the language stages: updates, accuracy by type, gates, and a file at the end of each stage.
 
-Owns the schedule of one run; what a stage contains is the curriculum's. Deterministic from the seed and the stage,
-so a run that is resumed at a stage border goes on as if it had not stopped.
+What a stage shows is the curriculum's. A stage depends on the seed and its number alone, so a run that resumes
+between two stages ends with the same weights.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.training.bank import Bank
-from protokv.mini.training.batches import IGNORED, Batch, make_batch, right
+from protokv.mini.training.batches import IGNORED, Batch, judge_answers, make_batch
 from protokv.mini.training.compose import Composer
 from protokv.mini.training.curriculum import CURRICULUM, Stage
-from protokv.mini.training.forward import answer_logits
-from protokv.mini.training.model import new_model
+from protokv.mini.training.forward import compute_logits
+from protokv.mini.training.model import make_model
 from protokv.mini.training.optimizer import MasterAdamW
-from protokv.mini.training.stages import Say, save_whole
+from protokv.mini.training.stages import Say, save_atomically
 from protokv.mini.vocabulary import token_ids
 
 WINDOW = 100
@@ -53,7 +53,7 @@ class Trainer:
     def __init__(self, visual: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, **size: int) -> None:
         self.seed, self.say = seed, say
         self.composer = Composer(bank)
-        self.model = new_model(seed, **size)
+        self.model = make_model(seed, **size)
         self.model.model.visual.load_state_dict(dict(visual))
         self.model.model.visual.requires_grad_(False)
         self.optimizer = MasterAdamW((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
@@ -70,11 +70,11 @@ class Trainer:
             self.say({"resumed_after": curriculum[done[-1]].name})
         for index in range(first, len(curriculum)):
             self.run_stage(curriculum[index], index)
-            save_whole(self.optimizer.tensors(), stage_file(folder, curriculum[index]))
+            save_atomically(self.optimizer.tensors(), stage_file(folder, curriculum[index]))
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         select = batch.labels != IGNORED
-        logits = answer_logits(
+        logits = compute_logits(
             self.model,
             batch.features,
             batch.questions,
@@ -109,7 +109,7 @@ class Trainer:
             self.optimizer.step(rate_at(stage, step))
             loss_sum, n = loss_sum + loss.item(), n + 1
             way = "full" if batch.window is None else "window" if batch.far is None else "far"
-            for kind, ok in zip(batch.types, right(logits, batch.labels), strict=True):
+            for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
                 for key in (kind, way):
                     pair = counts.setdefault(key, [0, 0])
                     pair[0] += 1
@@ -127,7 +127,9 @@ class Trainer:
 
     def float_model(self) -> Qwen2_5_VLForConditionalGeneration:
         """A float32 copy of the model with the master weights."""
-        model = new_model(0, self.model.config.text_config.num_hidden_layers, self.model.config.text_config.hidden_size)
+        model = make_model(
+            0, self.model.config.text_config.num_hidden_layers, self.model.config.text_config.hidden_size
+        )
         state = {n: p.detach().float() for n, p in self.model.named_parameters()}
         state |= {n: m.detach() for n, m in self.optimizer.masters.items()}
         model.load_state_dict(state, strict=False)

@@ -1,7 +1,7 @@
 """The shape of the embedded model: a Qwen2.5-VL of about one million parameters.
 
-One token a cell of the 3 x 3 frame, one step = one temporal patch of two frames = one second (2 fps) = one
-temporal position. Owns the configuration only; weights come from train.py.
+A frame is 3 x 3 cells of one token each. One step = one temporal patch of two frames = one second (2 fps) = one
+temporal position. Owns the configuration, not the weights.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from protokv.mini.vocabulary import PADDED_SIZE, token_ids
 
 FPS: Final = 2.0
-"""Frames a second that the model is fed."""
+"""Frames per second that the model is fed."""
 
 SIDE: Final = 84
 PATCH: Final = 14
 MERGE: Final = 2
 TOKENS: Final = 9
-"""Visual tokens a step, row by row of the 3 x 3 grid."""
+"""Visual tokens per step, row by row of the 3 x 3 grid."""
 
 IMAGE_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
-def model_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
+def make_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
     """The configuration; `layers` and `hidden` (a multiple of 128) can be made smaller or larger for experiments."""
     ids = token_ids()
     text = {
@@ -69,7 +69,7 @@ def model_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
     )
 
 
-def new_model(seed: int, layers: int = 4, hidden: int = 128) -> Qwen2_5_VLForConditionalGeneration:
+def make_model(seed: int, layers: int = 4, hidden: int = 128) -> Qwen2_5_VLForConditionalGeneration:
     """A freshly initialised model in float32."""
     torch.manual_seed(seed)
-    return Qwen2_5_VLForConditionalGeneration(model_config(layers, hidden))
+    return Qwen2_5_VLForConditionalGeneration(make_config(layers, hidden))

@@ -1,6 +1,6 @@
-"""The first two stages of training and where every stage keeps its result: plain safetensors in one folder.
+"""The first two stages of training, and the files that stages leave: plain safetensors in one folder.
 
-A stage whose file exists is not run again, which is what makes training resumable. Files appear whole or not at all.
+A stage whose file exists is not run again, so training can be resumed. Files appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protokv.mini.training.bank import COUNTS, Bank, build_bank
-from protokv.mini.training.model import new_model
+from protokv.mini.training.model import make_model
 from protokv.mini.training.vision_training import train_vision
 
 VISION_STEPS: Final = 3600
@@ -24,7 +24,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Journal:
-    """Appends one JSON object a line to `log.jsonl` of the run, with wall seconds and CPU seconds of this process."""
+    """Appends records to the run's `log.jsonl`, one JSON object per line, with wall and CPU seconds of this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,25 +38,25 @@ class Journal:
             file.write(json.dumps(record | stamp) + "\n")
 
 
-def save_whole(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_atomically(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file that is either complete or absent."""
     part = path.with_suffix(".part")
     save_file({k: v.contiguous() for k, v in tensors.items()}, part)
     part.replace(path)
 
 
-def vision_stage(folder: Path, seed: int, say: Say, *, steps: int = VISION_STEPS, **size: int) -> dict[str, Tensor]:
+def run_vision_stage(folder: Path, seed: int, say: Say, *, steps: int = VISION_STEPS, **size: int) -> dict[str, Tensor]:
     """The trained vision tower's state, float32; trains it unless `vision.safetensors` is there."""
     path = folder / "vision.safetensors"
     if not path.exists():
-        visual = new_model(seed, **size).model.visual
+        visual = make_model(seed, **size).model.visual
         train_vision(visual, seed, steps, say)
-        save_whole(visual.state_dict(), path)
+        save_atomically(visual.state_dict(), path)
         say({"stage": "vision", "end": True})
     return load_file(path)
 
 
-def bank_stage(
+def run_bank_stage(
     folder: Path,
     seed: int,
     visual_state: Mapping[str, Tensor],
@@ -70,6 +70,6 @@ def bank_stage(
     path = folder / "bank.safetensors"
     if not path.exists():
         bank = build_bank(visual_state, seed, counts=counts, processes=processes, **size)
-        save_whole(bank.tensors(), path)
+        save_atomically(bank.tensors(), path)
         say({"stage": "bank", "clips": len(bank.length), "steps": len(bank.lit), "end": True})
     return Bank.from_tensors(load_file(path))

@@ -1,7 +1,7 @@
 """Makes the embedded model from nothing: `python -m protokv.mini.training.train --out DIR [--seed N]`.
 
-Vision tower, clip bank, language stages, checkpoint folder DIR/weights: everything in one command. What a stage made
-is kept in DIR; the same command goes on after the last finished stage. DIR/log.jsonl has every measurement.
+One command runs the vision tower, the clip bank and the language stages, and exports to DIR/weights. Every stage leaves
+a file in DIR, so the same command resumes after the last finished stage. DIR/log.jsonl has every measurement.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from protokv.mini.training.curriculum import CURRICULUM
 from protokv.mini.training.export import export
 from protokv.mini.training.loop import Trainer
-from protokv.mini.training.stages import Journal, bank_stage, vision_stage
+from protokv.mini.training.stages import Journal, run_bank_stage, run_vision_stage
 
 
 def train(folder: Path, seed: int, *, until: str | None = None) -> Path:
-    """Run what is still missing in `folder`, with a thread a process; returns the checkpoint folder.
+    """Run what is still missing in `folder`, with one thread per process, and return the checkpoint folder.
 
     `until` names the last stage to run (None: all of them).
     """
     torch.set_num_threads(1)
     say = Journal(folder)
-    visual = vision_stage(folder, seed, say)
-    bank = bank_stage(folder, seed, visual, say)
+    visual = run_vision_stage(folder, seed, say)
+    bank = run_bank_stage(folder, seed, visual, say)
     trainer = Trainer(visual, bank, seed, say)
     names = [stage.name for stage in CURRICULUM]
     last = len(names) if until is None else names.index(until) + 1

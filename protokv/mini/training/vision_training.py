@@ -1,7 +1,7 @@
-"""First stage: the vision tower learns to see, from dense labels, before it ever meets the language model.
+"""First stage: the vision tower is trained on dense labels, without the language model.
 
-Every merged token (one cell of the frame) predicts the shape, the colour and its own cell through a linear head
-that is thrown away. Without this stage shapes are never told apart; after it the tower is frozen.
+Every merged token (one cell of the frame) predicts its shape, colour and cell through a linear head that is thrown
+away; then the tower is frozen. Without this stage the model does not learn to tell shapes apart.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protokv.mini.training.clips import dense_step
-from protokv.mini.training.forward import to_patches, vision
+from protokv.mini.training.clips import make_dense_step
+from protokv.mini.training.forward import encode_steps, to_patches
 from protokv.mini.training.optimizer import MasterAdamW
 
 BATCH = 96
@@ -32,7 +32,7 @@ class _DenseSteps(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         rng = np.random.default_rng([self.seed, 10])
         while True:
-            made = [dense_step(rng) for _ in range(self.batch)]
+            made = [make_dense_step(rng) for _ in range(self.batch)]
             frames = torch.from_numpy(np.stack([frame for frame, _ in made]))
             yield frames, torch.from_numpy(np.stack([label for _, label in made]))
 
@@ -54,7 +54,7 @@ def train_vision(
     for step in range(steps):
         frames, labels = next(batches)
         shape, colour = labels.view(-1, 2).unbind(1)
-        guess = head(vision(visual, to_patches(frames, torch.bfloat16))).float().view(-1, 3, 9)
+        guess = head(encode_steps(visual, to_patches(frames, torch.bfloat16))).float().view(-1, 3, 9)
         loss = (
             F.cross_entropy(guess[:, 0], shape)
             + F.cross_entropy(guess[:, 1], colour)

@@ -6,7 +6,7 @@ import pytest
 
 from protokv.mini.training.bank import build_bank
 from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
-from protokv.mini.training.model import new_model
+from protokv.mini.training.model import make_model
 from tests.mini.training.tiny import SMALL
 
 COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
@@ -14,7 +14,7 @@ COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
 
 @pytest.fixture(scope="session")
 def visual():
-    return new_model(3, **SMALL).model.visual.state_dict()
+    return make_model(3, **SMALL).model.visual.state_dict()
 
 
 @pytest.fixture(scope="session")

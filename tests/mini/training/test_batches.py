@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protokv.mini.phrases import TYPES
-from protokv.mini.training.batches import IGNORED, make_batch, right
+from protokv.mini.training.batches import IGNORED, judge_answers, make_batch
 from protokv.mini.training.compose import Composer
 from protokv.mini.training.curriculum import CURRICULUM
 from protokv.mini.training.loop import rate_at
@@ -43,4 +43,4 @@ def test_an_answer_is_right_when_its_words_are_whatever_its_end_is():
     labels = torch.tensor([[[IGNORED, 40, 41, 2]], [[IGNORED, 40, 2, IGNORED]]])
     logits = torch.zeros(5, 128)
     logits[[0, 1, 3], [40, 41, 39]] = 1.0
-    assert right(logits, labels) == [True, False]
+    assert judge_answers(logits, labels) == [True, False]

@@ -10,19 +10,19 @@ from protokv.mini.training.forward import (
     N_PREFIX,
     PREFIX,
     QUESTION_TOKENS,
-    answer_logits,
-    masks,
-    positions,
+    compute_logits,
+    encode_steps,
+    make_masks,
+    make_positions,
     to_patches,
-    vision,
 )
-from protokv.mini.training.model import TOKENS, new_model
+from protokv.mini.training.model import TOKENS, make_model
 from protokv.mini.vocabulary import PADDED_SIZE
 
 
 def _model():
     """A small model whose weights are large enough that a wrong mask or position shows."""
-    model = new_model(5, layers=2).eval()
+    model = make_model(5, layers=2).eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -36,7 +36,7 @@ def test_vision_of_several_steps_equals_transformers_tower():
     model = _model()
     frames = torch.randint(0, 256, (5, 2, 84, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        fast = vision(model.model.visual, to_patches(frames))
+        fast = encode_steps(model.model.visual, to_patches(frames))
         whole = model.model.visual(to_patches(frames), grid_thw=torch.tensor([[5, 6, 6]])).pooler_output
     torch.testing.assert_close(fast, whole.view(5, TOKENS, -1), atol=2e-5, rtol=1e-5)
 
@@ -58,8 +58,8 @@ def test_language_forward_equals_transformers_with_gaps_shifts_and_masks(window,
     nv = N_PREFIX + K * TOKENS
     embed = model.model.language_model.embed_tokens
     with torch.no_grad():
-        fast = answer_logits(model, features, questions, times, end, everything, window=window, far=far, seen=seen)
-        video_bias, question_bias = masks(times, window, far, seen, torch.float32)
+        fast = compute_logits(model, features, questions, times, end, everything, window=window, far=far, seen=seen)
+        video_bias, question_bias = make_masks(times, window, far, seen, torch.float32)
         L = nv + Q * R
         mask = torch.full((B, 1, L, L), HIDDEN)
         mask[:, 0, :nv, :nv] = video_bias
@@ -71,7 +71,7 @@ def test_language_forward_equals_transformers_with_gaps_shifts_and_masks(window,
         x = torch.cat([prefix, features, embed(questions.view(B, Q * R))], 1)
         hidden = model.model.language_model(
             inputs_embeds=x,
-            position_ids=positions(times, end, Q),
+            position_ids=make_positions(times, end, Q),
             attention_mask={"full_attention": mask},
             use_cache=False,
         ).last_hidden_state
@@ -88,6 +88,6 @@ def test_question_blocks_do_not_see_each_other():
     times, end = torch.tensor([[0, 1, 2]]), torch.tensor([3])
     both = torch.ones(1, 2, QUESTION_TOKENS, dtype=torch.bool)
     with torch.no_grad():
-        together = answer_logits(model, features, questions, times, end, both)[QUESTION_TOKENS:]
-        alone = answer_logits(model, features, questions[:, 1:], times, end, both[:, 1:])
+        together = compute_logits(model, features, questions, times, end, both)[QUESTION_TOKENS:]
+        alone = compute_logits(model, features, questions[:, 1:], times, end, both[:, 1:])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)

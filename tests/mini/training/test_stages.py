@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from protokv.mini.training.stages import Journal, save_whole
+from protokv.mini.training.stages import Journal, save_atomically
 
 
 def test_the_journal_adds_lines_and_files_appear_whole(tmp_path):
@@ -15,5 +15,5 @@ def test_the_journal_adds_lines_and_files_appear_whole(tmp_path):
     say({"b": 2})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [("a" in r, "b" in r, "wall_s" in r) for r in lines] == [(True, False, True), (False, True, True)]
-    save_whole({"x": torch.arange(3)}, tmp_path / "x.safetensors")
+    save_atomically({"x": torch.arange(3)}, tmp_path / "x.safetensors")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["log.jsonl", "x.safetensors"]

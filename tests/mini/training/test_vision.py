@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from protokv.mini.training.model import new_model
+from protokv.mini.training.model import make_model
 from protokv.mini.training.vision_training import train_vision
 from tests.mini.training.tiny import SMALL
 
 
 def test_the_vision_loss_falls():
     records = []
-    visual = new_model(0, **SMALL).model.visual
+    visual = make_model(0, **SMALL).model.visual
     before = visual.blocks[0].attn.qkv.weight.clone()
     train_vision(visual, 0, 30, records.append, batch=8, workers=0)
     assert records[-1]["loss"] < 6.2
