@@ -13,7 +13,7 @@ from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
-    from protokv.config import MemoryConfig, ProtoKVConfig
+    from protokv.config import DurableConfig, MemoryConfig, PaperConfig
     from protokv.generate import Decoding
     from protokv.persist import load, save
     from protokv.session import Answer, Session
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Decoding",
+    "DurableConfig",
     "MemoryConfig",
-    "ProtoKVConfig",
+    "PaperConfig",
     "Session",
     "__version__",
     "load",
@@ -37,8 +38,9 @@ __all__ = [
 _HOMES = {
     "Answer": "protokv.session",
     "Decoding": "protokv.generate",
+    "DurableConfig": "protokv.config",
     "MemoryConfig": "protokv.config",
-    "ProtoKVConfig": "protokv.config",
+    "PaperConfig": "protokv.config",
     "Session": "protokv.session",
     "load": "protokv.persist",
     "load_backbone": "protokv.backbones",

@@ -50,14 +50,14 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
         "complete": state.complete,
         "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
         "memory": {
-            "kind": config.kind,
-            "preset": config.name,
+            "kind": config.name,
+            "changes": config.changes(),
             "budget": config.budget,
             "near_tokens": config.near_tokens,
             "prototypes": config.prototypes,
-            "pseudo_tokens": state.memory.get("pseudo_tokens", 0),
+            "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "positions": config.positions,
-            "config": state.memory,
+            "config": config.to_dict(),
         },
         "stream": {
             "source": source.get("name"),

@@ -11,7 +11,7 @@ from typing import Any
 from protokv import snapshot
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
+from protokv.config import MemoryConfig, migrate
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.session import Session
 from protokv.snapshot import State
@@ -46,7 +46,7 @@ def config_of(state: State) -> MemoryConfig:
         StateCorrupt: they make no sense; the setting is named.
     """
     try:
-        return MemoryConfig.from_dict(state.memory)
+        return MemoryConfig.from_dict(migrate(state.memory))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 

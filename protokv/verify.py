@@ -25,7 +25,7 @@ def check_values(state: State, config: MemoryConfig, memory: Memory) -> list[str
     size = sum(tensor.nbytes for tensor in state.tensors.values())
     return [
         f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
-        f"memory: names, shapes, dtypes and invariants of the kind {config.kind}",
+        f"memory: names, shapes, dtypes and invariants of the memory {config.name}",
         *_check_clock(state),
         *_check_finite(state),
         *_check_positions(state),

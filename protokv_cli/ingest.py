@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from protokv.config import DEFAULT
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
@@ -26,8 +27,7 @@ def ingest(
         typer.Option("--output", "-o", metavar="STATE", help="State to write; SOURCE's name .safetensors, here."),
     ] = None,
     model: options.Model = None,
-    memory: options.Memory = "protokv",
-    preset: options.Preset = None,
+    memory: options.Memory = DEFAULT,
     budget: Annotated[
         str,
         typer.Option("--budget", "-b", envvar="PROTOKV_BUDGET", help="Visual tokens kept, such as 512 or 6k."),
@@ -77,7 +77,7 @@ def ingest(
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest video.mp4 --budget 512 --every 30s --json
-      protokv ingest video.mp4 --preset paper --set split=1:5 --set anchor=average --positions compact
+      protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     target = state or Path(source).stem + ".safetensors"
@@ -91,7 +91,7 @@ def ingest(
         from protokv_cli.progress import reporting
 
         config = memory_config(
-            memory, preset, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
+            memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
         )
         interval = Every.parse(every) if every else None
         with open_source(source, decoder=cast("Decoder", decoder)) as video, Writer(target, keep=keep) as writer:

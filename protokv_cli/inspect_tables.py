@@ -92,7 +92,7 @@ def _of_state(d: dict[str, Any]) -> Iterator[RenderableType]:
         title="stream",
     )
     shape = {
-        "kind": memory["kind"] if memory["kind"] == memory["preset"] else f"{memory['kind']}, {memory['preset']}",
+        "memory": ", ".join([memory["kind"], *(f"{name} = {value}" for name, value in memory["changes"].items())]),
         "budget": f"{memory['budget']} tokens",
         "positions": f"{memory['positions']}",
         "near": f"W = {memory['near_tokens']} exact tokens",

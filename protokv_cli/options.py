@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from protokv.config import CONFIGS, PRESETS
+from protokv.config import CONFIGS
 from protokv_cli.output import Format
 
 Model = Annotated[
@@ -42,17 +42,7 @@ Quantization = Annotated[
 ]
 Memory = Annotated[
     str,
-    typer.Option(
-        "--memory", envvar="PROTOKV_MEMORY", metavar="KIND", help="Kind of memory: " + ", ".join(CONFIGS) + "."
-    ),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        envvar="PROTOKV_PRESET",
-        help="Constants of protokv: " + " or ".join(PRESETS) + "; durable if left out.",
-    ),
+    typer.Option("--memory", envvar="PROTOKV_MEMORY", metavar="NAME", help="Memory: " + ", ".join(CONFIGS) + "."),
 ]
 Positions = Annotated[
     str | None,

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import CONFIGS, PRESETS, MemoryConfig, ProtoKVConfig, parse_budget
+from protokv.config import (
+    CONFIGS,
+    DEFAULT,
+    ContinuityConfig,
+    DurableConfig,
+    MemoryConfig,
+    PaperConfig,
+    migrate,
+    parse_budget,
+)
 from protokv.errors import ConfigError
 
 PAPER_TABLE = {
@@ -30,7 +39,7 @@ PAPER_TABLE = {
 
 
 def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
-    config = ProtoKVConfig.paper(24_000)
+    config = PaperConfig(budget=24_000)
     assert {name: getattr(config, name) for name in PAPER_TABLE} == PAPER_TABLE
     assert config.beam_per_mode * config.pseudo_tokens == 32
     assert (config.decay, config.merge, config.recycle, config.residual) == ("floor", True, True, True)
@@ -39,39 +48,91 @@ def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
 
 @pytest.mark.parametrize(("budget", "prototypes", "near"), [(24_000, 2250, 6000), (6000, 562, 1504), (512, 48, 128)])
 def test_a_budget_is_split_one_to_three_between_near_and_far(budget: int, prototypes: int, near: int) -> None:
-    config = ProtoKVConfig.paper(budget)
+    config = PaperConfig(budget=budget)
     assert (config.prototypes, config.near_tokens) == (prototypes, near)
 
 
 @given(st.integers(17, 100_000), st.integers(1, 16), st.sampled_from([(1, 5), (1, 3), (1, 2), (3, 1), (1, 0), (0, 1)]))
 def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tuple[int, int]) -> None:
-    config = ProtoKVConfig(budget=budget, pseudo_tokens=modes, split=split)
+    config = PaperConfig(budget=budget, pseudo_tokens=modes, split=split)
     assert config.near_tokens + config.prototypes * modes == budget
     assert config.near_tokens >= (split[0] > 0)
     assert (config.prototypes > 0) == (split[1] > 0)
 
 
-@pytest.mark.parametrize(("name", "policy"), [("durable", "agglomerative"), ("continuity", "continuity")])
-def test_lasting_presets_forget_nothing_by_age_and_count_no_token_twice(name: str, policy: str) -> None:
-    config = ProtoKVConfig.preset(name, 512)
-    assert config.policy == policy
-    assert (config.pseudo_tokens, config.decay, config.recycle, config.residual) == (1, "off", False, False)
+@pytest.mark.parametrize("name", ["durable", "continuity"])
+def test_what_keeps_evidence_forgets_nothing_by_age_and_counts_no_token_twice(name: str) -> None:
+    config = MemoryConfig.of(name, budget=512)
+    settings = config.to_dict()
+    assert (settings["pseudo_tokens"], settings["residual"]) == (1, False)
+    assert settings.get("decay", "off") == "off"
+    assert not settings.get("recycle", False)
     assert (config.prototypes, config.near_tokens) == (384, 128)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_knows_its_name_at_any_budget(name: str) -> None:
-    config = ProtoKVConfig.preset(name, 777)
-    assert config.name == name
-    assert dataclasses.replace(config, seed=3).name == name
-    assert dataclasses.replace(config, idle_steps=121).name == "custom"
-    assert MemoryConfig.of(kind="full").name == "full"
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
+    config = MemoryConfig.of(name, budget=777)
+    assert CONFIGS[name].name == config.name == config.to_dict()["kind"] == name
+    assert config.changes() == {}
+    changed = config.with_fields({"seed": 3, "encode_with": "near"})
+    assert changed.name == name
+    assert changed.changes() == {"encode_with": "near"}
 
 
-def test_a_config_survives_json() -> None:
-    config = ProtoKVConfig(budget=999, split=(1, 5), decay="off", decay_rate=0.125, merge=False)
+def test_changes_are_told_against_the_defaults_of_the_name() -> None:
+    config = MemoryConfig.of("continuity", budget=64, pseudo_tokens=8, split=(1, 5), merge=True)
+    assert config.changes() == {"split": [1, 5], "pseudo_tokens": 8}
+
+
+def test_the_default_is_durable() -> None:
+    assert DEFAULT == "durable"
+    assert MemoryConfig.from_dict({"budget": 100}) == DurableConfig(budget=100)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_survives_json(name: str) -> None:
+    config = MemoryConfig.of(name, budget=999, positions="compact", seed=2**63 - 1)
     assert MemoryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert MemoryConfig.from_dict({"budget": 100}) == ProtoKVConfig(budget=100)
+
+
+def test_tuples_survive_json() -> None:
+    config = PaperConfig(budget=999, split=(1, 5), decay="off", decay_rate=0.125, merge=False)
+    assert MemoryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+OLD = {"kind": "protokv", "budget": 24, "seed": 5, "mass_bias": "off"}
+OLD_CONTINUITY = {"pseudo_tokens": 1, "residual": False, "decay": "off", "recycle": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "config"),
+    [
+        ({}, PaperConfig(budget=24, seed=5, mass_bias="off")),
+        ({"policy": "continuity", "idle_steps": 7}, PaperConfig(budget=24, seed=5, mass_bias="off", idle_steps=7)),
+        (OLD_CONTINUITY, ContinuityConfig(budget=24, seed=5, mass_bias="off")),
+        (OLD_CONTINUITY | {"merge": False}, ContinuityConfig(budget=24, seed=5, mass_bias="off", merge=False)),
+        (OLD_CONTINUITY | {"recycle": True}, PaperConfig(budget=24, seed=5, mass_bias="off").with_fields(
+            OLD_CONTINUITY | {"recycle": True})),
+        ({"policy": "agglomerative", "pseudo_tokens": 1, "residual": False, "decay": "off", "merge": False},
+         DurableConfig(budget=24, seed=5, mass_bias="off")),
+        ({"policy": "agglomerative", "merge_mass_power": 0.5, "pseudo_tokens": 4},
+         DurableConfig(budget=24, seed=5, mass_bias="off", merge_mass_power=0.5, pseudo_tokens=4, residual=True)),
+    ],
+)  # fmt: skip
+def test_settings_of_old_states_are_those_of_the_memory_that_they_named(
+    old: dict[str, object], config: MemoryConfig
+) -> None:
+    assert MemoryConfig.from_dict(migrate(OLD | old)) == config
+
+
+def test_migration_leaves_what_is_new_or_unknown_alone() -> None:
+    for name in CONFIGS:
+        settings = MemoryConfig.of(name, budget=64).to_dict()
+        assert migrate(settings) == settings
+    with pytest.raises(ConfigError, match="kmax"):
+        MemoryConfig.from_dict(migrate(OLD | {"kmax": 3}))
+    assert migrate({"kind": ["protokv"]}) == {"kind": ["protokv"]}
 
 
 @pytest.mark.parametrize(
@@ -99,32 +160,57 @@ def test_a_config_survives_json() -> None:
         ("codewords", 1),
         ("warmup_residuals", 15),
         ("smoothing", 0.0),
-        ("kind", 3),
+        ("budget", 2**24 + 1),
+        pytest.param("budget", 10**5000, id="budget of 5001 digits"),
+        ("seed", 2**63),
+        ("merge_key_distance", 1e300),
+        ("spatial_weight", 10**400),
+        ("kmeans_iterations", 10**9),
+        ("split", (1, 10**30)),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
-        MemoryConfig.from_dict({field: value})
+        MemoryConfig.from_dict({"kind": "paper", field: value})
     assert field in refused.value.message
-    assert str(value) in refused.value.message
+    assert len(str(refused.value.message)) < 200
+    assert (isinstance(value, int) and value > 10**80) or repr(value) in refused.value.message
 
 
 @pytest.mark.parametrize("split", [(0, 0), (-1, 3), (3, -1)])
 def test_a_split_that_leaves_nothing_is_refused(split: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match=f"split: .* got {split[0]}:{split[1]}"):
-        ProtoKVConfig(split=split)
+    with pytest.raises(ConfigError, match="split: "):
+        PaperConfig(split=split)
 
 
 def test_an_unknown_setting_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="kmax"):
         MemoryConfig.from_dict({"kmax": 3})
-    with pytest.raises(ConfigError, match="lasting"):
-        ProtoKVConfig.preset("lasting", 512)
+    with pytest.raises(ConfigError, match="decay: there is no such setting of durable"):
+        MemoryConfig.of("durable", decay="off")
+
+
+@pytest.mark.parametrize("name", ["lasting", "protokv", "", 3, None, ["durable"], {"a": 1}, "x" * 10_000])
+def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) -> None:
+    with pytest.raises(ConfigError, match="there is no memory") as refused:
+        MemoryConfig.from_dict({"kind": name})
+    assert len(refused.value.message) < 200
+    assert "durable, paper, continuity" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("cls", CONFIGS.values())
+def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(cls: type[MemoryConfig]) -> None:
+    ranges = {name: span for base in cls.__mro__ for name, span in vars(base).get("ranges", {}).items()}
+    numeric = {name for name, value in cls().to_dict().items() if type(value) in (int, float, list)}
+    assert ranges.keys() == numeric
+    for low, high in ranges.values():
+        assert -1 <= low < high <= 2**63
+        assert low**2 < float("inf") > float(high) ** 2
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_setting_is_documented(kind: str) -> None:
-    documentation = f"{CONFIGS[kind].__doc__}{MemoryConfig.__doc__}"
+    documentation = "".join(str(cls.__doc__) for cls in CONFIGS[kind].__mro__)
     for field in dataclasses.fields(CONFIGS[kind]):
         assert f" {field.name}:" in documentation or f" {field.name}," in documentation, field.name
 
@@ -143,5 +229,5 @@ def test_text_that_is_no_budget_is_refused(text: str) -> None:
 
 
 def test_idle_mass_is_kept_in_whole_numbers() -> None:
-    kept = ProtoKVConfig().kept_mass
+    kept = PaperConfig().kept_mass
     assert [int(kept * mass) for mass in (1, 19, 20, 21, 40, 100)] == [0, 18, 19, 19, 38, 95]

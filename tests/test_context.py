@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig
 from protokv.context import Anchoring, SlotContext
 from protokv.memory import build_memory
 from protokv.rotary import rotate, turn, unrotate
@@ -107,7 +107,7 @@ def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) ->
         small_config(29),
         small_config(29, anchor="average", residual=False),
         small_config(29, split=(0, 1)),
-        ProtoKVConfig.durable(29),
+        DurableConfig(budget=29),
         MemoryConfig.of("sliding-window", budget=29),
     ],
     ids=["paper", "average", "far-only", "durable", "sliding-window"],

@@ -18,8 +18,9 @@ def test_the_public_names_are_these() -> None:
     assert protokv.__all__ == [
         "Answer",
         "Decoding",
+        "DurableConfig",
         "MemoryConfig",
-        "ProtoKVConfig",
+        "PaperConfig",
         "Session",
         "__version__",
         "load",

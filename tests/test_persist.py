@@ -12,7 +12,7 @@ import torch
 import protokv
 from protokv import snapshot
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound
 from protokv.ingest import Commit, Every, Summary, ingest
 from protokv.persist import from_state, load, save, to_state
@@ -25,10 +25,10 @@ from tests.conftest import random_frames
 from tests.snapshot.nursery import Prepared
 
 CONFIGS = {
-    "paper": ProtoKVConfig.paper(40),
-    "durable": ProtoKVConfig.durable(40),
-    "sliding-window": MemoryConfig.of(kind="sliding-window", budget=40),
-    "full": MemoryConfig.of(kind="full", budget=40),
+    "paper": PaperConfig(budget=40),
+    "durable": DurableConfig(budget=40),
+    "sliding-window": MemoryConfig.of("sliding-window", budget=40),
+    "full": MemoryConfig.of("full", budget=40),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_clock_that_contradicts_the_model_is_refused(tiny: Backbone) -> None:
 
 
 def test_the_file_is_as_large_after_a_long_stream_as_after_a_short_one(tiny: Backbone, tmp_path: Path) -> None:
-    config = ProtoKVConfig.durable(40).with_fields({"residual": False})
+    config = DurableConfig(budget=40).with_fields({"residual": False})
     session = watched(tiny, config, 0, 9)
     save(session, tmp_path / "short.safetensors")
     save(watched(tiny, config, 9, 90, session), tmp_path / "long.safetensors")
@@ -224,8 +224,8 @@ class TestAppending:
     @pytest.mark.parametrize(
         ("field", "change"),
         [
-            ("memory.budget", {"config": ProtoKVConfig.durable(44)}),
-            ("memory.seed", {"config": ProtoKVConfig.durable(40).with_fields({"seed": 1})}),
+            ("memory.budget", {"config": DurableConfig(budget=44)}),
+            ("memory.seed", {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
             ("fps", {"fps": 3.0}),
         ],
     )

@@ -11,7 +11,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import CONFIGS, MemoryConfig, ProtoKVConfig
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError, PositionWarning
 from protokv.generate import Decoding
 from protokv.rotary import turn
@@ -66,13 +66,13 @@ def test_logits_equal_the_plain_model_while_nothing_was_evicted(
 def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: int, kv_heads: int) -> None:
     folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    session = watched(backbone, 4, ProtoKVConfig(budget=400))
+    session = watched(backbone, 4, PaperConfig(budget=400))
     expected = plain_logits(folder, backbone, 4, QUESTION)
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, tiny_folder: Path) -> None:
-    session = watched(tiny, 4, ProtoKVConfig(budget=400))
+    session = watched(tiny, 4, PaperConfig(budget=400))
     expected = plain_logits(tiny_folder, tiny, 5, QUESTION)
     assert (session.prefill(QUESTION) - expected).abs().max() > 1e-2
 
@@ -92,7 +92,7 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
 
 
 def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -> None:
-    config = ProtoKVConfig(budget=40, pseudo_tokens=2)
+    config = PaperConfig(budget=40, pseudo_tokens=2)
     quiet, curious = Session(tiny, config), Session(tiny, config)
     for step in range(9):
         quiet.watch(random_frames(step))
@@ -102,14 +102,14 @@ def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -
 
 
 def test_the_answer_is_the_greedy_continuation_of_the_plain_model(tiny: Backbone, tiny_folder: Path) -> None:
-    session = watched(tiny, 3, ProtoKVConfig(budget=400))
+    session = watched(tiny, 3, PaperConfig(budget=400))
     answer = session.ask(QUESTION, Decoding(max_new_tokens=1))
     best = int(plain_logits(tiny_folder, tiny, 3, QUESTION)[-1].argmax())
     assert answer.text == tiny.decode([best]).strip()
 
 
 def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:
-    session = watched(tiny, 2, ProtoKVConfig(budget=400))
+    session = watched(tiny, 2, PaperConfig(budget=400))
     decoding = Decoding(max_new_tokens=6)
     pieces = list(session.stream(QUESTION, decoding))
     answer = session.ask(QUESTION, decoding)
@@ -118,14 +118,14 @@ def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> N
 
 
 def test_an_answer_ends_where_the_model_ends_it(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = watched(tiny, 2, ProtoKVConfig(budget=400))
+    session = watched(tiny, 2, PaperConfig(budget=400))
     monkeypatch.setattr(tiny, "stop_ids", frozenset(range(48)))
     answer = session.ask(QUESTION)
     assert (answer.text, answer.tokens) == ("", 0)
 
 
 def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone) -> None:
-    session = watched(tiny, 2, ProtoKVConfig(budget=400))
+    session = watched(tiny, 2, PaperConfig(budget=400))
     texts = {
         seed: [session.ask(QUESTION, Decoding(max_new_tokens=12, temperature=2.0, seed=seed)).text for _ in range(2)]
         for seed in range(4)
@@ -135,7 +135,7 @@ def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone)
 
 
 def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
-    session = Session(tiny, ProtoKVConfig(budget=400))
+    session = Session(tiny, PaperConfig(budget=400))
     session.watch(random_frames(0), time_s=0.0)
     session.watch(random_frames(1), time_s=60.0)
     # Two positions a second behind a prefix of three tokens.
@@ -147,7 +147,7 @@ def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
 def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
     tiny: Backbone, mode: str, sees_prototypes: bool
 ) -> None:
-    config = ProtoKVConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
+    config = PaperConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
     session = watched(tiny, 13, config)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     tensors["bank.value_center"] += 1
@@ -160,13 +160,13 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
 
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
-    stream, compact = (watched(tiny, 6, ProtoKVConfig(budget=400, positions=p)) for p in ("stream", "compact"))
+    stream, compact = (watched(tiny, 6, PaperConfig(budget=400, positions=p)) for p in ("stream", "compact"))
     assert torch.equal(stream.prefill(QUESTION), compact.prefill(QUESTION))
 
 
 @pytest.mark.parametrize(
     "config",
-    [ProtoKVConfig.paper(72), ProtoKVConfig.durable(72), MemoryConfig.of("sliding-window", budget=72)],
+    [PaperConfig(budget=72), DurableConfig(budget=72), MemoryConfig.of("sliding-window", budget=72)],
     ids=lambda config: config.name,
 )
 def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, config: MemoryConfig) -> None:
@@ -216,7 +216,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
-    session = Session(tiny, ProtoKVConfig.durable(48))
+    session = Session(tiny, DurableConfig(budget=48))
 
     def watch_all() -> None:
         for step in range(40):
@@ -225,7 +225,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
     with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
         watch_all()
     assert len(told) == 1
-    compact = Session(tiny, ProtoKVConfig.durable(16).with_fields({"positions": "compact"}))
+    compact = Session(tiny, DurableConfig(budget=16).with_fields({"positions": "compact"}))
     for step in range(40):
         compact.watch(random_frames(step))
 
@@ -233,7 +233,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan")])
 def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
     with pytest.raises(ConfigError, match="fps"):
-        Session(tiny, ProtoKVConfig(), fps=fps)
+        Session(tiny, PaperConfig(), fps=fps)
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

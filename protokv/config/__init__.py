@@ -1,42 +1,57 @@
-"""Settings of memories: one frozen dataclass a kind, and `CONFIGS`, which finds it by the kind's name.
+"""Settings of memories: one frozen dataclass a memory, and `CONFIGS`, which finds it by the memory's name.
 
-Adding a memory adds its dataclass here. Nothing in this package imports torch, so that the command line can check
-settings before it loads anything.
+The name is the only one that a memory has: on the command line, in states, in tables and in JSON. Adding a memory adds
+its dataclass here. Nothing in this package imports torch, so that settings can be checked before anything is loaded.
 """
 
 from __future__ import annotations
 
 from protokv.config.base import MemoryConfig, parse_budget, parse_setting
-from protokv.config.protokv import PRESETS, ProtoKVConfig
-from protokv.config.retention import FullConfig, InfiniPotVConfig, LastFramesConfig, SlidingWindowConfig
-from protokv.config.retrieval import DyCokeConfig, DyCokeDecodeConfig, ReKVConfig
+from protokv.config.durable import DurableConfig
+from protokv.config.dycoke import DyCokeConfig, DyCokeDecodeConfig
+from protokv.config.exact import FullConfig, LastFramesConfig, SlidingWindowConfig
+from protokv.config.infinipot_v import InfiniPotVConfig
+from protokv.config.migration import migrate
+from protokv.config.paper import ContinuityConfig, PaperConfig
+from protokv.config.prototypes import PrototypeConfig
+from protokv.config.rekv import ReKVConfig
 
 __all__ = [
     "CONFIGS",
-    "PRESETS",
+    "DEFAULT",
+    "ContinuityConfig",
+    "DurableConfig",
     "DyCokeConfig",
     "DyCokeDecodeConfig",
     "FullConfig",
     "InfiniPotVConfig",
     "LastFramesConfig",
     "MemoryConfig",
-    "ProtoKVConfig",
+    "PaperConfig",
+    "PrototypeConfig",
     "ReKVConfig",
     "SlidingWindowConfig",
+    "migrate",
     "parse_budget",
     "parse_setting",
 ]
 
 CONFIGS: dict[str, type[MemoryConfig]] = {
-    config.kind: config
+    config.name: config
     for config in (
-        ProtoKVConfig,
-        SlidingWindowConfig,
+        DurableConfig,
+        PaperConfig,
+        ContinuityConfig,
         InfiniPotVConfig,
-        LastFramesConfig,
-        FullConfig,
         ReKVConfig,
         DyCokeConfig,
         DyCokeDecodeConfig,
+        LastFramesConfig,
+        SlidingWindowConfig,
+        FullConfig,
     )
 }
+"""The settings of each memory by its name; the defaults of the class are those of the name."""
+
+DEFAULT = DurableConfig.name
+"""The memory that is used where none is named."""

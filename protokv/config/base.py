@@ -1,8 +1,8 @@
 """`MemoryConfig`: what the settings of every memory have in common, and how settings are checked.
 
-A setting is a field of a frozen dataclass; each kind of memory has a dataclass of its own (`protokv.config.CONFIGS`).
-Owns the budget's grammar and the wording of a refused setting. Knows nothing of tensors: sizes that depend on the model
-are checked when the memory is built.
+A setting is a field of a frozen dataclass; each memory has a dataclass of its own (`protokv.config.CONFIGS`), whose
+defaults are that memory's. Owns the budget's grammar and the wording of a refused setting. Knows nothing of tensors:
+sizes that depend on the model are checked when the memory is built.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError
 
 EncodeWith = Literal["all", "near"]
 Positions = Literal["stream", "compact"]
 
+MOST_TOKENS: Final = 2**24
+"""The largest budget: beyond what any device holds, and low enough that no product of settings overflows."""
+MOST_WEIGHT: Final = 1e6
+"""The largest weight or distance: its square times any finite key of a real model is a finite float32."""
+
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """The settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the kind.
+    """The settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the memory.
 
     Attributes:
+        name: of the memory, the same wherever it is named.
+        ranges: least and greatest value of each numeric setting that a class declares, both included.
         budget: |M|, visual tokens that attention may read at query time. The prompt prefix is kept besides.
         positions: "stream" shows every token at the position it had in the stream, as the paper does; "compact" shows
             what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
@@ -35,7 +42,9 @@ class MemoryConfig:
         seed: of everything that is drawn.
     """
 
-    kind: ClassVar[str]
+    name: ClassVar[str]
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"budget": (1, MOST_TOKENS), "seed": (0, 2**63 - 1)}
+
     budget: int = 6000
     positions: Positions = "stream"
     encode_with: EncodeWith = "all"
@@ -45,8 +54,17 @@ class MemoryConfig:
         hints = get_type_hints(type(self))
         for field in fields(self):
             check_type(field.name, getattr(self, field.name), hints[field.name])
-        check_range("budget", self.budget, 1, None)
-        check_range("seed", self.seed, 0, None)
+        for cls in reversed(type(self).__mro__):
+            for name, (low, high) in vars(cls).get("ranges", {}).items():
+                check_range(name, getattr(self, name), low, high)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other; each is of its type and within its range already.
+
+        Raises:
+            ConfigError: naming one of them.
+        """
 
     @property
     def near_tokens(self) -> int:
@@ -58,43 +76,46 @@ class MemoryConfig:
         """K, prototypes of each layer and KV head."""
         return 0
 
-    @property
-    def name(self) -> str:
-        """The kind if all else is default, whatever the seed; else "custom"."""
-        return self.kind if replace(self, seed=0) == type(self)(budget=self.budget) else "custom"
+    def changes(self) -> dict[str, Any]:
+        """Settings other than the defaults of the name, the budget and the seed left out: what a table shows of them.
+
+        Plain JSON values, in the order of the fields.
+        """
+        ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).to_dict()
+        return {name: value for name, value in ours.items() if value != defaults[name]}
 
     @staticmethod
-    def of(kind: str, **settings: Any) -> MemoryConfig:
-        """The settings of a kind of memory by its name.
+    def of(name: str, **settings: Any) -> MemoryConfig:
+        """The settings of a memory by its name.
 
         Raises:
-            ConfigError: there is no such kind, or a setting is unknown, of a wrong type or out of range.
+            ConfigError: there is no such memory, or a setting is unknown, of a wrong type or out of range.
         """
-        return MemoryConfig.from_dict({"kind": kind} | settings)
+        return MemoryConfig.from_dict({"kind": name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """This config with some fields changed, under the same checks as `from_dict`."""
         return replace(self, **known_fields(type(self), changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, `kind` and one a field."""
+        """Plain JSON values: the name under `kind`, and one a field."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {"kind": self.kind} | values
+        return {"kind": self.name} | values
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
         """The inverse of `to_dict`. A field that is left out has its default.
 
         Raises:
-            ConfigError: the kind or a field is unknown, of a wrong type or out of range; the message names it.
+            ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
         """
-        from protokv.config import CONFIGS
+        from protokv.config import CONFIGS, DEFAULT
 
         settings = dict(data)
-        kind = settings.pop("kind", "protokv")
-        if kind not in CONFIGS:
-            raise ConfigError(f"kind: expected one of {', '.join(CONFIGS)}, got {kind!r}")
-        cls = CONFIGS[kind]
+        name = settings.pop("kind", DEFAULT)
+        if not isinstance(name, str) or name not in CONFIGS:
+            raise ConfigError(f"there is no memory {shorten(name)}", hint=f"use one of {', '.join(CONFIGS)}")
+        cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
 
 
@@ -104,7 +125,7 @@ def parse_budget(text: str | int) -> int:
     Raises:
         ConfigError: it is none of these, or not a whole positive number of tokens.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", str(text).strip().lower())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", str(text).strip().lower())
     tokens = Fraction(match[1]) * _UNITS[match[2]] if match else Fraction(0)
     if tokens < 1 or tokens.denominator != 1:
         raise ConfigError(
@@ -138,7 +159,7 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
     for name in data:
         if name not in known:
             hint = f"known settings: {', '.join(sorted(known))}"
-            raise ConfigError(f"{name}: there is no such setting of {cls.kind}", hint=hint)
+            raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
@@ -146,21 +167,30 @@ def check_type(name: str, value: object, hint: Any) -> None:
     """Refuse a value of another type than the annotation of its field says."""
     if get_origin(hint) is Literal:
         if not isinstance(value, str) or value not in get_args(hint):
-            raise ConfigError(f"{name}: expected one of {', '.join(get_args(hint))}, got {value!r}")
+            raise ConfigError(f"{name}: expected one of {', '.join(get_args(hint))}, got {shorten(value)}")
         return
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
-            raise ConfigError(f"{name}: expected two whole numbers, got {value!r}")
+            raise ConfigError(f"{name}: expected two whole numbers, got {shorten(value)}")
         return
     # A bool is an int to Python, never to a setting; a whole number may stand for a real one.
     accepted = (int, float) if hint is float else (hint,)
     if type(value) not in accepted:
-        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {value!r}")
+        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten(value)}")
 
 
-def check_range(name: str, value: float, low: float, high: float | None) -> None:
-    """Refuse a number that is not from `low` to `high`, both included."""
-    # Written so that NaN and infinity are refused as well.
-    if not low <= value < float("inf") or (high is not None and value > high):
-        span = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name}: expected {span}, got {value}")
+def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:
+    """Refuse a number, or a tuple with a number, that is not from `low` to `high`, both included."""
+    for part in value if isinstance(value, tuple) else (value,):
+        # Written so that NaN is refused as well.
+        if not low <= part <= high:
+            raise ConfigError(f"{name}: expected {low} to {high}, got {shorten(value)}")
+
+
+def shorten(value: object) -> str:
+    """A value as it stands in an error message: as Python writes it, on one line, cut off where it is long."""
+    try:
+        text = ascii(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."

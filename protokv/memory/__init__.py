@@ -22,18 +22,27 @@ from protokv.rotary import Rotary
 __all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory"]
 
 MEMORIES: dict[str, type[Memory]] = {
-    memory.kind: memory
-    for memory in (ProtoKV, SlidingWindow, InfiniPotV, LastFrames, FullCache, ReKV, DyCoke, DyCokeDecode)
+    "durable": ProtoKV,
+    "paper": ProtoKV,
+    "continuity": ProtoKV,
+    "infinipot-v": InfiniPotV,
+    "rekv": ReKV,
+    "dycoke": DyCoke,
+    "dycoke-decode": DyCokeDecode,
+    "last-frames": LastFrames,
+    "sliding-window": SlidingWindow,
+    "full": FullCache,
 }
+"""The class of each memory by its name, the names of `protokv.config.CONFIGS`."""
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    """An empty memory of the kind that the config names; where the layers of a model are, if these are several places.
+    """The empty memory that the config names; where the layers of a model are, if these are several places.
 
     Raises:
         ConfigError: the config does not fit the model.
     """
-    kind = MEMORIES[config.kind]
+    cls = MEMORIES[config.name]
     if len(set(shape.layer_devices or ())) > 1:
-        return LayerShards(kind, config, shape, rotary)
-    return kind(config, shape, rotary)
+        return LayerShards(cls, config, shape, rotary)
+    return cls(config, shape, rotary)

@@ -96,14 +96,12 @@ class Memory(ABC):
     """State of a stream. One memory serves all layers and KV heads of a model.
 
     Attributes:
-        kind: its name in the registry.
         bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
         layer_axis: the axis of the layers in tensors of its state, by name, where it is not the first one; None where
             the tensor is the same for all layers. Read where a model is spread over several devices (`sharded`).
         across_layers: whether what a layer reads depends on another layer, so that all must be in one memory.
     """
 
-    kind: ClassVar[str]
     bounded: ClassVar[bool] = True
     layer_axis: ClassVar[Mapping[str, int | None]] = {}
     across_layers: ClassVar[bool] = False

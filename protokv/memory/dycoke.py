@@ -40,7 +40,6 @@ class DyCoke(SlidingWindow):
     is empty until the first step, and of that step's size from then on.
     """
 
-    kind: ClassVar[str] = "dycoke"
     layer_axis: ClassVar[Mapping[str, int | None]] = {
         **SlidingWindow.layer_axis,
         "merge.reference": None,

@@ -35,7 +35,6 @@ from protokv.rotary import Rotary
 class DyCokeDecode(FullCache):
     """The full cache; what a question recalls prunes itself."""
 
-    kind: ClassVar[str] = "dycoke-decode"
     across_layers: ClassVar[bool] = True
 
     def __init__(self, config: DyCokeDecodeConfig, shape: MemoryShape, rotary: Rotary) -> None:

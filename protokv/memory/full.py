@@ -26,7 +26,6 @@ _GROWING = {"near.keys": 2, "near.values": 2, "near.positions": 0, "near.coordin
 class FullCache(ExactMemory):
     """All tokens of the stream. The state is that of a window which no step has left."""
 
-    kind: ClassVar[str] = "full"
     bounded: ClassVar[bool] = False
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:

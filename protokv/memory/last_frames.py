@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,8 +36,6 @@ from protokv.rotary import Rotary
 
 class LastFrames(ExactMemory):
     """The last N whole steps that the budget has room for; of a step larger than the budget its last tokens."""
-
-    kind: ClassVar[str] = "last-frames"
 
     def __init__(self, config: LastFramesConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from protokv.rotary import Rotary
 class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
-    kind: ClassVar[str] = "layer-shards"
-
     def __init__(self, cls: type[Memory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         """Empty memories.
 
@@ -42,7 +40,7 @@ class LayerShards(Memory):
         """
         if cls.across_layers:
             raise ConfigError(
-                f"the memory {cls.kind} cannot be spread over devices: a layer of it looks at what another one did",
+                f"the memory {config.name} cannot be spread over devices: a layer of it looks at what another one did",
                 hint="load the model on one device, or choose another memory",
             )
         self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary

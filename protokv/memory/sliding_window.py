@@ -7,7 +7,6 @@ The whole budget is the near window of `near`; what leaves it is forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,8 +20,6 @@ from protokv.rotary import Rotary
 
 class SlidingWindow(ExactMemory):
     """W = budget exact tokens, whole steps leaving oldest first."""
-
-    kind: ClassVar[str] = "sliding-window"
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._shape = shape

@@ -11,7 +11,7 @@
 | splits | 1:5, 1:3, 1:2, 3:1 and S = 1, 2, 4, 8, 16 | budget allocation |
 | coefficients | each constant halved and doubled | coefficient sweep |
 
-The rows of the paper's tables are variations of its own configuration (`ProtoKVConfig.paper`).
+The rows of the paper's tables are variations of its own configuration (`PaperConfig`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protokv.config import CONFIGS, FullConfig, MemoryConfig, ProtoKVConfig
-from protokv.config.protokv import PRESETS
+from protokv.config import FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.replay.runner import Variant
 from protokv.replay.streams import Pressure
@@ -57,7 +56,7 @@ class Study:
         found: dict[tuple[str, int], Variant] = {}
         for budget in budgets or self.budgets:
             for variant in self.memories(budget):
-                size = 0 if variant.config.kind == FullConfig.kind else variant.config.budget
+                size = 0 if variant.config.name == FullConfig.name else variant.config.budget
                 found.setdefault((variant.label, size), variant)
         return list(found.values())
 
@@ -72,18 +71,11 @@ def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]
 
 
 def name_memory(name: str, budget: int) -> Variant:
-    """A memory by its kind, or by the name of a preset of ProtoKV.
+    """A memory by its name.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: there is none of this name.
     """
-    if name in PRESETS:
-        return Variant(name, ProtoKVConfig.preset(name, budget))
-    if name == ProtoKVConfig.kind:
-        return Variant("durable", ProtoKVConfig.durable(budget))
-    if name not in CONFIGS:
-        known = ", ".join((*PRESETS, *CONFIGS))
-        raise ConfigError(f"there is no memory {name!r}", hint=f"use some of {known}")
     return Variant(name, MemoryConfig.of(name, budget=budget))
 
 
@@ -132,7 +124,7 @@ _SWEPT: Final = {
 def _vary_paper(changes: dict[str, dict[str, Any]]) -> Callable[[int], list[Variant]]:
     """The paper's configuration with the fields of each row changed."""
     return lambda budget: [
-        Variant(row, ProtoKVConfig.paper(budget).with_fields(fields)) for row, fields in changes.items()
+        Variant(row, PaperConfig(budget=budget).with_fields(fields)) for row, fields in changes.items()
     ]
 
 
@@ -150,7 +142,7 @@ def _compare_around(budget: int) -> list[Variant]:
 
 
 def _sweep_coefficients(budget: int) -> list[Variant]:
-    base = ProtoKVConfig.paper(budget)
+    base = PaperConfig(budget=budget)
     found = [Variant("paper", base)]
     for row, names in _SWEPT.items():
         for factor in (0.5, 2.0):

@@ -16,7 +16,7 @@ from torch import Tensor
 from protokv import persist
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.context import SlotContext
 from protokv.errors import ConfigError, PositionWarning, StateMismatch
 from protokv.generate import Decoding
@@ -40,8 +40,8 @@ SIZES = {
 }
 # Small enough that a dozen steps of any family overflow them, large enough for a bank.
 SMALL = {
-    "durable": ProtoKVConfig.durable(30),
-    "paper": ProtoKVConfig.paper(40).with_fields({"warmup_residuals": 17}),
+    "durable": DurableConfig(budget=30),
+    "paper": PaperConfig(budget=40).with_fields({"warmup_residuals": 17}),
     "sliding-window": MemoryConfig.of("sliding-window", budget=30),
 }
 

@@ -18,7 +18,7 @@ from protokv import persist
 from protokv.backbones import FAMILIES, load_backbone, loading
 from protokv.backbones.base import Backbone
 from protokv.backbones.loading import find_devices
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.generate import Decoding
 from protokv.memory.sharded import LayerShards
@@ -370,7 +370,7 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     """All on one CPU, and yet different devices to whoever compares them."""
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
-    config = MemoryConfig.of("full", budget=64) if preset == "full" else ProtoKVConfig.preset(preset, 40)
+    config = MemoryConfig.of("full", budget=64) if preset == "full" else MemoryConfig.of(preset, budget=40)
     sessions = [Session(backbone, config) for backbone in (tiny, spread)]
     assert isinstance(sessions[1].memory, LayerShards)
     for index in range(10):

@@ -11,7 +11,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from protokv.attention import attend
-from protokv.config import PRESETS, MemoryConfig, ProtoKVConfig
+from protokv.config import MemoryConfig, PaperConfig
 from protokv.memory import MEMORIES
 from protokv.memory.protokv import maintenance
 from protokv.memory.protokv import memory as protokv
@@ -24,12 +24,17 @@ pytestmark = pytest.mark.timeout(3600)
 ROUNDS = 7
 
 PROTOKV: dict[str, Callable[[int], MemoryConfig]] = {
-    **{f"protokv-{name}": lambda budget, name=name: ProtoKVConfig.preset(name, budget) for name in PRESETS},
-    "protokv-joint": lambda budget: ProtoKVConfig(budget=budget, histograms="joint"),
-    "protokv-variance": lambda budget: ProtoKVConfig(budget=budget, allocation="variance"),
+    **{
+        f"protokv-{name}": lambda budget, name=name: MemoryConfig.of(name, budget=budget)
+        for name in ("paper", "durable", "continuity")
+    },
+    "protokv-joint": lambda budget: PaperConfig(budget=budget, histograms="joint"),
+    "protokv-variance": lambda budget: PaperConfig(budget=budget, allocation="variance"),
 }
 OTHERS: dict[str, Callable[[int], MemoryConfig]] = {
-    kind: lambda budget, kind=kind: MemoryConfig.of(kind, budget=budget) for kind in MEMORIES if kind != "protokv"
+    kind: lambda budget, kind=kind: MemoryConfig.of(kind, budget=budget)
+    for kind in MEMORIES
+    if MEMORIES[kind] is not protokv.ProtoKV
 }
 CASES = [(name, budget, "moving") for name in PROTOKV | OTHERS for budget in (6, 24)]
 CASES += [(name, 6, "still") for name in PROTOKV]

@@ -15,7 +15,7 @@ from tests.cli.conftest import Program
 
 @pytest.fixture
 def state(protokv: Program, video: Path) -> Path:
-    result = protokv("ingest", video, "--budget", "24", "--preset", "paper", "--json")
+    result = protokv("ingest", video, "--budget", "24", "--memory", "paper", "--json")
     assert result.code == 0, result.err
     return protokv.folder / "clip.safetensors"
 
@@ -25,7 +25,7 @@ def test_the_document_holds_what_the_contract_promises(protokv: Program, state: 
     assert document["format_version"] == 2
     assert document["backbone"]["family"] == "qwen2_5_vl"
     memory = document["memory"]
-    assert (memory["kind"], memory["preset"], memory["budget"]) == ("protokv", "paper", 24)
+    assert (memory["kind"], memory["changes"], memory["budget"]) == ("paper", {}, 24)
     assert memory["near_tokens"] + memory["prototypes"] * memory["pseudo_tokens"] == 24
     stream = document["stream"]
     assert (stream["source"], stream["steps"], stream["duration_s"]) == ("clip.mp4", 12, 12.0)
@@ -94,7 +94,7 @@ def test_a_state_in_memory_is_a_state(protokv: Program, state: Path) -> None:
 def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     protokv: Program, state: Path, video: Path
 ) -> None:
-    assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24", "--preset", "durable").code == 0
+    assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24", "--memory", "durable").code == 0
     result = protokv("inspect", state, "two.safetensors", "--json")
     assert result.code == Exit.FAILURE
     (found,) = result.rows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
+from protokv.config import DurableConfig, PaperConfig
 from protokv.context import EMPTY, Context
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.rotary import rotate, unrotate
@@ -72,7 +72,7 @@ def shape_of(
     return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
 
 
-def small_config(budget: int = 29, **changes: object) -> MemoryConfig:
+def small_config(budget: int = 29, **changes: object) -> PaperConfig:
     """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
     defaults = {
         "pseudo_tokens": 2,
@@ -83,8 +83,13 @@ def small_config(budget: int = 29, **changes: object) -> MemoryConfig:
         "merge_key_distance": 0.5,
         "merge_value_distance": 0.5,
     }
-    kind = changes.pop("kind", "protokv")
-    return MemoryConfig.from_dict({"kind": kind, "budget": budget} | (defaults if kind == "protokv" else {}) | changes)
+    return PaperConfig(budget=budget).with_fields(defaults | changes)
+
+
+def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
+    """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics."""
+    defaults = {"pseudo_tokens": 2, "residual": True, "subquantizers": 2, "codewords": 4, "warmup_residuals": 11}
+    return DurableConfig(budget=budget).with_fields(defaults | changes)
 
 
 def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:

@@ -8,21 +8,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
 from protokv.memory.base import StepKV
 from protokv.memory.protokv import agglomerative, ward
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_ward import NaiveAgglomerative
-from tests.memory.streams import World, copy_of, feed, same, shape_of, small_config
+from tests.memory.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.memory.test_oracle import compare_context, compare_state, flat
 
 TIE = 1e-5
-
-
-def agglomerative_config(**changes: object) -> ProtoKVConfig:
-    config = small_config(**{"policy": "agglomerative"} | changes)
-    assert isinstance(config, ProtoKVConfig)
-    return config
 
 
 @given(
@@ -60,7 +53,7 @@ def test_the_fast_bank_equals_merging_written_out(
     things: int,
     noise: float,
 ) -> None:
-    settings = agglomerative_config(**config)
+    settings = small_durable(**config)
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=noise, things=things)
     fast, naive = ProtoKV(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
@@ -94,7 +87,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=3, max_size=14)
 def test_mass_is_conserved_and_no_more_than_k_are_alive(
     world_type: type[World], lengths: list[int], budget: int, seed: int
 ) -> None:
-    settings = agglomerative_config(budget=budget, pseudo_tokens=1)
+    settings = small_durable(budget=budget, pseudo_tokens=1)
     world = world_type(shape_of(heads=3), seed)
     memory = ProtoKV(settings, world.shape, world.rotary)
     feed(memory, world, lengths)
@@ -112,7 +105,7 @@ def test_mass_is_conserved_and_no_more_than_k_are_alive(
 def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
     world_type: type[World], lengths: list[int], budget: int, seed: int, residual: bool, power: float
 ) -> None:
-    settings = agglomerative_config(budget=budget, residual=residual, merge_mass_power=power)
+    settings = small_durable(budget=budget, residual=residual, merge_mass_power=power)
     world = world_type(shape_of(heads=2, size=16), seed)
     kept, reloaded = (ProtoKV(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
@@ -129,7 +122,7 @@ def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
 @pytest.mark.parametrize("power", [1.0, 0.25])
 def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes(power: float) -> None:
     world = World(shape_of(layers=2, heads=2, size=16), seed=4, things=150)
-    settings = agglomerative_config(budget=160, pseudo_tokens=1, residual=False, merge_mass_power=power)
+    settings = small_durable(budget=160, pseudo_tokens=1, residual=False, merge_mass_power=power)
     kept, reloaded = (ProtoKV(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
     kept.start(*sink)
@@ -149,7 +142,7 @@ def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes(power: float) -> 
 @given(st.integers(0, 2**16), st.permutations(range(6)))
 def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     shape = shape_of(layers=1, heads=6, size=8)
-    settings = agglomerative_config(budget=30, residual=False)
+    settings = small_durable(budget=30, residual=False)
     world = World(shape, seed)
     steps = [world.step(index, 5) for index in range(14)]
     sink = world.sink()
@@ -171,7 +164,7 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 ) -> None:
     def state() -> dict[str, Tensor]:
         world = World(shape_of(heads=2, size=12), seed=5)
-        memory = ProtoKV(agglomerative_config(budget=90, pseudo_tokens=1), world.shape, world.rotary)
+        memory = ProtoKV(small_durable(budget=90, pseudo_tokens=1), world.shape, world.rotary)
         memory.start(*world.sink())
         for index in range(40):
             memory.append(world.step(index, 1 + index * 5 % 11))
@@ -188,7 +181,7 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 
 def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
     world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
-    settings = agglomerative_config(budget=24, pseudo_tokens=1, split=(0, 1), residual=False)
+    settings = small_durable(budget=24, pseudo_tokens=1, split=(0, 1), residual=False)
     memory = ProtoKV(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     cue = world.step(0, 1)
@@ -209,7 +202,7 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
 @pytest.mark.parametrize(("anchor", "expected"), [("recent", 9.0), ("first", 2.0), ("average", 6.0)])
 def test_the_anchor_of_merged_tokens_is_as_configured(anchor: str, expected: float) -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), seed=0)
-    settings = agglomerative_config(budget=1, pseudo_tokens=1, split=(0, 1), residual=False, anchor=anchor)
+    settings = small_durable(budget=1, pseudo_tokens=1, split=(0, 1), residual=False, anchor=anchor)
     memory = ProtoKV(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     for index, position in enumerate((2, 9, 7)):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.memory.protokv.allocation import Layout, by_variance
 from protokv.memory.protokv.memory import ProtoKV
@@ -169,7 +169,7 @@ def test_one_slot_each_leaves_nothing_to_deal_out() -> None:
 
 def test_a_variance_of_residuals_that_are_not_kept_is_refused() -> None:
     with pytest.raises(ConfigError, match="allocation"):
-        ProtoKVConfig(allocation="variance", residual=False)
+        PaperConfig(allocation="variance", residual=False)
 
 
 def test_pairs_cost_half_as_many_bytes_as_there_are_codewords_times_more() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import MEMORIES, Memory, build_memory
 from protokv.memory.base import MemoryShape, StepKV
-from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to, small_config
+from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET = 29
 # Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
@@ -25,19 +25,19 @@ LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
 def configs() -> list[object]:
     variants = {
         "protokv": small_config(BUDGET),
-        "protokv-durable": ProtoKVConfig.durable(BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
-        "protokv-paper": ProtoKVConfig.paper(BUDGET),
+        "protokv-durable": DurableConfig(budget=BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
+        "protokv-paper": PaperConfig(budget=BUDGET),
         "protokv-near-only": small_config(BUDGET, split=(1, 0)),
         "protokv-far-only": small_config(BUDGET, split=(0, 1)),
-        "protokv-agglomerative": small_config(BUDGET, policy="agglomerative"),
-        "protokv-agglomerative-plain": small_config(
-            BUDGET, policy="agglomerative", pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
+        "protokv-agglomerative": small_durable(BUDGET),
+        "protokv-agglomerative-plain": small_durable(
+            BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
         ),
         "protokv-joint": small_config(BUDGET, histograms="joint"),
         "protokv-variance": small_config(BUDGET, allocation="variance"),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
-    others = {kind: MemoryConfig.of(kind=kind, budget=BUDGET) for kind in MEMORIES if kind != "protokv"}
+    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -77,17 +77,16 @@ def visible(memory: Memory) -> list[Tensor]:
 
 
 def bounded(config: MemoryConfig) -> bool:
-    return MEMORIES[config.kind].bounded
+    return MEMORIES[config.name].bounded
 
 
 def reads_within_budget(config: MemoryConfig) -> bool:
     """A memory that retrieves keeps everything and reads within its budget."""
-    return bounded(config) or config.kind == "rekv"
+    return bounded(config) or config.name == "rekv"
 
 
 def test_it_is_registered_under_its_own_name(config: MemoryConfig, shape: MemoryShape) -> None:
-    assert type(built(config, shape)[0]) is MEMORIES[config.kind]
-    assert MEMORIES[config.kind].kind == config.kind
+    assert type(built(config, shape)[0]) is MEMORIES[config.name]
 
 
 def test_the_budget_is_never_exceeded_and_the_prefix_always_shown(config: MemoryConfig, shape: MemoryShape) -> None:
@@ -268,8 +267,9 @@ def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> N
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(9, 40), st.integers(0, 99))
 def test_any_lengths_of_steps_keep_to_any_budget(lengths: list[int], budget: int, seed: int) -> None:
     shape = shape_of(components=1, size=8)
-    for kind in MEMORIES:
-        config = small_config(budget, kind=kind)
+    small = {config.name: config for config in (small_config(budget), small_durable(budget))}
+    for name in MEMORIES:
+        config = small.get(name) or MemoryConfig.of(name, budget=budget)
         memory, world = built(config, shape, seed)
         feed(memory, world, lengths)
         for seen in visible(memory):
@@ -286,5 +286,5 @@ def test_an_unknown_memory_is_refused_by_name() -> None:
 def test_a_head_size_that_the_subquantizers_do_not_divide_is_refused_with_both_numbers() -> None:
     shape = shape_of(size=12)
     with pytest.raises(ConfigError, match=r"8.*12"):
-        build_memory(ProtoKVConfig.paper(512), shape, World(shape, 0).rotary)
-    build_memory(ProtoKVConfig.paper(512).with_fields({"residual": False}), shape, World(shape, 0).rotary)
+        build_memory(PaperConfig(budget=512), shape, World(shape, 0).rotary)
+    build_memory(PaperConfig(budget=512).with_fields({"residual": False}), shape, World(shape, 0).rotary)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PaperConfig
 from protokv.memory.protokv import merging
 from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv.continuity import FarTokens
@@ -48,7 +48,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     masses = torch.cat((torch.arange(1, 2001), torch.tensor([10**6, 2**24]))).float()
     bank = bank_of(torch.randn(1, len(masses), 4))
     bank.mass = masses.view(1, 1, -1).clone()
-    decay_(bank, [], step=121, config=ProtoKVConfig(decay_rate=rate))
+    decay_(bank, [], step=121, config=PaperConfig(decay_rate=rate))
     kept = 1 - Fraction(str(rate))
     assert bank.mass.view(-1).tolist() == [math.floor(kept * int(mass)) for mass in masses.tolist()]
 
@@ -56,7 +56,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
 def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
     bank, follower = bank_of(torch.randn(1, 3, 4)), Followed()
     bank.last_step[0, 0, 1] = 1
-    decay_(bank, [follower], step=121, config=ProtoKVConfig())
+    decay_(bank, [follower], step=121, config=PaperConfig())
     assert (bank.mass > 0).tolist() == [[[False, True, False]]]
     assert follower.freed == [0, 2]
     assert int(bank.expired) == 2
@@ -71,7 +71,7 @@ def test_merging_conserves_mass_and_moments() -> None:
     weight = bank.mass.view(-1, 1)
     center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
     second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
-    merge_(bank, [follower], ProtoKVConfig())
+    merge_(bank, [follower], PaperConfig())
     assert bank.mass.view(-1).tolist() == [14.0, 0, 0, 0, 0]
     assert follower.merged == [(0, 1), (0, 2), (0, 3), (0, 4)]
     torch.testing.assert_close(bank.key_center[0, 0, 0], center)
@@ -86,7 +86,7 @@ def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> 
     # pair.
     keys = torch.tensor([0.0, 0.9, 1.6, 2.5]).view(1, 4, 1).repeat(1, 1, 4)
     bank, follower = bank_of(keys), Followed()
-    config = ProtoKVConfig(merge_key_distance=1.0)
+    config = PaperConfig(merge_key_distance=1.0)
     merge_(bank, [follower], config)
     assert follower.merged == [(0, 1), (2, 3)]
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
@@ -101,7 +101,7 @@ def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> 
 def test_close_keys_with_different_values_stay_apart() -> None:
     bank = bank_of(torch.ones(1, 3, 8))
     bank.value_center[0, 0, 1] = 0.26
-    merge_(bank, [], ProtoKVConfig())
+    merge_(bank, [], PaperConfig())
     assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
 
 
@@ -109,15 +109,15 @@ def test_heads_merge_independently_of_each_other() -> None:
     torch.manual_seed(0)
     keys = 0.4 * torch.randn(6, 9, 8)
     together = bank_of(keys, layers=2, heads=3)
-    merge_(together, [], ProtoKVConfig(merge_key_distance=0.5))
+    merge_(together, [], PaperConfig(merge_key_distance=0.5))
     for head in range(6):
         alone = bank_of(keys[head : head + 1])
-        merge_(alone, [], ProtoKVConfig(merge_key_distance=0.5))
+        merge_(alone, [], PaperConfig(merge_key_distance=0.5))
         assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
     assert 0 < int(together.merged.sum()) < 6 * 8
 
 
-def _loop_over_pairs(keys: Tensor, values: Tensor, mass: Tensor, config: ProtoKVConfig) -> list[tuple[int, int]]:
+def _loop_over_pairs(keys: Tensor, values: Tensor, mass: Tensor, config: PaperConfig) -> list[tuple[int, int]]:
     """The merges of Algorithm 2 in one head, written out; centres `[K, D]` and masses `[K]` are changed."""
     merged = []
     for i in range(len(mass)):
@@ -159,7 +159,7 @@ def test_merging_side_by_side_is_the_loop_over_pairs(
     bank.value_center.copy_(0.5 * noise * torch.randn(bank.value_center.shape, generator=generator))
     # Masses that differ by orders of magnitude make centres jump, farther than the first plan allows for.
     bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
-    config = ProtoKVConfig()
+    config = PaperConfig()
     for _ in range(2):
         follower = Followed()
         expected, held = [], [part[0].clone() for part in (bank.key_center, bank.value_center, bank.mass)]
@@ -188,13 +188,13 @@ def test_a_centre_that_jumps_is_followed_as_far_as_it_goes(monkeypatch: pytest.M
     bank.mass[0, 0] = torch.tensor([1.0, 1e3, 1e6, 1e9])
     plans = []
 
-    def counted(bank: PrototypeBank, pairs: Tensor, reach: float, config: ProtoKVConfig) -> object:
+    def counted(bank: PrototypeBank, pairs: Tensor, reach: float, config: PaperConfig) -> object:
         plans.append(reach)
         return plan(bank, pairs, reach, config)
 
     plan = merging._plan
     monkeypatch.setattr(merging, "_plan", counted)
-    merge_(bank, [follower], ProtoKVConfig(merge_key_distance=1.0))
+    merge_(bank, [follower], PaperConfig(merge_key_distance=1.0))
     assert follower.merged == [(0, 1), (0, 2), (0, 3)]
     assert plans == [1.5, 3.0, 6.0]
 

@@ -14,7 +14,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PaperConfig
 from protokv.memory import build_memory
 from protokv.memory.base import StepKV
 from protokv.memory.protokv import continuity, merging
@@ -26,7 +26,7 @@ from tests.memory.streams import World, feed, shape_of, small_config
 TIE = 1e-5
 
 
-def configs() -> st.SearchStrategy[ProtoKVConfig]:
+def configs() -> st.SearchStrategy[PaperConfig]:
     """Every variant of the paper's ablations and sensitivity tables, and every constant."""
     return (
         st.fixed_dictionaries(
@@ -76,7 +76,7 @@ def configs() -> st.SearchStrategy[ProtoKVConfig]:
     noise=st.sampled_from([0.05, 0.3, 1.0]),
 )
 def test_the_fast_memory_equals_the_algorithms_written_out(
-    config: ProtoKVConfig,
+    config: PaperConfig,
     layers: int,
     heads: int,
     size: int,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.attention import Tail
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig
 from protokv.context import Anchoring, Context, SlotContext
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.layers import runs_of
 from protokv.memory import MEMORIES, Memory, MemoryShape, build_memory
 from protokv.memory.sharded import LayerShards, ShardedContext
-from tests.memory.streams import World, copy_of, same, shape_of, shown_to, small_config
+from tests.memory.streams import World, copy_of, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET, LAYERS = 29, 5
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
@@ -31,15 +31,15 @@ THREE = [CPU[0], CPU[1], CPU[1], CPU[1], CPU[2]]
 def configs() -> list[object]:
     variants = {
         "paper": small_config(BUDGET),
-        "durable": ProtoKVConfig.durable(BUDGET),
+        "durable": DurableConfig(budget=BUDGET),
         "residual, short warm-up": small_config(60, warmup_residuals=5),
         "residual, long warm-up": small_config(BUDGET, warmup_residuals=55, seed=7),
         "far only": small_config(BUDGET, split=(0, 1), anchor="first"),
         "no residual": small_config(BUDGET, residual=False, anchor="average"),
-        "agglomerative": small_config(BUDGET, policy="agglomerative"),
+        "agglomerative": small_durable(BUDGET),
     }
     alone = [kind for kind, memory in MEMORIES.items() if memory.across_layers]
-    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES if kind not in ("protokv", *alone)}
+    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES if kind not in alone}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -119,7 +119,7 @@ def test_compact_positions_are_those_of_the_whole(config: MemoryConfig) -> None:
             assert (ours.shift, ours.next_position) == (theirs.shift, theirs.next_position)
             assert all(map(torch.equal, read(ours), read(theirs)))
             moved += ours.shift > 0
-    assert moved or config.kind in ("full", "rekv")
+    assert moved or config.name in ("full", "rekv")
 
 
 @pytest.mark.parametrize("cut", [0, 13])
@@ -201,7 +201,7 @@ def test_a_memory_whose_layers_look_at_each_other_is_refused_with_what_to_do() -
 
 def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
     shape = replace(whole_shape(), layer_devices=(CPU[1],) * LAYERS)
-    assert type(build_memory(config, shape, World(shape, 0).rotary)) is MEMORIES[config.kind]
+    assert type(build_memory(config, shape, World(shape, 0).rotary)) is MEMORIES[config.name]
 
 
 def test_runs_are_the_longest_of_one_device_in_order() -> None:

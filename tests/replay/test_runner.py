@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
 from protokv.replay.plan import make_plan, run
@@ -17,7 +17,7 @@ from protokv.replay.studies import STUDIES, find_study, name_memories, name_memo
 from protokv.session import Session
 
 VARIANTS = [
-    Variant("durable", ProtoKVConfig.durable(24)),
+    Variant("durable", DurableConfig(budget=24)),
     Variant("window", MemoryConfig.of("sliding-window", budget=24)),
 ]
 DELAYS = [0.0, 10.0, 20.0]
@@ -120,9 +120,9 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
     assert found["alpha, beta x0.5"].to_dict()["key_rate"] == 0.025
 
 
-def test_memories_are_named_by_kind_or_preset() -> None:
-    assert name_memory("protokv", 64).config == name_memory("durable", 64).config == ProtoKVConfig.durable(64)
-    assert name_memory("full", 64).config.kind == "full"
+def test_memories_are_named_by_their_one_name() -> None:
+    assert name_memory("durable", 64).config == DurableConfig(budget=64)
+    assert name_memory("full", 64).config.name == "full"
     assert [(v.label, v.config.budget) for v in name_memories(["paper", "full"], [64, 128])] == [
         ("paper", 64), ("full", 64), ("paper", 128), ("full", 128),
     ]  # fmt: skip

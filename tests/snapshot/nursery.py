@@ -19,11 +19,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from protokv.config import ProtoKVConfig
+from protokv.config import DurableConfig
 from protokv.video import Damage, Frame, SourceInfo
 from protokv.video.source import from_shown_at
 
-CONFIG = ProtoKVConfig.durable(40)
+CONFIG = DurableConfig(budget=40)
 RATE = 2.0
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from protokv import persist
-from protokv.config import CONFIGS, MemoryConfig, ProtoKVConfig
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.describe import describe
 from protokv.errors import StateCorrupt
 from protokv.session import Session
@@ -19,12 +19,10 @@ from tests.conftest import random_frames
 
 GOLDEN = Path(__file__).parent / "golden"
 
-OTHERS = {kind: MemoryConfig.of(kind, budget=24) for kind in CONFIGS if kind != "protokv"}
+OTHERS = {kind: MemoryConfig.of(kind, budget=24) for kind in CONFIGS}
 MEMORIES = OTHERS | {
-    "paper": ProtoKVConfig.paper(24),
-    "durable": ProtoKVConfig.durable(24),
-    "near only": ProtoKVConfig.paper(24).with_fields({"split": (1, 0)}),
-    "agglomerative": ProtoKVConfig.paper(24).with_fields({"policy": "agglomerative"}),
+    "near only": PaperConfig(budget=24).with_fields({"split": (1, 0)}),
+    "durable with residuals": DurableConfig(budget=24, pseudo_tokens=8, residual=True),
 }
 
 

@@ -42,7 +42,6 @@ from protokv.rotary import Rotary
 class InfiniPotV(Memory):
     """At most M tokens a layer and KV head; a compression keeps |C| of them."""
 
-    kind: ClassVar[str] = "infinipot-v"
     layer_axis: ClassVar[Mapping[str, int | None]] = {"kept.count": None}
 
     def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, rotary: Rotary) -> None:

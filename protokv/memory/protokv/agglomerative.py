@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import DurableConfig
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.clusters import ClusterWriter
 from protokv.memory.protokv.continuity import Assigned, FarTokens
@@ -70,7 +70,7 @@ class _Found:
 class Agglomerator:
     """Absorbs steps into one bank of `[L, H, K]` prototypes, and remembers which of them are far from all others."""
 
-    def __init__(self, bank: PrototypeBank, config: ProtoKVConfig) -> None:
+    def __init__(self, bank: PrototypeBank, config: DurableConfig) -> None:
         L, H, K = bank.mass.shape
         self._bank, self._config = bank, config
         # A lower bound of what merging each prototype with its nearest would cost; once it was measured.

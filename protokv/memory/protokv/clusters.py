@@ -40,7 +40,7 @@ class ClusterWriter:
     """Writes one step into the bank, given what each point is part of now.
 
     Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
-    is that of `ProtoKVConfig`. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
+    is that of `PaperConfig`. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
     first.
     """
 

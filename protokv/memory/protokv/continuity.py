@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank, Seen
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
@@ -55,7 +55,7 @@ class Assigned:
     value_residual: Tensor
 
 
-def absorb_(bank: PrototypeBank, tokens: FarTokens, step: int, config: ProtoKVConfig) -> Assigned:
+def absorb_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> Assigned:
     """Put evicted tokens into the bank, in order, at time `step`."""
     L, H, K, _ = bank.key_center.shape
     B, T, _ = tokens.keys.shape
@@ -94,7 +94,7 @@ def _assign(
     part: slice,
     active: Tensor,
     step: int,
-    config: ProtoKVConfig,
+    config: PaperConfig,
     out: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Assign the tokens of `part`, one after the other; `active` `[B, n]` says which heads take which."""
@@ -151,7 +151,7 @@ def _rows(tensor: Tensor, heads: Tensor | None) -> Tensor:
     return tensor if heads is None else tensor[heads]
 
 
-def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: int, config: ProtoKVConfig) -> Tensor:
+def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: int, config: PaperConfig) -> Tensor:
     """Equation 1 for all tokens and prototypes, `[B, n, K]`; a free slot costs infinity.
 
     -cos is one float32 product. The Mahalanobis distance is a quadratic form in (x^2, xy, y^2, x, y, 1),
@@ -185,7 +185,7 @@ def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: i
 
 
 def _column(
-    center: Tensor, mu: Tensor, sigma: Tensor, directions: Tensor, coordinates: Tensor, config: ProtoKVConfig
+    center: Tensor, mu: Tensor, sigma: Tensor, directions: Tensor, coordinates: Tensor, config: PaperConfig
 ) -> Tensor:
     """Equation 1 for the tokens that are left and one prototype a head, just touched: `[R, n]`."""
     unit = torch.nn.functional.normalize(center, dim=-1, eps=1e-12)
@@ -200,7 +200,7 @@ def _column(
     return column
 
 
-def _note(bank: PrototypeBank, positions: Tensor, prototype: Tensor, step: int, config: ProtoKVConfig) -> None:
+def _note(bank: PrototypeBank, positions: Tensor, prototype: Tensor, step: int, config: PaperConfig) -> None:
     """Mass, recency and anchor of what absorbed tokens; these do not depend on the order within a block."""
     K, P = bank.position.shape[2:]
     head, token = (prototype >= 0).nonzero(as_tuple=True)

@@ -13,7 +13,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.continuity import FarTokens
 from protokv.memory.protokv.merging import Follower, merge_
@@ -51,7 +51,7 @@ def step_seed(seed: int, step: int) -> int:
 
 
 def maintain_(
-    bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: ProtoKVConfig
+    bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: PaperConfig
 ) -> None:
     """Age, merge and recycle at time `step`."""
     if config.decay == "floor":
@@ -62,7 +62,7 @@ def maintain_(
         recycle_(bank, recycler, step)
 
 
-def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: ProtoKVConfig) -> None:
+def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: PaperConfig) -> None:
     """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
     idle = (bank.mass > 0) & (step - bank.last_step > config.idle_steps)
     kept = config.kept_mass

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import DurableConfig, PaperConfig, PrototypeConfig
 from protokv.context import Context
 from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
 from protokv.memory.near import LAYER_AXIS, NearWindow, Tokens
@@ -33,10 +33,9 @@ from protokv.rotary import Rotary, rotate, unrotate
 class ProtoKV(Memory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
 
-    kind: ClassVar[str] = "protokv"
     layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS
 
-    def __init__(self, config: ProtoKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
@@ -61,18 +60,21 @@ class ProtoKV(Memory):
         if self._agglomerator is not None:
             assigned = self._agglomerator.absorb_(tokens, followers, step.step)
         else:
+            assert isinstance(self._config, PaperConfig)
             assigned = absorb_(self._bank, tokens, step.step, self._config)
         if self._residuals is not None:
             fitted = self._residuals.record_(assigned)
             self._bank.stale.flatten(0, 1)[fitted] = True
         if self._agglomerator is not None:
             return
+        assert isinstance(self._config, PaperConfig)
         recycler = Recycler(lambda: self._far_tokens(self._near.newest()), self._config.seed, self._shape.of_model)
         maintain_(self._bank, followers, recycler, step.step, self._config)
 
     def _agglomerator_of(self, bank: PrototypeBank) -> Agglomerator | None:
-        wanted = self._config.policy == "agglomerative" and self._config.prototypes
-        return Agglomerator(bank, self._config) if wanted else None
+        if isinstance(self._config, DurableConfig) and self._config.prototypes:
+            return Agglomerator(bank, self._config)
+        return None
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)

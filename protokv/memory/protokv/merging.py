@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank
 
 # Products of one block of the search for pairs, and pairs of one block of their test; more are done in turn.
@@ -42,7 +42,7 @@ class Follower(Protocol):
         """Row `into[x]` takes over what row `gone[x]` has; `gone` is then free. No row is in two of the pairs."""
 
 
-def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: ProtoKVConfig) -> None:
+def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConfig) -> None:
     """Merge pairs whose root-mean-square distances are below eps_K for keys and eps_V for values."""
     K = bank.mass.shape[2]
     alive = (bank.mass > 0).view(-1, K)
@@ -78,7 +78,7 @@ class _Merges:
     lost: Tensor
 
 
-def _plan(bank: PrototypeBank, pairs: Tensor, reach: float, config: ProtoKVConfig) -> _Merges:
+def _plan(bank: PrototypeBank, pairs: Tensor, reach: float, config: PaperConfig) -> _Merges:
     """Go through the turns of all rows that have a close pair, looking no farther than `reach` thresholds.
 
     `turn` is the row whose turn it is in each group of rows that may meet; `key`, `value` and `mass` are what it has
@@ -149,7 +149,7 @@ def _plan(bank: PrototypeBank, pairs: Tensor, reach: float, config: ProtoKVConfi
     return _Merges(into[order], gone[order], depths[order], lost)
 
 
-def _candidates(bank: PrototypeBank, rows: Tensor, reach: float, config: ProtoKVConfig) -> tuple[Tensor, Tensor]:
+def _candidates(bank: PrototypeBank, rows: Tensor, reach: float, config: PaperConfig) -> tuple[Tensor, Tensor]:
     """Each of `rows` with every row above it that it may come to: two lists, sorted by the first, then the second."""
     K = bank.mass.shape[2]
     alive = (bank.mass > 0).view(-1, K)
@@ -173,7 +173,7 @@ def _components(one: Tensor, other: Tensor, rows: int) -> Tensor:
 
 
 def _near(
-    bank: PrototypeBank, chosen: Tensor, alive: Tensor, reach: float, config: ProtoKVConfig
+    bank: PrototypeBank, chosen: Tensor, alive: Tensor, reach: float, config: PaperConfig
 ) -> tuple[Tensor, Tensor]:
     """Pairs of rows of one head, the first of `chosen` `[L * H, K]`, the other alive, keys within `reach` thresholds.
 
@@ -204,7 +204,7 @@ def _near(
     return one, other
 
 
-def _tested(bank: PrototypeBank, one: Tensor, other: Tensor, config: ProtoKVConfig) -> Tensor:
+def _tested(bank: PrototypeBank, one: Tensor, other: Tensor, config: PaperConfig) -> Tensor:
     """Which pairs of rows `[n]` are close, `[n]` bool."""
     D = bank.key_center.shape[3]
     keys, values = bank.key_center.view(-1, D), bank.value_center.view(-1, D)
@@ -216,7 +216,7 @@ def _tested(bank: PrototypeBank, one: Tensor, other: Tensor, config: ProtoKVConf
 
 
 def _is_close(
-    key: Tensor, other_key: Tensor, value: Tensor, other_value: Tensor, reach: float, config: ProtoKVConfig
+    key: Tensor, other_key: Tensor, value: Tensor, other_value: Tensor, reach: float, config: PaperConfig
 ) -> Tensor:
     """The merge test for pairs of centres `[n, D]`, both thresholds times `reach`; `[n]` bool."""
     close = (key - other_key).square().mean(1) < (reach * config.merge_key_distance) ** 2
@@ -227,7 +227,7 @@ def _weighted(n: Tensor, m: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return (n * one + m * other) / (n + m)
 
 
-def _merge_rows(bank: PrototypeBank, into: Tensor, gone: Tensor, config: ProtoKVConfig) -> None:
+def _merge_rows(bank: PrototypeBank, into: Tensor, gone: Tensor, config: PaperConfig) -> None:
     """Merge rows `gone` into `into`, no row in two of the pairs; the masses before it weight everything."""
     K, D, P = *bank.key_center.shape[2:], bank.position.shape[3]
     mass = bank.mass.view(-1)

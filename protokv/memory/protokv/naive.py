@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv import quantizer
 from protokv.memory.protokv.maintenance import step_seed
@@ -69,7 +69,7 @@ class Head:
 class NaiveProtoKV:
     """The paper's memory without its prompt prefix: `append` a step, then look at `heads[layer][head]`."""
 
-    def __init__(self, config: ProtoKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         self.config, self.shape, self.rotary = config, shape, rotary
         self.near: list[tuple[int, list[list[Token]]]] = []
         self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
@@ -168,7 +168,8 @@ class NaiveProtoKV:
         inverse = torch.linalg.inv(prototype.covariance.double() + 1e-4 * torch.eye(2).double())
         mahalanobis = float(offset @ inverse @ offset)
         idle = now - prototype.last_step > self.config.idle_steps
-        return -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
+        cost: float = -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
+        return cost
 
     def _count(self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor) -> None:
         """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""

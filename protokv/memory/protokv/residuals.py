@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.config import ProtoKVConfig
+from protokv.config import PrototypeConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import MemoryShape, Spec, size_of
 from protokv.memory.protokv import quantizer
@@ -26,7 +26,7 @@ from protokv.memory.protokv.continuity import Assigned
 class Residuals:
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
-    def __init__(self, config: ProtoKVConfig, shape: MemoryShape, prototypes: int) -> None:
+    def __init__(self, config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> None:
         L, H, D, K = shape.layers, shape.kv_heads, shape.head_size, prototypes
         G, C, device = config.subquantizers, config.codewords, shape.device
         if D % G:

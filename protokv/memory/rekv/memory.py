@@ -46,7 +46,6 @@ from protokv.rotary import Rotary
 class ReKV(ExactMemory):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
-    kind: ClassVar[str] = "rekv"
     bounded: ClassVar[bool] = False
     layer_axis: ClassVar[Mapping[str, int | None]] = {**ExactMemory.layer_axis, **LAYER_AXIS}
 

@@ -15,7 +15,7 @@ import torch
 
 from protokv import persist, snapshot
 from protokv.backbones import load_backbone
-from protokv.config import MemoryConfig, ProtoKVConfig
+from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig, PaperConfig
 from protokv.session import Session
 from protokv.snapshot import FORMAT_VERSION
 from tests.backbones.tiny import write_qwen2_5_vl
@@ -25,9 +25,9 @@ FOLDER = Path(__file__).parent
 
 SMALL = {"subquantizers": 4, "codewords": 4, "warmup_residuals": 16}
 CONFIGS: dict[str, tuple[MemoryConfig, tuple[str, ...]]] = {
-    "paper": (ProtoKVConfig.paper(24).with_fields(SMALL), (".safetensors", ".zarr.zip")),
-    "durable": (ProtoKVConfig.durable(24), (".safetensors",)),
-    "continuity": (ProtoKVConfig.continuity(24), (".safetensors", ".zarr.zip")),
+    "paper": (PaperConfig(budget=24).with_fields(SMALL), (".safetensors", ".zarr.zip")),
+    "durable": (DurableConfig(budget=24), (".safetensors",)),
+    "continuity": (ContinuityConfig(budget=24), (".safetensors", ".zarr.zip")),
     # A folder has two files a tensor, so it holds the memory with the fewest.
     "sliding-window": (MemoryConfig.of("sliding-window", budget=24), (".safetensors", ".zarr", ".zarr.zip")),
 }

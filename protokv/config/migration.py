@@ -1,0 +1,44 @@
+"""Settings of states of format 1 and 2 in today's form.
+
+Until format 2 the memories `paper`, `continuity` and `durable` were one kind, `protokv`, with the settings of both
+rules and a setting `policy` between them. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from protokv.config.base import MemoryConfig
+from protokv.config.durable import DurableConfig
+from protokv.config.paper import ContinuityConfig, PaperConfig
+
+_OLD_KIND: Final = "protokv"
+# What a setting was where a state does not say; all others had the paper's default.
+_OLD_DEFAULTS: Final[Mapping[str, Any]] = {"policy": "continuity", "merge_mass_power": 1.0}
+
+
+def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The memory settings of a state of any format, with the name of the memory as `kind`.
+
+    Settings that have no meaning for the memory are left out. The paper's rule is called `continuity` where the state
+    has all settings by which that differs from `paper`, else `paper`. Whatever is unknown stays, so that
+    `MemoryConfig.from_dict` refuses it by name.
+    """
+    if settings.get("kind") != _OLD_KIND:
+        return dict(settings)
+    old = {**PaperConfig().to_dict(), **_OLD_DEFAULTS, **settings}
+    cls: type[MemoryConfig] = DurableConfig
+    if old.pop("policy") != "agglomerative":
+        cls = ContinuityConfig if all(old[name] == value for name, value in _CONTINUITY.items()) else PaperConfig
+    of_other_rule = {field.name for one in (PaperConfig, DurableConfig) for field in fields(one)}
+    of_other_rule -= {field.name for field in fields(cls)}
+    return {name: value for name, value in old.items() if name not in of_other_rule} | {"kind": cls.name}
+
+
+_CONTINUITY: Final = {
+    name: value
+    for name, value in ContinuityConfig().to_dict().items()
+    if name != "kind" and value != PaperConfig().to_dict()[name]
+}

@@ -1,0 +1,85 @@
+"""`PaperConfig`: every constant of the paper's memory; `ContinuityConfig`: the same rule without what loses evidence.
+
+Source: ProtoKV (ICML 2026), arXiv 2606.26762, appendix B. Each alternative that the paper reports or leaves open is a
+field whose default is the paper's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+from protokv.config.base import MOST_WEIGHT
+from protokv.config.prototypes import PrototypeConfig
+
+Decay = Literal["floor", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperConfig(PrototypeConfig):
+    """The paper's Algorithms 1 and 2; the defaults are its table to the letter.
+
+    Attributes:
+        spatial_weight: lambda_sp, weight of the squared Mahalanobis distance; 0 turns the term off.
+        idle_weight: lambda_idle, added to the cost of an idle prototype.
+        idle_steps: T_idle; a prototype is idle when it has absorbed nothing for more than this many steps.
+        key_rate: alpha, EMA rate of the key centre.
+        value_rate: beta, EMA rate of the value centre.
+        spatial_rate: eta, EMA rate of mu and Sigma.
+        decay: "floor" is n <- floor((1 - gamma) n) for idle prototypes; "off" never forgets by age.
+        decay_rate: gamma.
+        merge: whether prototypes with close centres are merged.
+        merge_key_distance, merge_value_distance: eps_K and eps_V, root-mean-square distances per component.
+        recycle: whether freed slots are opened again with tokens of the newest step.
+    """
+
+    name: ClassVar[str] = "paper"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "spatial_weight": (0, MOST_WEIGHT),
+        "idle_weight": (0, MOST_WEIGHT),
+        "idle_steps": (0, 2**31),
+        "key_rate": (0, 1),
+        "value_rate": (0, 1),
+        "spatial_rate": (0, 1),
+        "decay_rate": (0, 1),
+        "merge_key_distance": (0, MOST_WEIGHT),
+        "merge_value_distance": (0, MOST_WEIGHT),
+    }
+
+    spatial_weight: float = 0.1
+    idle_weight: float = 0.01
+    idle_steps: int = 120
+    key_rate: float = 0.05
+    value_rate: float = 0.05
+    spatial_rate: float = 0.05
+    decay: Decay = "floor"
+    decay_rate: float = 0.05
+    merge: bool = True
+    merge_key_distance: float = 0.20
+    merge_value_distance: float = 0.25
+    recycle: bool = True
+
+    @property
+    def kept_mass(self) -> Fraction:
+        """1 - gamma, exactly as the decimal was written, so that floor((1 - 0.05) * 20) is 19."""
+        return 1 - Fraction(repr(self.decay_rate)).limit_denominator(1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuityConfig(PaperConfig):
+    """The paper's assignment, with what loses evidence taken out: S = 1, no idle decay.
+
+    Faster to update than `durable`, and as good while a stream is compressed 50 times or less
+    (`samples/delay-study/`). Merging stays: two centres closer than its thresholds say one thing twice, and the
+    slot that it frees is opened by the next evicted token. Recycling goes: it copies a token of the near window
+    into that slot, which is then counted a second time when it leaves the window.
+    """
+
+    name: ClassVar[str] = "continuity"
+
+    pseudo_tokens: int = 1
+    residual: bool = False
+    decay: Decay = "off"
+    recycle: bool = False
