@@ -136,7 +136,8 @@ def is_before(past: Header, now: Header) -> bool:
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
     theirs, ours = fingerprints(past), fingerprints(now)
-    return _identity(past) == _identity(now) and theirs == ours[: len(theirs)]
+    # A source without a fingerprint (a camera, frames from a program) cannot be told from another.
+    return _identity(past) == _identity(now) and None not in theirs and theirs == ours[: len(theirs)]
 
 
 def _identity(header: Header) -> str:

@@ -1,39 +1,50 @@
-"""decord as a video source, behind guards that make it give what PyAV gives, frame for frame.
+"""decord as a video source: it reads the file itself, and gives what PyAV gives, frame for frame, or hands over to it.
 
-Measured with decord 0.6.0: it decodes in the background without bound (2 minutes of 720p took 5 GB while the
-reader paused), and where it cannot decode it raises at a moment that differs between runs, or silently
-conceals, or repeats the last good frame, even at the end of a sound stream. So it never sees the file: PyAV cuts
-the stream into segments that stand on their own, each is put into memory and read by decord whole, and that
-counts only if PyAV finds no damage in it and every frame came, at the right time, none like the one before. What
-does not count is read by PyAV. Memory is bounded by `SEGMENT_BYTES` of decoded frames.
+What is known of decord 0.6.0, and how it is guarded:
+
+- It decodes ahead without bound while its reader pauses (2 minutes of 720p took 5 GB). Frames are read in chunks of
+  at most `CHUNK_BYTES` of images that are wanted, and a seek after each ends the decoding ahead.
+- Where it cannot decode it raises, conceals, or repeats the last good frame. A chunk counts only once all its frames
+  came, none equal to the one before; from the first doubt on PyAV reads, and every frame says who decoded it. Damage
+  that decord conceals by another picture goes unnoticed: PyAV is for files of unknown origin.
+- Seeking into groups of pictures that refer to the one before makes it lose count: such files are PyAV's.
+- It turns frames by the file's display matrix itself; nothing is turned here.
+- Its times are float32 and its count may be off: PyAV's demultiplexer lists the times, which costs no decoding.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import chain, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-import av
-import av.error
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import Probe, packets
-from protokv.video.ledger import Ledger
-from protokv.video.pyav_source import PyAVSource, decode, turned
-from protokv.video.segments import segments
+from protokv.video.container import expected_s, opened, packets
+from protokv.video.probe import Probe
+from protokv.video.pyav_source import PyAVSource, Wanted
+from protokv.video.report import DecodeReport
+from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, Image
 
-SEGMENT_BYTES = 512 << 20
+# A chunk of 720p at two frames a second is a quarter of a minute.
+CHUNK_BYTES = 128 << 20
+CHUNK_FRAMES = 4096
 
 # decord's own FFmpeg is of 2021: these it was seen to decode like a current one, in 8 bits.
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mpeg1video", "mpeg2video", "mjpeg"}
-BOXES = {"vp8": "matroska", "mjpeg": "matroska"}
 PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
+
+
+class Shown(NamedTuple):
+    """When a frame appears and how long it stays, in seconds."""
+
+    time_s: float
+    duration_s: float | None
 
 
 def is_installed() -> bool:
@@ -53,18 +64,11 @@ def unsuited(probe: Probe) -> str:
         return f"decord is not known to decode {probe.pixel_format} exactly"
     if probe.interlaced:
         return "decord does not convert interlaced frames exactly"
-    if probe.longest_gop is not None and probe.longest_gop > _limit(probe):
-        return f"its key frames are {probe.longest_gop} frames apart, more than decord may hold in memory at this size"
     return ""
 
 
-def _limit(probe: Probe) -> int:
-    """Frames that a segment may have."""
-    return max(2, SEGMENT_BYTES // (probe.width * probe.height * 3))
-
-
 class DecordSource(PyAVSource):
-    """Reads one file with decord, segment by segment. See `Source` for the contract.
+    """Reads one file with decord, and with PyAV what decord cannot. See `Source` for the contract.
 
     Raises SourceUnreadable where `unsuited` gives a reason, or decord cannot be loaded.
     """
@@ -74,122 +78,132 @@ class DecordSource(PyAVSource):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         if reason := unsuited(probe):
-            raise SourceUnreadable(
-                f"decord cannot read {probe.path.name}: {reason}", hint="use the decoder `auto` or `pyav`"
-            )
+            raise SourceUnreadable(f"decord cannot read {probe.path.name}: {reason}", hint="use the decoder pyav")
         self._decord = _load()
 
-    def _decode(self, container: Any, stream: Any, from_s: float, ledger: Ledger) -> Iterator[Frame]:
-        read = packets(self.probe, container, stream, from_s, ledger)
-        counts = self.frames_by_decoder
-        # Stills and damage seldom come alone: after the first doubt PyAV reads on, rather than every segment twice.
-        trusted = True
-        for segment in segments(read, _limit(self.probe)):
-            if not segment.fit:
-                rest = chain(segment.packets, read)
-                yield from decode(self.probe, stream, rest, ledger, counts, drop_leading=from_s > 0)
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
+        listed = self._listed(report)
+        reader = self._reader(listed) if listed else None
+        if listed is None or reader is None:
+            yield from super()._read(wanted)
+            return
+        self._report = report
+        keep = _looked_at(listed, wanted)
+        size = self.probe.width * self.probe.height * 3
+        first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
+        before: Image | None = None
+        while first < len(listed):
+            if wanted.should_stop():
                 return
-            held = segment.packets
-            if from_s > 0:
-                # After a seek, what is shown before the first key frame needs packets that are not here.
-                held = [packet for packet in held if packet.pts >= held[0].pts]
-            images = self._segment(stream, held) if trusted else None
+            end = _chunk_end(keep, first, max(1, CHUNK_BYTES // size))
+            images = self._chunk(reader, first, end, keep, before)
             if images is None:
-                trusted = False
-                yield from decode(self.probe, stream, held, ledger, counts)
-                continue
-            images.reverse()
-            for packet in sorted(held, key=lambda p: p.pts):
-                image = images.pop()
-                time_s = self.probe.time_s(packet.pts)
-                ledger.sent(time_s)
-                if ledger.shown(time_s):
-                    counts["decord"] = counts.get("decord", 0) + 1
-                    duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
-                    yield Frame(time_s, image, duration_s)
+                begin_s = max(wanted.start_s, listed[first].time_s)
+                yield from super()._read(wanted._replace(start_s=begin_s))
+                return
+            before = images.pop(None)
+            for i in sorted(i for i in images if i is not None):
+                if wanted.should_stop():
+                    return
+                one = listed[i]
+                yield Frame(one.time_s, images.pop(i), one.duration_s, "decord")
+            first = end
 
-    def _segment(self, stream: Any, held: list[Any]) -> list[Image] | None:
-        """Images in order of presentation, or None where decord's reading is not beyond doubt."""
-        pts = sorted(p.pts for p in held)
-        if len(set(pts)) < len(pts) or any(p.is_corrupt or p.is_discard for p in held):
-            return None
-        if self.probe.codec == "vp8" and any(not bytes(p)[0] & 0x10 for p in held):
-            return None
-        if not _undamaged(stream, held):
-            return None
+    def _listed(self, report: DecodeReport) -> list[Shown] | None:
+        """Every frame of the file in order of presentation; None where packets and frames are not one to one, or
+        a key frame is followed by one that is shown before it."""
+        listed = []
+        key_s = float("-inf")
+        with opened(self.probe.path) as (container, stream):
+            for packet in packets(self.probe, container, stream, 0.0, report):
+                time_s = expected_s(self.probe, packet)
+                if time_s is None or packet.is_corrupt or time_s < key_s:
+                    return None
+                key_s = time_s if packet.is_keyframe else key_s
+                duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
+                listed.append(Shown(time_s, duration_s))
+        listed.sort()
+        return listed if all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
+
+    def _reader(self, listed: list[Shown]) -> Any | None:
+        """decord's reader, where it counts the same frames at the same times."""
         try:
-            reader = self._decord.VideoReader(_boxed(stream, held), ctx=self._decord.cpu(0), num_threads=1)
-            if len(reader) != len(held):
+            reader = self._decord.VideoReader(str(self.probe.path), ctx=self._decord.cpu(0), num_threads=1)
+            if len(reader) != len(listed):
                 return None
-            shown_s = np.asarray(reader.get_frame_timestamp(list(range(len(held)))))[:, 0]
-            images = [_array(reader.next()) for _ in held]
-        except (self._decord.DECORDError, av.error.FFmpegError, StopIteration, OSError, RuntimeError, ValueError):
+            shown_s = np.asarray(reader.get_frame_timestamp(list(range(len(listed)))))[:, 0]
+        except (self._decord.DECORDError, OSError, RuntimeError, ValueError):
             return None
-        due_s = np.array([float((t - pts[0]) * self.probe.time_base) for t in pts])
-        # decord keeps times in float32.
-        if np.abs(shown_s - due_s).max() > 1e-3 + due_s[-1] * 1e-6:
+        due_s = np.array([one.time_s for one in listed])
+        # float32, from whatever decord holds for the beginning.
+        off_s = np.abs((shown_s - shown_s[0]) - (due_s - due_s[0]))
+        return reader if off_s.max() <= 1e-3 + due_s[-1] * 1e-6 else None
+
+    def _chunk(
+        self, reader: Any, first: int, end: int, keep: np.ndarray, before: Image | None
+    ) -> dict[int | None, Image] | None:
+        """The wanted images of the frames from `first` to `end`, and the last image as None; None on any doubt."""
+        images: dict[int | None, Image] = {}
+        size = (self.info.height, self.info.width, 3)
+        try:
+            reader.seek_accurate(first)
+            for i in range(first, end):
+                image = _array(reader.next())
+                if image.shape != size or image.dtype != np.uint8:
+                    return None
+                # A still, or a loss that decord hides: after one, the frames before it may be off by one too.
+                if before is not None and _equal(image, before):
+                    return None
+                if keep[i]:
+                    images[i] = image
+                before = image
+            reader.seek(0)
+        except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
             return None
-        size = (self.probe.height, self.probe.width, 3)
-        if any(image.shape != size or image.dtype != np.uint8 for image in images):
-            return None
-        # A still, or a loss that decord hides: after one, the frames before the repetition may be off by one too.
-        if any(np.array_equal(a, b) for a, b in pairwise(images)):
-            return None
-        return [turned(image, self.probe.rotation) for image in images]
+        assert before is not None
+        images[None] = before
+        return images
+
+
+def _looked_at(listed: list[Shown], wanted: Wanted) -> np.ndarray:
+    """Which frames are shown at a multiple of `1 / fps`, and the last; bool `[n]`."""
+    keep = np.ones(len(listed), bool)
+    if wanted.fps is None:
+        return keep
+    begin_s = np.array([one.time_s for one in listed])
+    # Shown at k / fps where k / fps lies between the times of this frame and of the next.
+    slots = np.ceil((begin_s - SLACK_S) * wanted.fps)
+    keep[:-1] = slots[:-1] < slots[1:]
+    # Sampling times are exact fractions: the two neighbours of each are kept rather than rounded away.
+    keep[:-1] |= keep[1:]
+    keep[0] = True
+    return keep
+
+
+def _equal(a: Image, b: Image) -> bool:
+    # Most frames differ in the first look at every 16th pixel.
+    return np.array_equal(a[::16, ::16], b[::16, ::16]) and np.array_equal(a, b)
+
+
+def _chunk_end(keep: np.ndarray, first: int, images: int) -> int:
+    """Where a chunk from `first` on ends that holds at most so many images that are kept."""
+    kept = np.flatnonzero(keep[first : first + CHUNK_FRAMES])
+    return first + (int(kept[images]) if len(kept) > images else min(CHUNK_FRAMES, len(keep) - first))
 
 
 def _load() -> Any:
     # decord must be imported after torch: the other order crashes (dmlc/decord#293, #263).
     import torch  # noqa: F401
 
-    # Read by the library when it meets the end of a stream; its default of 10240 can look like a hang.
-    os.environ.setdefault("DECORD_EOF_RETRY_MAX", "128")
+    # How often the library asks a slow decoder for the last frames of a file before it gives up.
+    os.environ.setdefault("DECORD_EOF_RETRY_MAX", "20480")
     try:
         import decord
     except (ImportError, OSError, RuntimeError) as error:
-        raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder `auto` or `pyav`") from error
+        raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder pyav") from error
     decord.logging.set_level(decord.logging.QUIET)
     return decord
-
-
-def _boxed(stream: Any, held: list[Any]) -> io.BytesIO:
-    """The packets as a file in memory, beginning at time 0."""
-    box = io.BytesIO()
-    first = min(p.pts for p in held)
-    times = [(p.pts, p.dts, p.duration, p.time_base) for p in held]
-    try:
-        with av.open(box, "w", format=BOXES.get(stream.codec_context.codec.canonical_name, "mp4")) as output:
-            copy = output.add_stream_from_template(stream)
-            # Turning is ours; decord would turn too where the box carries the display matrix.
-            copy.set_display_rotation(0)
-            for packet in held:
-                packet.stream = copy
-                packet.pts -= first
-                packet.dts = None if packet.dts is None else packet.dts - first
-                output.mux(packet)
-    finally:
-        # Muxing moves packets to the new stream and rescales their times: give them back as they were.
-        for packet, (pts, dts, duration, base) in zip(held, times, strict=True):
-            packet.stream = stream
-            packet.pts, packet.dts, packet.duration, packet.time_base = pts, dts, duration, base
-    box.seek(0)
-    return box
-
-
-def _undamaged(stream: Any, held: list[Any]) -> bool:
-    """Whether PyAV decodes every frame without complaint. decord conceals damaged frames and does not tell."""
-    context = stream.codec_context
-    context.flush_buffers()
-    due = {p.pts for p in held}
-    try:
-        for packet in chain(held, [None]):
-            for frame in context.decode(packet):
-                if frame.is_corrupt:
-                    return False
-                due.discard(frame.pts)
-    except (av.error.FFmpegError, OSError):
-        return False
-    return not due
 
 
 def _array(frame: Any) -> Image:

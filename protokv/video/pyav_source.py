@@ -1,4 +1,4 @@
-"""PyAV as a video source: the reference for every file, and the fallback where decord cannot serve.
+"""PyAV as a video source: one pass over the file, which decodes and accounts for what was lost.
 
 Goes on after packets that cannot be decoded and counts the frames that stayed away. Frames are converted to
 RGB only when somebody looks at them, so memory and time do not depend on how many are skipped.
@@ -9,15 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import av.error
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import LOOK_BACK_S, Probe, expected_s, opened, packets, reason
-from protokv.video.ledger import Ledger
-from protokv.video.source import Damage, Frame, Image, SourceInfo, from_shown_at
+from protokv.video.container import expected_s, opened, packets, reason
+from protokv.video.probe import Probe
+from protokv.video.report import DecodeReport
+from protokv.video.source import Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+
+# Seconds to look back, in turn, where a seek did not land at or before the wanted time.
+LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
+
+
+class Wanted(NamedTuple):
+    """What `frames` was asked for."""
+
+    start_s: float
+    fps: float | None
+    from_beginning: bool
+    should_stop: ShouldStop
 
 
 class PyAVSource:
@@ -27,9 +40,8 @@ class PyAVSource:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        self._ledger = Ledger()
+        self._report = DecodeReport()
         self._closed = False
-        self.frames_by_decoder: dict[str, int] = {}
 
     @property
     def info(self) -> SourceInfo:
@@ -55,13 +67,21 @@ class PyAVSource:
     @property
     def damage(self) -> Damage:
         """What the latest reading has lost so far."""
-        return self._ledger.damage
+        return self._report.damage
 
-    def frames(self, start_s: float = 0.0) -> Iterator[Frame]:
-        """Frames from the one shown at `start_s` on. SourceUnreadable once the source is closed."""
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """See `Source`. SourceUnreadable once the source is closed."""
         if self._closed:
             raise SourceUnreadable(f"{self.probe.path.name} was closed", hint="open the source again")
-        return self._read(max(0.0, float(start_s)))
+        wanted = Wanted(max(0.0, float(start_s)), fps, from_beginning, lambda: self._closed or should_stop())
+        return self._read(wanted)
 
     def close(self) -> None:
         """End any reading before its next frame."""
@@ -75,36 +95,26 @@ class PyAVSource:
     ) -> None:
         self.close()
 
-    def _read(self, start_s: float) -> Iterator[Frame]:
-        for from_s in _starts(start_s):
-            self._ledger = ledger = Ledger(start_s)
-            self.frames_by_decoder = {}
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        start_s = wanted.start_s
+        for from_s in (0.0,) if wanted.from_beginning else _starts(start_s):
+            self._report = report = DecodeReport(0.0 if wanted.from_beginning else start_s)
             with opened(self.probe.path) as (container, stream):
                 try:
-                    given = self._decode(container, stream, from_s, ledger)
+                    sent = packets(self.probe, container, stream, from_s, report)
+                    given = decode(self.probe, stream, sent, report, wanted.should_stop, drop_leading=from_s > 0)
                     first = next(given, None)
                 except (av.error.FFmpegError, OSError):
                     if from_s <= 0:
                         raise
                     continue  # this container cannot seek: look further back
+                if wanted.should_stop():
+                    return
                 if from_s > 0 and (first is None or first.time_s > start_s):
                     continue
                 if first is not None:
-                    for frame in from_shown_at(chain([first], given), start_s):
-                        if self._closed:
-                            return
-                        yield frame
+                    yield from from_shown_at(chain([first], given), start_s)
                 return
-
-    def _decode(self, container: Any, stream: Any, from_s: float, ledger: Ledger) -> Iterator[Frame]:
-        yield from decode(
-            self.probe,
-            stream,
-            packets(self.probe, container, stream, from_s, ledger),
-            ledger,
-            self.frames_by_decoder,
-            drop_leading=from_s > 0,
-        )
 
 
 def _starts(start_s: float) -> Iterator[float]:
@@ -118,12 +128,12 @@ def decode(
     probe: Probe,
     stream: Any,
     packets: Iterable[Any],
-    ledger: Ledger,
-    counts: dict[str, int],
+    report: DecodeReport,
+    should_stop: ShouldStop = never,
     *,
     drop_leading: bool = False,
 ) -> Iterator[Frame]:
-    """Decode packets in order, to the last one, and tell the ledger.
+    """Decode packets in order, to the last one or until told to stop, and tell the report.
 
     `drop_leading`, after a seek: pictures shown before the first key frame need packets that are not here.
     Such pictures are not counted as lost in any case. A frame marked as corrupt may show, where nothing could
@@ -135,19 +145,21 @@ def decode(
     last_ticks: int | None = None
     marked: set[float] = set()
     for packet in chain(packets, [None]):
+        if should_stop():
+            return
         due_s = None if packet is None else expected_s(probe, packet)
         if packet is not None:
             if key_s is None and packet.is_keyframe:
                 key_s = due_s if due_s is not None else float("-inf")
             if due_s is not None and key_s is not None and due_s >= key_s:
-                ledger.sent(due_s)
+                report.sent(due_s)
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
         try:
             frames = context.decode(packet)
         except (av.error.FFmpegError, OSError) as error:
             if packet is not None:
-                ledger.failed(due_s, reason(error))
+                report.failed(due_s, reason(error))
             continue
         for frame in frames:
             ticks = probe.clock(frame)
@@ -157,18 +169,17 @@ def decode(
                 ticks = probe.origin if last_ticks is None else last_ticks + max(1, round(step))
             if frame.interlaced_frame:
                 # The two fields of a frame may come in two packets.
-                ledger.stop_matching()
+                report.stop_matching()
             time_s = probe.time_s(ticks)
             if drop_leading and key_s is not None and time_s < key_s:
                 continue
-            if not ledger.shown(time_s, corrupt=bool(frame.is_corrupt) or time_s in marked):
+            if not report.shown(time_s, corrupt=bool(frame.is_corrupt) or time_s in marked):
                 continue
             marked.discard(time_s)
             last_ticks = ticks
-            counts["pyav"] = counts.get("pyav", 0) + 1
             duration_s = float(frame.duration * probe.time_base) if frame.duration else None
-            yield Frame(time_s, _converter(frame, probe), duration_s)
-    ledger.finish()
+            yield Frame(time_s, _converter(frame, probe), duration_s, "pyav")
+    report.finish()
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:

@@ -9,32 +9,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.video.source import Frame, Image, Source
+from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, never
+
+WHOLE = Damage()
 
 # Containers that count in milliseconds round a frame's time by half of one.
 SLACK_S = 1e-3
 
 
 class Sample(NamedTuple):
-    """What is shown at `time_s`: uint8 RGB `[h, w, 3]`."""
+    """What is shown at `time_s`: uint8 RGB `[h, w, 3]`, and which decoder gave it."""
 
     time_s: float
     image: Image
+    decoder: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """`images` uint8 `[F, h, w, 3]`; `time_s` is the sampling time of the first; `index` counts from 0."""
+    """What a model is fed with at once.
+
+    Attributes:
+        index: counts from 0 at the start of the source.
+        time_s: the sampling time of the first image.
+        images: uint8 `[F, h, w, 3]`.
+        decoders: what decoded each image.
+        damage: what the reading had lost when it had given this step.
+    """
 
     index: int
     time_s: float
     images: Image
+    decoders: tuple[str, ...]
+    damage: Damage = WHOLE
 
 
 def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
@@ -53,7 +66,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
         while k / fps + SLACK_S < frame.time_s:
             if until_s is not None and k / fps >= until_s - 1e-9:
                 return
-            yield Sample(k / fps, before.image)
+            yield Sample(k / fps, before.image, before.decoder)
             k += 1
         if shown is not None:
             gap_s = frame.time_s - shown.time_s
@@ -62,7 +75,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
         return
     end_s = shown.time_s + (shown.duration_s or gap_s)
     while k / fps + SLACK_S < end_s and (until_s is None or k / fps < until_s - 1e-9):
-        yield Sample(k / fps, shown.image)
+        yield Sample(k / fps, shown.image, shown.decoder)
         k += 1
 
 
@@ -83,16 +96,48 @@ def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0)
 
 
 def read_steps(
-    source: Source, fps: float, frames_per_step: int, first_index: int = 0, until_s: float | None = None
+    source: Source,
+    fps: float,
+    frames_per_step: int,
+    first_index: int = 0,
+    until_s: float | None = None,
+    *,
+    from_beginning: bool = False,
+    should_stop: ShouldStop = never,
 ) -> Iterator[Step]:
     """The steps of a source from `first_index` on: equal to those of a reading from the start, found by seeking.
 
-    `until_s` within a step makes that step a short, filled one, like the end of the video.
+    Args:
+        source: what is read.
+        fps: samples a second.
+        frames_per_step: samples that make a step.
+        first_index: the first step wanted.
+        until_s: where to end; within a step it makes that step a short, filled one, like the end of the video.
+        from_beginning: as `Source.frames` says. A damaged file needs it to give the same steps again.
+        should_stop: asked between frames and while waiting for one; nothing is made of what was read of a step.
     """
     _check_rate(fps)
     start_s = first_index * frames_per_step / fps
-    frames = source.frames(start_s)
-    return steps(sample(frames, fps, start_s, until_s), frames_per_step, first_index)
+    # Losses between the last sample that was taken and the first that is wanted belong to this reading.
+    frames = source.frames(max(0.0, start_s - 1 / fps), fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+    try:
+        for step in steps(sample(_until(frames, should_stop), fps, start_s, until_s), frames_per_step, first_index):
+            yield replace(step, damage=source.damage)
+    except _Stopped:
+        return
+
+
+class _Stopped(Exception):
+    """Frames ended because somebody asked, not because the source has no more."""
+
+
+def _until(frames: Iterator[Frame], should_stop: ShouldStop) -> Iterator[Frame]:
+    for frame in frames:
+        yield frame
+        if should_stop():
+            break
+    if should_stop():
+        raise _Stopped
 
 
 def _check_rate(fps: float) -> None:
@@ -103,4 +148,4 @@ def _check_rate(fps: float) -> None:
 def _step(index: int, group: list[Sample], frames_per_step: int) -> Step:
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
-    return Step(index, group[0].time_s, np.stack(images))
+    return Step(index, group[0].time_s, np.stack(images), tuple(one.decoder for one in group))

@@ -1,9 +1,9 @@
 """What a video source is: frames in strictly increasing time, what is known beforehand, what was lost.
 
-Times are seconds from the start of the video stream, taken from the container's timestamps, never from
-`index / rate`. A source is read as often as wanted: every call of `frames` reads afresh, and `damage`
-speaks of the latest reading. Pixels are uint8 RGB `[h, w, 3]`, turned the way the file says.
-Knows nothing of models, sampling or memory; no torch in the interface.
+Times are seconds from the start of the stream, taken from time stamps, never from `index / rate`. A file may be read
+as often as wanted: every call of `frames` reads afresh, and `damage` speaks of the latest reading. What cannot be
+read twice (a pipe, a camera) is not `seekable`, and may have no duration, size or fingerprint. Pixels are uint8 RGB
+`[h, w, 3]`, turned the way the source says. Knows nothing of models, sampling or memory.
 """
 
 from __future__ import annotations
@@ -17,20 +17,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
+ShouldStop = Callable[[], bool]
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
 
 
 class Frame:
     """One frame: `time_s` when it appears, `duration_s` how long it says it stays (None: not said).
 
     `image` is uint8 RGB `[h, w, 3]`. It may be given as a function, which is then called at most once, on
-    first use: a frame that nobody looks at is never converted to RGB.
+    first use: a frame that nobody looks at is never converted to RGB. `decoder` is what really decoded it.
     """
 
-    __slots__ = ("_image", "duration_s", "time_s")
+    __slots__ = ("_image", "decoder", "duration_s", "time_s")
 
-    def __init__(self, time_s: float, image: Image | Callable[[], Image], duration_s: float | None = None) -> None:
+    def __init__(
+        self,
+        time_s: float,
+        image: Image | Callable[[], Image],
+        duration_s: float | None = None,
+        decoder: str = "none",
+    ) -> None:
         self.time_s = time_s
         self.duration_s = duration_s
+        self.decoder = decoder
         self._image = image
 
     @property
@@ -46,18 +59,19 @@ class SourceInfo:
     """What is known of a source when it is opened. The same file gives the same info, however it is read."""
 
     name: str  # file name without its folder
-    kind: str  # "file"
-    decoder: str  # "decord" or "pyav": the decoder that was chosen on opening
+    kind: str  # one of `protokv.video.registry.SOURCES`
+    decoder: str  # the decoder that was asked for; who really decoded is in `Step.decoders`
     container: str  # FFmpeg's name of the container format
     codec: str  # FFmpeg's name of the codec
     pixel_format: str
     width: int  # pixels as shown, after rotation
     height: int
     rotation: int  # degrees counter-clockwise that the file asks for and that `image` has had: 0, 90, 180, 270
-    rate_fps: float | None  # average frames a second, as the file says; None: not said
-    duration_s: float | None  # as the file says; None: not said
-    size_bytes: int
-    fingerprint: str  # sha256 of the size, the first and the last MiB
+    rate_fps: float | None  # average frames a second, as the source says; None: not said
+    duration_s: float | None = None  # as the source says; None: not said, or without end
+    size_bytes: int | None = None
+    fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
+    seekable: bool = True  # whether it can be read more than once, and from a later time
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -68,7 +82,7 @@ class SourceInfo:
 class Damage:
     """What a reading could not give. `message` is one sentence for a user, empty where all is well."""
 
-    frames_lost: int = 0  # frames that the file holds or promises and that no decoder gave
+    frames_lost: int = 0  # frames that the source holds or promises and that no decoder gave
     frames_damaged: int = 0  # frames given that their container or decoder had marked as corrupt
     lost_from_s: float | None = None  # stream time of the first lost or damaged frame
     message: str = ""
@@ -96,13 +110,28 @@ class Source(Protocol):
         """Of the latest reading, so far; final once `frames` is exhausted. Times before its start do not count."""
         ...
 
-    @property
-    def frames_by_decoder(self) -> dict[str, int]:
-        """Frames that each decoder really gave in the latest reading."""
-        ...
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """Frames in strictly increasing time, beginning with the one shown at `start_s`.
 
-    def frames(self, start_s: float = 0.0) -> Iterator[Frame]:
-        """Frames in strictly increasing time, beginning with the one shown at `start_s`."""
+        Args:
+            start_s: stream time to begin at.
+            fps: only what is shown at multiples of `1 / fps` will be looked at: a source may leave out the rest, but
+                not the last frame.
+            from_beginning: do not seek but decode all that comes before `start_s`, and account for it in `damage`:
+                so a damaged file gives the very frames that an uninterrupted reading gives.
+            should_stop: asked between frames and, at least every second, while waiting for one; once it says yes,
+                the frames end.
+
+        Raises:
+            SourceUnreadable: the source is closed, or gone.
+        """
         ...
 
     def close(self) -> None:

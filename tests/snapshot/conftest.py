@@ -27,7 +27,7 @@ def make(**changes: Any) -> State:
         "backbone": BackboneIdentity("some/model", "qwen2_5_vl", "c0ffee", "bfloat16", "5eed"),
         "memory": {"kind": "protokv", "budget": 144, "split": [0.5, 0.5], "rate": 0.1, "note": None},
         "clock": StreamClock(5, 5.0, 77, 45, 2.0, 2),
-        "source": {"name": "vidéo.mp4", "size_bytes": 123, "duration_s": 61.5},
+        "source": {"name": "vidéo.mp4", "size_bytes": 123, "duration_s": 61.5, "fingerprint": "a video"},
         "settings": {"seed": 0},
         "tensors": tensors,
     }

@@ -34,7 +34,6 @@ class Prepared:
 
     def __init__(self, seed: int, n_frames: int) -> None:
         self._seed, self._n = seed, n_frames
-        self.frames_by_decoder: dict[str, int] = {}
         self.info = SourceInfo(
             name=f"{seed}.mp4",
             kind="file",
@@ -51,7 +50,7 @@ class Prepared:
             fingerprint=f"{seed}/{n_frames}",
         )
 
-    def frames(self, start_s: float = 0.0) -> Iterator[Frame]:
+    def frames(self, start_s: float = 0.0, **_: object) -> Iterator[Frame]:
         def image(i: int) -> np.ndarray:
             return np.random.default_rng([self._seed, i]).integers(0, 256, (32, 48, 3), dtype=np.uint8)
 

@@ -11,7 +11,7 @@ import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.snapshot import FORMS, StreamClock, load, read_header, save
-from protokv.snapshot.history import check_keep, commit, kept, load_at
+from protokv.snapshot.history import check_keep, commit, is_before, kept, load_at
 from protokv.snapshot.sources import Stretch, fingerprints, stretch_behind, stretch_of
 from protokv.snapshot.writer import Writer
 
@@ -109,6 +109,13 @@ def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
     assert times(path) == []
     commit(at(make_state, 3), path, 4)
     assert times(path) == [4.0]
+
+
+@pytest.mark.parametrize("source", [None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}])
+def test_a_source_without_a_fingerprint_is_never_taken_for_another(source, make_state, tmp_path):
+    past, now = (at(make_state, step, source=source) for step in (1, 2))
+    assert not is_before(past, now)
+    assert is_before(at(make_state, 1), at(make_state, 2))
 
 
 def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_path):

@@ -106,6 +106,7 @@ CLIPS = {
     "odd size": Clip(STEADY, pixels="yuv444p", width=131, height=97),
     "portrait": Clip(STEADY, width=96, height=224),
     "turned": Clip(STEADY, rotation=90),
+    "turned back": Clip(STEADY, rotation=270),
     "upside down": Clip(STEADY, rotation=180),
     "one frame": Clip([0]),
     "a still": Clip(STEADY, still=True),

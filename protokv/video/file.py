@@ -1,0 +1,41 @@
+"""Videos in files: what must be true of the path before a decoder sees it, and which decoder that is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from importlib import import_module
+from pathlib import Path
+
+from protokv.errors import SourceNotFound, SourceUnreadable
+from protokv.video.registry import DECODERS
+from protokv.video.source import Source
+
+
+def open_file(path: str | os.PathLike[str], decoder: str) -> Source:
+    """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
+    from protokv.video.probe import probe
+
+    path = Path(path)
+    check_is_file(path)
+    module, name = DECODERS[decoder]
+    source: Source = getattr(import_module(module), name)(probe(path))
+    return source
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse what is no readable file. SourceNotFound, SourceUnreadable."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceNotFound(f"no video at {path}", hint="check the spelling of the path") from None
+    except (OSError, ValueError) as error:
+        raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise SourceUnreadable(f"expected a video file, {path} is a folder", hint="name one file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceUnreadable(f"expected a video file, {path} is not a regular file")
+    if status.st_size == 0:
+        raise SourceUnreadable(f"expected a video file, {path} is empty", hint="copy or record it again")
+    if not os.access(path, os.R_OK):
+        raise SourceUnreadable(f"no permission to read {path}", hint="change its permissions, or copy it")

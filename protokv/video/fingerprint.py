@@ -1,0 +1,31 @@
+"""What tells one file from another by its content: small files whole, large ones by pieces spread over all of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+KIB = 1 << 10
+
+# Up to 64 MiB are read, whatever the size: a fraction of a second.
+PIECES, PIECE = 1024, 64 * KIB
+
+
+def fingerprint(path: Path) -> str:
+    """Hex sha256 of the size and the content.
+
+    A file of up to 64 MiB is hashed whole. Of a larger one these are the first and the last 64 KiB and 1,022 evenly
+    spaced pieces between them: a change of the size, or of a run of bytes longer than 1/1022 of the file, is seen;
+    a shorter one may not be.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        if size <= PIECES * PIECE:
+            while block := file.read(KIB * KIB):
+                digest.update(block)
+            return digest.hexdigest()
+        for i in range(PIECES):
+            file.seek((size - PIECE) * i // (PIECES - 1))
+            digest.update(file.read(PIECE))
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""What a video file says of itself, and what its first frame shows.
+
+The origin of stream time is the start of the video stream. The first frame is decoded, so that a file from which no
+picture can be had is refused on opening.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import av.error
+
+from protokv.errors import SourceUnreadable
+from protokv.video.container import opened
+from protokv.video.fingerprint import fingerprint
+
+# AVI has no presentation times: FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
+WITHOUT_PTS = {"avi"}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What opening found out. Times and ticks: `time_s = (ticks - origin) * time_base`."""
+
+    path: Path
+    container: str
+    codec: str
+    pixel_format: str
+    width: int  # as coded for display, before rotation
+    height: int
+    rotation: int  # degrees counter-clockwise: 0, 90, 180, 270
+    interlaced: bool
+    rate_fps: float | None
+    time_base: Fraction
+    origin: int
+    indexed: bool  # the container has an index of all packets, to hold what was read against
+    promised_s: float | None  # stream time of the end that the file declares
+    size_bytes: int
+    fingerprint: str
+
+    @property
+    def has_pts(self) -> bool:
+        """Whether the container says when a frame is shown."""
+        return self.container not in WITHOUT_PTS
+
+    def time_s(self, ticks: int) -> float:
+        """Stream time of a tick."""
+        return float((ticks - self.origin) * self.time_base)
+
+    def ticks(self, time_s: float) -> int:
+        """The tick at or before a stream time."""
+        return self.origin + int(Fraction(time_s) / self.time_base)
+
+    def clock(self, frame: Any) -> int | None:
+        """Presentation ticks of a decoded frame."""
+        ticks = frame.dts if not self.has_pts else frame.pts if frame.pts is not None else frame.dts
+        return None if ticks is None else int(ticks)
+
+
+def probe(path: str | os.PathLike[str]) -> Probe:
+    """Look into the file. SourceUnreadable where no picture can be had."""
+    path = Path(path)
+    with opened(path) as (container, stream):
+        context = stream.codec_context
+        first = _first_frame(container, stream, path)
+        name = container.format.name.split(",")[0]
+        base = stream.time_base
+        ticks = first.dts if name in WITHOUT_PTS else first.pts if first.pts is not None else first.dts
+        origin = int(ticks or 0)
+        if stream.start_time is not None and name not in WITHOUT_PTS:
+            origin = min(origin, int(stream.start_time))
+        rate = stream.average_rate
+        return Probe(
+            path=path,
+            container=name,
+            codec=context.codec.canonical_name,
+            pixel_format=str(first.format.name),
+            width=int(first.width),
+            height=int(first.height),
+            rotation=round(first.rotation / 90) % 4 * 90,
+            # 0 is unknown, 1 progressive.
+            interlaced=bool(first.interlaced_frame) or context.field_order > 1,
+            rate_fps=float(rate) if rate else None,
+            time_base=base,
+            origin=origin,
+            indexed=_is_indexed(name, stream),
+            promised_s=_promised_end_s(container, stream, base),
+            size_bytes=path.stat().st_size,
+            fingerprint=fingerprint(path),
+        )
+
+
+def _first_frame(container: Any, stream: Any, path: Path) -> Any:
+    demux = container.demux(stream)
+    failures = 0
+    while failures <= 256:
+        try:
+            packet = next(demux)
+            for frame in packet.decode():
+                return frame
+        except StopIteration:
+            break
+        except (av.error.FFmpegError, OSError):
+            failures += 1
+            demux = container.demux(stream)
+    raise SourceUnreadable(
+        f"no frame of {path} can be decoded (container {container.format.name}, codec {stream.codec_context.name})",
+        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
+    )
+
+
+def _is_indexed(name: str, stream: Any) -> bool:
+    # `frames` is 0 for fragmented files, whose index grows while they are read.
+    return name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
+
+
+def _promised_end_s(container: Any, stream: Any, base: Fraction) -> float | None:
+    whole = container.duration / av.time_base if container.duration else None
+    own: float | None = None
+    if stream.duration:
+        own = float(stream.duration * base)
+    elif (tag := _tag_s(stream.metadata)) is not None:
+        own = tag
+    if own is not None:
+        return own if whole is None else min(own, whole)
+    # With other streams beside it, the whole may be longer than the video.
+    return whole if len(container.streams) == 1 else None
+
+
+def _tag_s(metadata: dict[str, str]) -> float | None:
+    tag = next((value for key, value in metadata.items() if key.upper() == "DURATION"), "")
+    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
+    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None

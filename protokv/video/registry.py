@@ -1,0 +1,63 @@
+"""Which kinds of video source there are, and which decoders read files: the registries and `open_source`.
+
+A source is told by its text: what stands before `:` where that is a kind or a scheme (`kind://...`), a file
+otherwise. Adding a kind is a module with a function that opens it, and a line here. Nothing is imported before it is
+needed: decord only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from protokv.errors import ConfigError, SourceUnreadable
+
+if TYPE_CHECKING:
+    from protokv.video.source import Source
+
+# kind -> module and function `(source, decoder) -> Source`
+SOURCES = {
+    "file": ("protokv.video.file", "open_file"),
+}
+
+# decoder of files -> module and class; `auto` is the one that reads every file
+DECODERS = {
+    "auto": ("protokv.video.pyav_source", "PyAVSource"),
+    "pyav": ("protokv.video.pyav_source", "PyAVSource"),
+    "decord": ("protokv.video.decord_source", "DecordSource"),
+}
+
+Decoder = Literal["auto", "pyav", "decord"]
+
+
+def kind_of(source: str | os.PathLike[str]) -> str:
+    """The kind that a source's text names; `file` where it names none."""
+    prefix, colon, rest = os.fspath(source).partition(":")
+    return prefix.lower() if colon and (prefix.lower() in SOURCES or rest.startswith("//")) else "file"
+
+
+def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto") -> Source:
+    """Open a video.
+
+    Args:
+        source: path of a file, or a text of another kind of `SOURCES`.
+        decoder: one of `DECODERS`. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary
+            files, gives the same frames, and leaves to PyAV what it cannot read beyond doubt; its wheel carries an
+            FFmpeg of 2021, so choose it for files that you trust.
+
+    Raises:
+        SourceNotFound: Nothing is there.
+        SourceUnreadable: No video can be read from it, or not by this decoder; or there is no such kind of source.
+        ConfigError: There is no such decoder.
+    """
+    if decoder not in DECODERS:
+        raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
+    kind = kind_of(source)
+    if kind not in SOURCES:
+        raise SourceUnreadable(
+            f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
+        )
+    module, name = SOURCES[kind]
+    opened: Source = getattr(import_module(module), name)(source, decoder)
+    return opened
