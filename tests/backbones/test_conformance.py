@@ -35,7 +35,7 @@ SIZES = {
     "landscape": (60, 90),
     "portrait": (97, 41),
     "below one patch": (9, 5),
-    "4K": (2160, 3840),
+    "HD": (720, 1280),
     "one row": (1, 150),
 }
 # Small enough that a dozen steps of any family overflow them, large enough for a bank.
