@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
@@ -16,7 +15,9 @@ from protokv.errors import ConfigError, PositionWarning
 from protokv.generate import Decoding
 from protokv.rotary import turn
 from protokv.session import Session, cell_centres
-from tests.conftest import random_frames, write_qwen2_5_vl
+from tests.backbones.tiny import write_qwen2_5_vl
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
@@ -30,34 +31,24 @@ def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
     return session
 
 
-def plain_logits(folder: Path, backbone: Backbone, n_steps: int, question: str) -> torch.Tensor:
-    """transformers' own forward over the same tokens at the same positions, without any code of a session."""
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    prefix, suffix = backbone.prefix_ids, backbone.suffix_ids(question)
-    embeddings = [model.model.language_model.embed_tokens(torch.tensor(prefix))]
-    positions = [torch.arange(len(prefix))[:, None].expand(-1, 3)]
-    for i in range(n_steps):
-        tokens = backbone.embed_step(random_frames(i), float(i))
-        embeddings.append(tokens.embeddings)
-        start = int(torch.cat(positions).max()) + 1
-        positions.append(backbone.step_positions(tokens, origin=len(prefix), start=start, index=i, time_s=float(i)))
-    start = int(torch.cat(positions).max()) + 1
-    embeddings.append(model.model.language_model.embed_tokens(torch.tensor(suffix)))
-    positions.append(torch.arange(start, start + len(suffix))[:, None].expand(-1, 3))
-    with torch.no_grad():
-        output = model(inputs_embeds=torch.cat(embeddings)[None], position_ids=torch.cat(positions).T[:, None])
-    return output.logits[0, -len(suffix) :]
+@pytest.fixture(scope="module")
+def upstream(tiny_folder: Path) -> Upstream:
+    return Upstream("qwen2_5_vl", tiny_folder)
+
+
+def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> torch.Tensor:
+    """transformers' own model over the same frames, with its own embeddings and positions: `[suffix, vocabulary]`."""
+    inputs = upstream.inputs([random_frames(i) for i in range(n_steps)], question, step_seconds=1.0)
+    return upstream.logits(inputs, len(upstream.chat(question)[1]))
 
 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 5, 11])
 def test_logits_equal_the_plain_model_while_nothing_was_evicted(
-    tiny: Backbone, tiny_folder: Path, kind: str, n_steps: int
+    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
 ) -> None:
     session = watched(tiny, n_steps, MemoryConfig.of(kind, budget=400))
-    expected = plain_logits(tiny_folder, tiny, n_steps, QUESTION)
+    expected = plain_logits(upstream, n_steps)
     # float32 through three layers; the sums run in another order than in eager attention.
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
 
@@ -67,14 +58,22 @@ def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: i
     folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     session = watched(backbone, 4, PaperConfig(budget=400))
-    expected = plain_logits(folder, backbone, 4, QUESTION)
+    expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, tiny_folder: Path) -> None:
+def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
     session = watched(tiny, 4, PaperConfig(budget=400))
-    expected = plain_logits(tiny_folder, tiny, 5, QUESTION)
-    assert (session.prefill(QUESTION) - expected).abs().max() > 1e-2
+    assert (session.prefill(QUESTION) - plain_logits(upstream, 5)).abs().max() > 1e-2
+
+
+def test_the_comparison_would_notice_rows_taken_for_columns(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions_of = tiny.step_positions
+    monkeypatch.setattr(tiny, "step_positions", lambda *tokens, **at: positions_of(*tokens, **at)[:, [0, 2, 1]])
+    session = watched(tiny, 4, PaperConfig(budget=400))
+    assert (session.prefill(QUESTION) - plain_logits(upstream, 4)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -101,11 +100,16 @@ def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -
     assert all(torch.equal(quiet.tensors()[name], t) for name, t in curious.tensors().items())
 
 
-def test_the_answer_is_the_greedy_continuation_of_the_plain_model(tiny: Backbone, tiny_folder: Path) -> None:
+def test_the_answer_is_what_transformers_generates(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = watched(tiny, 3, PaperConfig(budget=400))
-    answer = session.ask(QUESTION, Decoding(max_new_tokens=1))
-    best = int(plain_logits(tiny_folder, tiny, 3, QUESTION)[-1].argmax())
-    assert answer.text == tiny.decode([best]).strip()
+    # Past any end of the answer, so that all twelve tokens are compared.
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    answer = session.ask(QUESTION, Decoding(max_new_tokens=12))
+    inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
+    assert answer.text == tiny.decode(upstream.generate(inputs, 12)).strip()
+    assert answer.tokens == 12
 
 
 def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:

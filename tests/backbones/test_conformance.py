@@ -116,6 +116,17 @@ def test_frames_of_any_shape_give_the_logits_of_the_whole_model(
     torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
 
 
+def test_bfloat16_is_as_near_to_float32_as_transformers_own(folder: Path, family: str, upstream: Upstream) -> None:
+    backbone = load_backbone(str(folder), device="cpu", dtype="bfloat16")
+    steps = video(backbone, 6)
+    session = watched(backbone, everything(), steps)
+    ours, exact = session.prefill(QUESTION), expected_logits(upstream, session, steps)
+    theirs = expected_logits(Upstream(family, folder, torch.bfloat16), session, steps).float()
+    # Logits range over +-6 here; both roundings differ from float32 by 0.03 to 0.05 (root mean square).
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.25)
+    assert (ours - exact).square().mean() <= 1.5**2 * (theirs - exact).square().mean()
+
+
 def test_a_video_of_one_frame_is_one_step(backbone: Backbone, upstream: Upstream) -> None:
     alone = [Sample(0.0, random_frames(5, 1)[0])]
     taken = [step.images for step in steps_of(alone, backbone.frames_per_step)]
@@ -163,12 +174,12 @@ def test_step_by_step_makes_the_keys_and_values_of_one_prefill(backbone: Backbon
         torch.testing.assert_close(ours[:, :, : prefix + seen], theirs[:, :, : prefix + seen], **TIGHT)
 
 
-def test_a_greedy_answer_is_that_of_the_whole_model(
+def test_a_greedy_answer_is_what_transformers_generates(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = video(backbone, 3)
     session = watched(backbone, everything(), steps)
-    expected = upstream.greedy(upstream.inputs(steps, QUESTION, session.clock.step_seconds), 8)
+    expected = upstream.generate(upstream.inputs(steps, QUESTION, session.clock.step_seconds), 8)
     decoded: list[list[int]] = []
     # Both go on behind a token that would end the answer, so that all eight are compared.
     monkeypatch.setattr(backbone, "stop_ids", frozenset())

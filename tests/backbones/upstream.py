@@ -26,12 +26,12 @@ AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
 
 
 class Upstream:
-    """One model of transformers with eager attention in float32, and its tokenizer."""
+    """One model of transformers with eager attention, and its tokenizer."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.family, self.folder = family, folder
         self.model = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            folder, dtype=dtype, attn_implementation="eager"
         ).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -43,8 +43,11 @@ class Upstream:
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
 
     def inputs(self, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
-        """Arguments of the model's forward. Every step of the video has frames of one size."""
-        return INPUTS[self.family](self, video, question, step_seconds)
+        """Arguments of the model's forward, in its dtype. Every step of the video has frames of one size."""
+        found = INPUTS[self.family](self, video, question, step_seconds)
+        return {
+            name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in found.items()
+        }
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
@@ -57,22 +60,10 @@ class Upstream:
         layers = self.model(**inputs, use_cache=True).past_key_values.layers
         return torch.stack([layer.keys[0] for layer in layers]), torch.stack([layer.values[0] for layer in layers])
 
-    @torch.no_grad()
-    def greedy(self, inputs: dict[str, Tensor], n_tokens: int) -> list[int]:
-        """The likeliest continuation: by `generate`, or by forwards over its cache where positions are given."""
-        if "position_ids" not in inputs:
-            settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
-            return self.model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
-        output = self.model(**inputs, use_cache=True)
-        ids, position = [], inputs["position_ids"][..., -1:]
-        for _ in range(n_tokens):
-            best = output.logits[:, -1:].argmax(-1)
-            ids.append(int(best))
-            position = position + 1
-            output = self.model(
-                input_ids=best, position_ids=position, past_key_values=output.past_key_values, use_cache=True
-            )
-        return ids
+    def generate(self, inputs: dict[str, Tensor], n_tokens: int) -> list[int]:
+        """Greedy continuation by the model's own `generate`, past any end of the answer."""
+        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
+        return self.model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
