@@ -122,8 +122,8 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_own(folder: Path, family
     session = watched(backbone, everything(), steps)
     ours, exact = session.prefill(QUESTION), expected_logits(upstream, session, steps)
     theirs = expected_logits(Upstream(family, folder, torch.bfloat16), session, steps).float()
-    # Logits range over +-6 here; both roundings differ from float32 by 0.03 to 0.05 (root mean square).
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.25)
+    # Logits range over +-6 and more here. Rounding moves single ones by up to 0.35, on either side.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.5)
     assert (ours - exact).square().mean() <= 1.5**2 * (theirs - exact).square().mean()
 
 
