@@ -13,9 +13,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from protokv.attention import attend
 from protokv.config import MemoryConfig, PaperConfig
 from protokv.memory import MEMORIES
-from protokv.memory.protokv import maintenance
 from protokv.memory.protokv import memory as protokv
-from protokv.memory.protokv.agglomerative import Agglomerator
+from protokv.memory.protokv.policies import maintenance, paper
+from protokv.memory.protokv.policies.agglomerative import Agglomerative
 from protokv.memory.protokv.residuals import Residuals
 from tests.benchmarks.conftest import Filled, Sizes, filled, finished
 
@@ -87,10 +87,10 @@ def test_context_after_a_step(described: Callable[[str], BenchmarkFixture], held
 
 
 STAGES = [
-    (protokv, "absorb_", "stage: assignment"),
-    (Agglomerator, "absorb_", "stage: assignment"),
+    (paper.PaperRule, "absorb_", "stage: assignment"),
+    (Agglomerative, "absorb_", "stage: assignment"),
     (Residuals, "record_", "stage: residuals"),
-    (protokv, "maintain_", "stage: maintenance"),
+    (paper.PaperRule, "maintain_", "stage: maintenance"),
     (maintenance, "merge_", "stage: maintenance, merging alone"),
     (protokv.ProtoKV, "context", "stage: pseudo-tokens"),
 ]

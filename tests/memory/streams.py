@@ -83,13 +83,13 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
         "merge_key_distance": 0.5,
         "merge_value_distance": 0.5,
     }
-    return PaperConfig(budget=budget).with_fields(defaults | changes)
+    return PaperConfig(budget=budget, **(defaults | changes))
 
 
 def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
     """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics."""
     defaults = {"pseudo_tokens": 2, "residual": True, "subquantizers": 2, "codewords": 4, "warmup_residuals": 11}
-    return DurableConfig(budget=budget).with_fields(defaults | changes)
+    return DurableConfig(budget=budget, **(defaults | changes))
 
 
 def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:

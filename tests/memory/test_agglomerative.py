@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.memory.base import StepKV
-from protokv.memory.protokv import agglomerative, ward
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_ward import NaiveAgglomerative
+from protokv.memory.protokv.policies import agglomerative, ward
 from tests.memory.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.memory.test_oracle import compare_context, compare_state, flat
 
@@ -135,8 +135,8 @@ def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes(power: float) -> 
         reloaded.append(step)
     assert same(copy_of(kept), copy_of(reloaded))
     # Otherwise this says nothing: it must be a small part of the bank that was looked at.
-    assert kept._agglomerator is not None
-    assert kept._agglomerator._width < settings.prototypes
+    assert isinstance(kept._policy, agglomerative.Agglomerative)
+    assert kept._policy._width < settings.prototypes
 
 
 @given(st.integers(0, 2**16), st.permutations(range(6)))
@@ -168,9 +168,9 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
         memory.start(*world.sink())
         for index in range(40):
             memory.append(world.step(index, 1 + index * 5 % 11))
-            assert memory._agglomerator is not None
+            assert isinstance(memory._policy, agglomerative.Agglomerative)
             if elements == 1:
-                memory._agglomerator._width = 0
+                memory._policy._width = 0
         return copy_of(memory)
 
     whole = state()

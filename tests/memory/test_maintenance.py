@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.memory.protokv import merging
 from protokv.memory.protokv.bank import PrototypeBank, Seen
-from protokv.memory.protokv.continuity import FarTokens
-from protokv.memory.protokv.maintenance import Recycler, decay_, recycle_
-from protokv.memory.protokv.merging import merge_
+from protokv.memory.protokv.policies import merging
+from protokv.memory.protokv.policies.maintenance import Recycler, decay_, recycle_
+from protokv.memory.protokv.policies.merging import merge_
+from protokv.memory.protokv.policy import FarTokens
 from tests.memory.streams import shape_of
 
 

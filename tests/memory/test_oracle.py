@@ -17,9 +17,9 @@ from torch import Tensor
 from protokv.config import PaperConfig
 from protokv.memory import build_memory
 from protokv.memory.base import StepKV
-from protokv.memory.protokv import continuity, merging
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive import Head, NaiveProtoKV
+from protokv.memory.protokv.policies import assignment, merging
 from protokv.rotary import rotate
 from tests.memory.streams import World, feed, shape_of, small_config
 
@@ -244,7 +244,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
         return memory.tensors()
 
     whole = state()
-    monkeypatch.setattr(continuity, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
     monkeypatch.setattr(merging, "_BLOCK_ELEMENTS", 200)
     monkeypatch.setattr(merging, "_BLOCK_PAIRS", 3)
     cut = state()

@@ -169,6 +169,11 @@ class PrototypeBank:
         bank.check()
         return bank
 
+    def take(self, other: PrototypeBank) -> None:
+        """Become what another bank of the same size is."""
+        for field in fields(self):
+            getattr(self, field.name).copy_(getattr(other, field.name))
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:

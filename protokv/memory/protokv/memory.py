@@ -16,15 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.config import DurableConfig, PaperConfig, PrototypeConfig
+from protokv.config import PrototypeConfig
 from protokv.context import Context
 from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
 from protokv.memory.near import LAYER_AXIS, NearWindow, Tokens
-from protokv.memory.protokv.agglomerative import Agglomerator
 from protokv.memory.protokv.allocation import Layout, by_variance
 from protokv.memory.protokv.bank import PrototypeBank, Seen
-from protokv.memory.protokv.continuity import FarTokens, absorb_
-from protokv.memory.protokv.maintenance import Recycler, maintain_
+from protokv.memory.protokv.policies import find_policy
+from protokv.memory.protokv.policy import FarTokens, Policy
 from protokv.memory.protokv.residuals import Residuals
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary, rotate, unrotate
@@ -41,7 +40,7 @@ class ProtoKV(Memory):
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
         self._bank = PrototypeBank.empty(shape, K)
-        self._agglomerator = self._agglomerator_of(self._bank)
+        self._policy: Policy | None = find_policy(config)(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
         self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
 
@@ -53,28 +52,14 @@ class ProtoKV(Memory):
         """Take one step (Algorithm 1, a step at a time)."""
         self._slots.check(step, self._shape, self._near.last_step)
         leaving = self._near.append(step)
-        if not len(leaving) or not self._config.prototypes:
+        if self._policy is None or not len(leaving):
             return
         followers = [] if self._residuals is None else [self._residuals]
-        tokens = self._far_tokens(leaving)
-        if self._agglomerator is not None:
-            assigned = self._agglomerator.absorb_(tokens, followers, step.step)
-        else:
-            assert isinstance(self._config, PaperConfig)
-            assigned = absorb_(self._bank, tokens, step.step, self._config)
+        assigned = self._policy.absorb_(self._far_tokens(leaving), followers, step.step)
         if self._residuals is not None:
             fitted = self._residuals.record_(assigned)
             self._bank.stale.flatten(0, 1)[fitted] = True
-        if self._agglomerator is not None:
-            return
-        assert isinstance(self._config, PaperConfig)
-        recycler = Recycler(lambda: self._far_tokens(self._near.newest()), self._config.seed, self._shape.of_model)
-        maintain_(self._bank, followers, recycler, step.step, self._config)
-
-    def _agglomerator_of(self, bank: PrototypeBank) -> Agglomerator | None:
-        if isinstance(self._config, DurableConfig) and self._config.prototypes:
-            return Agglomerator(bank, self._config)
-        return None
+        self._policy.maintain_(lambda: self._far_tokens(self._near.newest()), followers, step.step)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)
@@ -152,6 +137,7 @@ class ProtoKV(Memory):
     def tensors(self) -> dict[str, Tensor]:
         """The state: sink, near window, bank and residual statistics."""
         residual = {} if self._residuals is None else self._residuals.tensors()
+        residual |= {} if self._policy is None else self._policy.held()
         return self._slots.tensors() | self._near.tensors() | self._bank.tensors() | residual
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -160,13 +146,18 @@ class ProtoKV(Memory):
         if self._residuals is not None:
             fitted = tensors.get("codebook.fitted")
             expected |= self._residuals.spec(fitted=fitted is not None and bool(fitted.all()))
-        require(tensors, expected)
+        own = () if self._policy is None else self._policy.declare(self._config, self._shape)
+        require(tensors, expected | {spec.name: (tuple(size or 0 for size in spec.shape), spec.dtype) for spec in own})
         bank = self._bank.loaded(tensors)
         residuals = None if self._residuals is None else self._residuals.loaded(tensors, bank.mass > 0)
+        if self._policy is not None:
+            self._policy.check(tensors, None)
         self._near.load(tensors)
         self._slots.load(tensors)
-        self._bank, self._residuals = bank, residuals
-        self._agglomerator = self._agglomerator_of(bank)
+        self._bank.take(bank)
+        self._residuals = residuals
+        if self._policy is not None:
+            self._policy.take(tensors)
 
     def finished(self) -> dict[str, Tensor]:
         """The reservoir of codebooks, once all of its heads are fitted."""
@@ -187,7 +178,7 @@ class ProtoKV(Memory):
         return {
             "sink": slots.sink_nbytes(),
             "near": self._near.nbytes(),
-            "bank": self._bank.nbytes() + (self._agglomerator.nbytes() if self._agglomerator is not None else 0),
+            "bank": self._bank.nbytes() + (0 if self._policy is None else size_of(*self._policy.buffers())),
             **residual,
             "context": size_of(*far, self._layout.counts, self._layout.start, self._layout.owner),
         }

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv import quantizer
-from protokv.memory.protokv.maintenance import step_seed
+from protokv.memory.protokv.policies.maintenance import step_seed
 from protokv.rotary import Rotary, rotate, unrotate
 
 

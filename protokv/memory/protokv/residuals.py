@@ -20,7 +20,7 @@ from protokv.config import PrototypeConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import MemoryShape, Spec, size_of
 from protokv.memory.protokv import quantizer
-from protokv.memory.protokv.continuity import Assigned
+from protokv.memory.protokv.policy import Assigned
 
 
 class Residuals:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank
-from protokv.memory.protokv.continuity import FarTokens
-from protokv.memory.protokv.merging import Follower, merge_
+from protokv.memory.protokv.policies.merging import merge_
+from protokv.memory.protokv.policy import FarTokens, Follower
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ reports what was assigned where.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.policy import Assigned, FarTokens
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
 SIGMA_FLOOR = 1e-4
@@ -24,38 +23,7 @@ _BLOCK_ELEMENTS = 2**25
 _CACHED_ELEMENTS = 2**18
 
 
-@dataclass(frozen=True, slots=True)
-class FarTokens:
-    """Tokens on their way into the bank, flat over `B = L * H`.
-
-    Attributes:
-        keys: `[B, T, D]` float32, rotation removed.
-        values: `[B, T, D]` float32.
-        seen: their coordinates and positions, shared by all heads.
-    """
-
-    keys: Tensor
-    values: Tensor
-    seen: Seen
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """What `absorb_` did with `T` tokens.
-
-    Attributes:
-        prototype: `[B, T]` int64, the prototype of that head that absorbed the token; -1 where it opened a
-            slot.
-        key_residual, value_residual: `[B, T, D]` float32, against the centre after the update; undefined at
-            -1.
-    """
-
-    prototype: Tensor
-    key_residual: Tensor
-    value_residual: Tensor
-
-
-def absorb_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> Assigned:
+def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> Assigned:
     """Put evicted tokens into the bank, in order, at time `step`."""
     L, H, K, _ = bank.key_center.shape
     B, T, _ = tokens.keys.shape

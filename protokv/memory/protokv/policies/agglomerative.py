@@ -13,33 +13,25 @@ prototypes whose bound is low are merged, with all costs among them at hand. Whe
 bound of every prototype left out, it is what merging among all points gives; else more are taken in. The bounds are no
 state: without them all costs are measured once, and whatever they are the result is the same.
 
-What it keeps is measured in `samples/delay-study/`. Tried on other, development streams of the embedded model (400 s,
-content / order late after the evidence, about 80 questions a figure, so that differences below 0.05 say nothing): at
-1/100 of the tokens none of these differs from the plain rule (0.99 / 0.94) or the full cache (0.99 / 0.93). At 1/200
-the plain rule has 0.91 / 0.95. merge_mass_power below 1 helps only beyond that (content at 1/250: 0.85 with 1, 0.92
-with 0.5, 0.96 with 0.25) and cost some order there; it is a field. No field became: time of the tokens as a part of f,
-0.91 / 0.95 at 1/200; place in the image, 0.88 / 0.95; keys at half their weight, 0.79 / 0.95; at double weight, content
-0.89 against 0.94 on other streams at 1/100. Worse of the existing fields: anchor = "average", 0.91 / 0.82, and with it
-or "first" the present is confused with the past (0.33 and 0.75 right); encode_with = "near", 0.91 / 0.63. No clear
-difference: mass_bias = "off", 0.93 / 0.92; split = 1:7, 0.91 / 0.95. Not measured: S > 1.
+What it keeps is measured in `samples/delay-study/`.
 
 Knows nothing of rotation, positions in a context or files; residual statistics follow by `Follower`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
+from protokv.memory.base import MemoryShape
 from protokv.memory.protokv.bank import PrototypeBank
-from protokv.memory.protokv.clusters import ClusterWriter
-from protokv.memory.protokv.continuity import Assigned, FarTokens
-from protokv.memory.protokv.merging import Follower
-from protokv.memory.protokv.ward import Merged, costs_between, merge_cheapest
+from protokv.memory.protokv.policies.clusters import ClusterWriter
+from protokv.memory.protokv.policies.ward import Merged, costs_between, merge_cheapest
+from protokv.memory.protokv.policy import Assigned, FarTokens, Follower, Policy
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.
 _BLOCK_ELEMENTS = 2**20
@@ -67,10 +59,10 @@ class _Found:
     limit: Tensor
 
 
-class Agglomerator:
+class Agglomerative(Policy):
     """Absorbs steps into one bank of `[L, H, K]` prototypes, and remembers which of them are far from all others."""
 
-    def __init__(self, bank: PrototypeBank, config: DurableConfig) -> None:
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
         self._bank, self._config = bank, config
         # A lower bound of what merging each prototype with its nearest would cost; once it was measured.
@@ -79,9 +71,14 @@ class Agglomerator:
         # How many points the last step had to look at. Speed only.
         self._width = 0
 
-    def nbytes(self) -> int:
-        """Bytes of what is kept between steps."""
-        return self._bound.numel() * self._bound.element_size()
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Forget the bounds: the bank is another."""
+        self._bound.zero_()
+        self._measured, self._width = False, 0
+
+    def buffers(self) -> Sequence[Tensor]:
+        """The bounds."""
+        return (self._bound,)
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.bank import PrototypeBank
-from protokv.memory.protokv.continuity import Assigned, FarTokens
-from protokv.memory.protokv.merging import Follower
+from protokv.memory.protokv.policy import Assigned, FarTokens, Follower
 
 
 @dataclass(slots=True)

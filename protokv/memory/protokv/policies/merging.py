@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.policy import Follower
 
 # Products of one block of the search for pairs, and pairs of one block of their test; more are done in turn.
 _BLOCK_ELEMENTS = 2**25
@@ -30,16 +30,6 @@ _BLOCK_PAIRS = 2**16
 _REACH = 1.5
 # Candidates that a turn looks at in one go; twice as many after each time that none of them was close.
 _WIDTH = 32
-
-
-class Follower(Protocol):
-    """Who keeps statistics by prototype row, flat over `L * H * K`, and follows what happens to it."""
-
-    def freed_(self, rows: Tensor) -> None:
-        """These rows hold nothing any more."""
-
-    def merged_(self, into: Tensor, gone: Tensor) -> None:
-        """Row `into[x]` takes over what row `gone[x]` has; `gone` is then free. No row is in two of the pairs."""
 
 
 def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConfig) -> None:

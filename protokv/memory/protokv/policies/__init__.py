@@ -1,0 +1,15 @@
+"""The rules by which tokens enter a bank: the paper's, and agglomerative clustering."""
+
+from __future__ import annotations
+
+from protokv.config import DurableConfig, PrototypeConfig
+from protokv.memory.protokv.policies.agglomerative import Agglomerative
+from protokv.memory.protokv.policies.paper import PaperRule
+from protokv.memory.protokv.policy import Policy
+
+__all__ = ["find_policy"]
+
+
+def find_policy(config: PrototypeConfig) -> type[Policy]:
+    """The rule that the settings ask for."""
+    return Agglomerative if isinstance(config, DurableConfig) else PaperRule
