@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.attention import plain
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.context import Anchoring, SlotContext
+from protokv.context import EMPTY, Anchoring, CompactContext, Context, Segment, SlotContext
+from protokv.context.compact import LATE
 from protokv.memory import build_memory
 from protokv.rotary import rotate, turn, unrotate
-from tests.memory.streams import PlainRotary, World, feed, shape_of, small_config
+from tests.memory.streams import PlainRotary, World, feed, shape_of, shown_to, small_config
 
 ORIGIN = 2
 ROTARY = PlainRotary(8)
@@ -30,13 +32,131 @@ def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = fro
     return SlotContext(keys, bare, bias, slice(ORIGIN, ORIGIN + far), lambda: positions)
 
 
-def compact(context: SlotContext) -> SlotContext:
+def compact(context: SlotContext) -> Context:
     return context.compacted(Anchoring(ROTARY, ORIGIN), context.far_span())
 
 
-def times_of(context: SlotContext) -> list[list[int]]:
+def times_of(context: Context) -> list[list[int]]:
+    return places_of(context)[0, :, :, 0].tolist()
+
+
+def places_of(context: Context) -> torch.Tensor:
+    assert isinstance(context, SlotContext | CompactContext)
     assert context.positions is not None
-    return context.positions()[0, :, :, 0].tolist()
+    return context.positions()
+
+
+def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = None) -> tuple[SlotContext, int, int]:
+    """Compact placement written out slot by slot, every key turned: the slots, the shift and the next position."""
+    assert context.positions is not None
+    places, live = context.positions().tolist(), (context.bias > -torch.inf).tolist()
+    L, H, N = context.bias.shape
+    heads = [(layer, head) for layer in range(L) for head in range(H)]
+    near_slots, far_slots = range(context.far.stop, N), range(context.far.start, context.far.stop)
+    behind = [
+        places[a][b][slot][0]
+        for slots in (near_slots, far_slots)
+        for a, b in heads
+        for slot in slots
+        if live[a][b][slot]
+    ]
+    has_near = any(live[a][b][slot] for a, b in heads for slot in near_slots)
+    near_times = [places[a][b][slot][0] for a, b in heads for slot in near_slots if live[a][b][slot]]
+    near = min(near_times) if has_near else max(behind, default=-1) + 1
+    older = {
+        (a, b): sorted({places[a][b][s][0] for s in far_slots if live[a][b][s] and places[a][b][s][0] < near})
+        for a, b in heads
+    }
+    distinct = max(map(len, older.values()), default=0)
+    shift = near - anchoring.origin - (distinct if span is None else span)
+    if shift <= 0:
+        return context, 0, -1
+    moved, last = context.positions().clone(), anchoring.origin - 1
+    for a, b in heads:
+        times = older[a, b]
+        for slot in range(context.far.start, N):
+            time = places[a][b][slot][0]
+            is_older = slot in far_slots and live[a][b][slot] and time in times
+            by = near - shift - len(times) + times.index(time) - time if is_older else -shift
+            for component in anchoring.moving:
+                moved[a, b, slot, component] += by
+            if live[a][b][slot]:
+                last = max(last, int(moved[a, b, slot].max()))
+    seen = slice(context.far.start, None)
+    keys = context.keys.clone()
+    keys[:, :, seen] = turn(keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary)
+    return SlotContext(keys, context.values, context.bias, context.far, lambda: moved), shift, last + 1
+
+
+@st.composite
+def contexts(draw: st.DrawFn) -> tuple[SlotContext, tuple[int, ...]]:
+    """Any times of far slots (copies of near ones too), any slots free, one position component or three."""
+    H, F, W = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 5))
+    P, moving = draw(st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]))
+    # Late in the stream near keys are turned too.
+    start = draw(st.integers(ORIGIN, 300)) + draw(st.sampled_from([0, 0, LATE]))
+    gap = draw(st.integers(1, 3))
+    near = [start + gap * index for index in range(W)]
+    times = st.integers(max(ORIGIN, start - 400), max(near, default=start))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    N = ORIGIN + F + W
+    positions = torch.randint(ORIGIN, ORIGIN + 5, (2, H, N, P), generator=g)
+    rows = [[draw(st.lists(times, min_size=F, max_size=F)) for _ in range(H)] for _ in range(2)]
+    for layer in range(2):
+        for head in range(H):
+            positions[layer, head, :, 0] = torch.tensor([*range(ORIGIN), *rows[layer][head], *near])
+    bare, values = (torch.randn(2, H, N, 8, generator=g) for _ in range(2))
+    bias = torch.rand(2, H, N, generator=g)
+    bias[..., ORIGIN : ORIGIN + F][torch.rand(2, H, F, generator=g) < 0.3] = -torch.inf
+    bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
+    keys = rotate(bare, *ROTARY(positions))
+    return SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions), moving
+
+
+@given(contexts(), st.integers(0, 4))
+def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
+    case: tuple[SlotContext, tuple[int, ...]], more: int
+) -> None:
+    context, moving = case
+    anchoring = Anchoring(ROTARY, ORIGIN, moving)
+    span = context.far_span() + more
+    expected, shift, after = literal(context, anchoring, span=span)
+    shown = context.compacted(anchoring, span)
+    assert shown.shift == shift
+    if not shift:
+        assert shown is context
+        return
+    assert shown.next_position == after
+    live = (context.bias > -torch.inf)[..., None]
+    assert torch.equal(places_of(shown) * live, places_of(expected) * live)
+    g = torch.Generator().manual_seed(1)
+    H = context.keys.shape[1]
+    query, tail = torch.randn(2 * H, 3, 8, generator=g), (torch.randn(H, 3, 8, generator=g),) * 2
+    for layer in range(2):
+        one, other = (plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@given(contexts())
+def test_a_compact_context_hides_its_far_slots(case: tuple[SlotContext, tuple[int, ...]]) -> None:
+    context, moving = case
+    anchoring = Anchoring(ROTARY, ORIGIN, moving)
+    shown = context.compacted(anchoring, context.far_span()).without_far()
+    expected, _, _ = literal(context, anchoring)
+    g = torch.Generator().manual_seed(1)
+    H = context.keys.shape[1]
+    query, tail = torch.randn(H, 2, 8, generator=g), (torch.randn(H, 2, 8, generator=g),) * 2
+    far = expected.bias.clone()
+    far[..., context.far] = EMPTY
+    hidden = Segment(expected.keys[1], expected.values[1], far[1].clamp(min=EMPTY))
+    one = plain.attend(query, shown.at(1, query), tail, 0.3)
+    torch.testing.assert_close(one, plain.attend(query, [hidden], tail, 0.3), rtol=1e-4, atol=1e-4)
+
+
+def test_far_keys_of_a_layer_are_turned_once_for_an_answer() -> None:
+    shown = compact(context_of([[400, 90, 35]], [1000, 1001]))
+    query = torch.ones(1, 1, 8)
+    assert shown.at(0, query)[0] is shown.at(0, query)[0]
 
 
 def test_far_times_stand_one_apart_before_the_window_newest_next_to_it() -> None:
@@ -69,10 +189,10 @@ def test_nothing_moves_while_positions_are_consecutive() -> None:
 def test_keys_are_turned_to_the_positions_that_are_named() -> None:
     context = context_of([[400, 90, 35]], [1000, 1001])
     shown = compact(context)
-    assert shown.positions is not None
-    bare = unrotate(shown.keys, *ROTARY(shown.positions()))
-    torch.testing.assert_close(bare, context.values, rtol=0, atol=1e-5)
-    assert torch.equal(shown.keys[:, :, :ORIGIN], context.keys[:, :, :ORIGIN])
+    keys, _, _ = shown_to(shown, 0, torch.ones(1, 1, 8))
+    bare = unrotate(keys, *ROTARY(places_of(shown)[0]))
+    torch.testing.assert_close(bare, context.values[0], rtol=0, atol=1e-4)
+    assert torch.equal(keys[:, :ORIGIN], context.keys[0, :, :ORIGIN])
 
 
 def test_only_moving_components_are_shifted() -> None:
@@ -81,8 +201,7 @@ def test_only_moving_components_are_shifted() -> None:
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
         shown = context.compacted(Anchoring(ROTARY, ORIGIN, moving), context.far_span())
-        assert shown.positions is not None
-        assert shown.positions()[0, 0].tolist() == expected
+        assert places_of(shown)[0, 0].tolist() == expected
 
 
 def test_a_context_without_positions_says_so() -> None:
@@ -121,9 +240,8 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     assert isinstance(context, SlotContext)
     assert context.positions is not None
     shown = context.compacted(Anchoring(world.rotary, ORIGIN), context.far_span())
-    assert shown.positions is not None
     live = context.bias > -torch.inf
-    before, after = context.positions()[..., 0], shown.positions()[..., 0]
+    before, after = context.positions()[..., 0], places_of(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN
     assert int(after[live].min()) == 0
     for old, new in zip(

@@ -194,7 +194,7 @@ def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, confi
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize(("far_out", "tolerance"), [(9_000, 1e-3), (300_000, 2e-2)])
+@pytest.mark.parametrize(("far_out", "tolerance"), [(9_000, 5e-3), (300_000, 2e-2)])
 def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
     tiny: Backbone, far_out: int, tolerance: float
 ) -> None:

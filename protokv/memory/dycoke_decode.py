@@ -18,6 +18,7 @@ token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from protokv.config import DyCokeDecodeConfig
 from protokv.context import Anchoring, Context, Segment
 from protokv.memory.base import MemoryShape
 from protokv.memory.full import FullCache
-from protokv.rotary import Rotary
+from protokv.rotary import Rotary, rotate
 
 
 class DyCokeDecode(FullCache):
@@ -85,7 +86,7 @@ class DecodePruning(Context):
     next_position: int | None = None
     _forwards: int = field(default=0, init=False)
     _attention: Tensor | None = field(default=None, init=False)
-    _slots: Tensor | None = field(default=None, init=False)
+    _chosen: Tensor | None = field(default=None, init=False)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """All slots, or in pruned layers after the question the prefix and the chosen ones."""
@@ -93,12 +94,15 @@ class DecodePruning(Context):
         self._forwards += layer == 0
         if self._forwards < 2:
             return whole
-        (shown,) = whole
         if layer == self.first_layer - 1:
-            self._look(query, shown.keys, shown.bias)
-        if layer < self.first_layer or self._slots is None:
+            self._look(query, whole)
+        if layer < self.first_layer or self._chosen is None:
             return whole
-        return (Segment(shown.keys[:, self._slots], shown.values[:, self._slots], shown.bias[:, self._slots]),)
+        # The visual tokens are in the last segment, behind what it has of the prefix.
+        *prefix, last = whole
+        rest = self.sink - sum(segment.keys.shape[1] for segment in prefix)
+        slots = torch.cat((torch.arange(rest, device=query.device), rest + self._chosen))
+        return *prefix, replace(last, keys=last.keys[:, slots], values=last.values[:, slots], bias=last.bias[:, slots])
 
     def without_far(self) -> DecodePruning:
         """The same of the prefix and the near window, which is everything."""
@@ -117,14 +121,15 @@ class DecodePruning(Context):
         whole = self.whole.compacted(anchoring, span)
         return replace(self, whole=whole, shift=whole.shift, next_position=whole.next_position)
 
-    def _look(self, query: Tensor, keys: Tensor, bias: Tensor) -> None:
+    def _look(self, query: Tensor, whole: Sequence[Segment]) -> None:
         """Choose again where the attention of the last query token has changed."""
-        H, _, D = keys.shape
-        last = (query[:, -1].float() * D**-0.5).reshape(H, -1, D)
-        weights = torch.baddbmm(bias[:, None], last, keys.float().transpose(1, 2)).softmax(-1).mean((0, 1))
+        last, logits = query[:, -1:].float() * query.shape[-1] ** -0.5, []
+        for segment in whole:
+            asked = last if segment.turn is None else rotate(last, *segment.turn)
+            folded = asked.reshape(segment.keys.shape[0], -1, query.shape[-1])
+            logits.append(torch.baddbmm(segment.bias[:, None], folded, segment.keys.float().transpose(1, 2)))
+        weights = torch.cat(logits, -1).softmax(-1).mean((0, 1))
         attention = weights[self.sink : self.sink + self.tokens]
         before, self._attention = self._attention, attention
         if before is None or float(functional.cosine_similarity(attention, before, dim=0)) < self.similarity:
-            best = attention.argsort(descending=True, stable=True)[: self.kept].sort().values
-            prefix = torch.arange(self.sink, device=best.device)
-            self._slots = torch.cat((prefix, self.sink + best))
+            self._chosen = attention.argsort(descending=True, stable=True)[: self.kept].sort().values

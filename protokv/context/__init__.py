@@ -1,0 +1,7 @@
+"""What a memory shows to the model, and how it is re-anchored to consecutive positions."""
+
+from protokv.context.base import EMPTY, Anchoring, Context, EmptyContext, Segment
+from protokv.context.compact import CompactContext
+from protokv.context.slots import SlotContext
+
+__all__ = ["EMPTY", "Anchoring", "CompactContext", "Context", "EmptyContext", "Segment", "SlotContext"]

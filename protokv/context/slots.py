@@ -1,0 +1,77 @@
+"""`SlotContext`: a fixed set of slots with a logit bias each, shown where they stood in the stream.
+
+Knows the parts of a memory by the order of its slots, and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from protokv.context.base import EMPTY, Anchoring, Context, Segment
+from protokv.context.compact import CompactContext, Survey, survey
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContext(Context):
+    """`N` slots `[sink | far | near]`; every layer reads its own, whatever the query.
+
+    Attributes:
+        keys: `[L, H, N, D]`, model dtype, rotated to the positions they stand for.
+        values: `[L, H, N, D]`, model dtype.
+        bias: `[L, H, N]` float32, added to the logits: `-inf` empty, `0` exact token, `log n_k` pseudo-token.
+        far: the slots that hold pseudo-tokens, or tokens that each head chose for itself. Before it stands the prompt
+            prefix, behind it the near window, whose tokens are the same in all heads.
+        positions: gives the stream positions of all slots, `[L, H, N, P]` int64, anything where a slot is empty. A
+            function, since only re-anchoring asks for them.
+    """
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+    far: slice
+    positions: Callable[[], Tensor] | None = None
+    shift: int = 0
+    next_position: int | None = None
+    # What is worked out once for all layers and all tokens of an answer.
+    _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+    _survey: list[Survey] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """The slots of this layer."""
+        return (Segment(self.keys[layer], self.values[layer], self.finite_bias()[layer]),)
+
+    def finite_bias(self) -> Tensor:
+        """`[L, H, N]` float32, `EMPTY` where a slot is."""
+        if not self._finite:
+            self._finite.append(self.bias.clamp(min=EMPTY))
+        return self._finite[0]
+
+    def without_far(self) -> SlotContext:
+        """The same slots with the far ones hidden; keys and values are shared, not copied."""
+        bias = self.bias.clone()
+        bias[..., self.far] = -torch.inf
+        return replace(self, bias=bias)
+
+    def visible_tokens(self) -> int:
+        """Slots that attention can see, in the layer and head that sees most."""
+        return int((self.bias > -torch.inf).sum(-1).max()) if self.bias.numel() else 0
+
+    def far_span(self) -> int:
+        """Distinct times of far slots that are older than the near window."""
+        return self.survey().span
+
+    def compacted(self, anchoring: Anchoring, span: int) -> SlotContext | CompactContext:
+        """The same slots at consecutive positions; itself while that would not move anything."""
+        return CompactContext.of(self, anchoring, span) or self
+
+    def survey(self) -> Survey:
+        """Where its slots stand; asks the device once."""
+        if self.positions is None:
+            raise ValueError("this context does not know the positions of its slots")
+        if not self._survey:
+            self._survey.append(survey(self.positions(), self.bias > -torch.inf, self.far))
+        return self._survey[0]
