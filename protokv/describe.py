@@ -18,9 +18,8 @@ from protokv.errors import StateCorrupt
 from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.persist import config_of
-from protokv.snapshot import State
+from protokv.snapshot import State, StatePath
 from protokv.snapshot.compare import compare
-from protokv.snapshot.forms import StatePath
 from protokv.snapshot.writer import Writer
 from protokv.verify import check_values
 

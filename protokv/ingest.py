@@ -18,8 +18,8 @@ from protokv.duration import parse_duration
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.persist import to_state
 from protokv.session import Session
-from protokv.snapshot.forms import StatePath
-from protokv.snapshot.sources import Stretch
+from protokv.snapshot import StatePath
+from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Committed, Writer
 from protokv.video import Source, read_steps
 
@@ -103,7 +103,7 @@ def ingest(
     *,
     every: Every | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    stretch: Stretch | None = None,
+    segment: Segment | None = None,
 ) -> Iterator[Progress | Commit | Summary]:
     """Watch the rest of a source and commit the session at the end, and on the way if `every` says so.
 
@@ -119,16 +119,16 @@ def ingest(
             read until after the run, a path is locked for the run.
         every: how often to commit on the way.
         should_stop: asked after every step.
-        stretch: where in the stream the source begins, as `open_session` says; at its beginning where None.
+        segment: where in the stream the source begins, as `open_session` says; at its beginning where None.
 
     Raises:
         SourceUnreadable: not one frame could be read.
         StateLocked: somebody else is writing the state.
         StateError: the state cannot be written.
     """
-    stretch = stretch or Stretch()
+    segment = segment or Segment()
     with nullcontext(to) if isinstance(to, Writer) else Writer(to) as writer:
-        yield from _ingest(session, source, writer, every, should_stop, stretch)
+        yield from _ingest(session, source, writer, every, should_stop, segment)
 
 
 def _ingest(
@@ -137,22 +137,22 @@ def _ingest(
     writer: Writer,
     every: Every | None,
     should_stop: Callable[[], bool],
-    stretch: Stretch,
+    segment: Segment,
 ) -> Iterator[Progress | Commit | Summary]:
     per_step = session.backbone.frames_per_step
     fps, first = session.clock.fps, session.clock.steps
-    record = stretch.record(source.info.to_dict())
+    record = segment.record(source.info.to_dict())
     # Damage is told of what is read, and a source that is done is not read.
     damaged, damage = False, ""
     began, committed = time.perf_counter(), session.clock
     stopped = should_stop()
-    for step in () if stopped or stretch.done else read_steps(source, fps, per_step, first - stretch.first_step):
-        session.watch(step.images, stretch.start_s + step.time_s)
+    for step in () if stopped or segment.done else read_steps(source, fps, per_step, first - segment.first_step):
+        session.watch(step.images, segment.start_s + step.time_s)
         clock = session.clock
         yield Progress(
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
-            duration_s=source.info.duration_s and stretch.start_s + source.info.duration_s,
+            duration_s=source.info.duration_s and segment.start_s + source.info.duration_s,
             frames_per_second=(clock.steps - first) * per_step / (time.perf_counter() - began),
             state_bytes=sum(session.memory.nbytes().values()),
         )
@@ -163,11 +163,11 @@ def _ingest(
         if every and every.due(clock.steps - committed.steps, clock.stream_time_s - committed.stream_time_s):
             committed = clock
             yield from _events(writer, writer.commit(to_state(session, source=record)))
-    if session.clock.steps == stretch.first_step and not stopped:
+    if session.clock.steps == segment.first_step and not stopped:
         raise SourceUnreadable(
             f"no frame of {source.info.name} can be read", hint="check that the file is a video and is whole"
         )
-    if not stretch.done:
+    if not segment.done:
         last = to_state(session, source=record, complete=not stopped)
         yield from _events(writer, writer.commit(last, wait=True))
         damaged, damage = not source.damage.ok, source.damage.message
@@ -179,7 +179,7 @@ def _ingest(
         state_bytes=sum(session.memory.nbytes().values()),
         file_bytes=snapshot.stored_bytes(writer.path),
         elapsed_s=time.perf_counter() - began,
-        complete=not stopped or stretch.done,
+        complete=not stopped or segment.done,
         damaged=damaged,
         damage=damage,
     )

@@ -14,9 +14,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.session import Session
-from protokv.snapshot import State
-from protokv.snapshot.forms import StatePath
-from protokv.snapshot.history import load_at
+from protokv.snapshot import State, StatePath
 from protokv.snapshot.writer import Writer
 
 
@@ -101,7 +99,7 @@ def load(
         StateError: the state is missing, damaged, or made by another model.
         ModelError: the model cannot be loaded.
     """
-    state = snapshot.load(path, verify=verify) if at_s is None else load_at(path, at_s, verify=verify)
+    state = snapshot.load(path, verify=verify, at_s=at_s)
     if backbone is None:
         backbone = load_backbone(
             model or state.backbone.name, device=device, dtype=state.backbone.dtype, device_map=device_map

@@ -15,9 +15,8 @@ from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateMismatch, StateNotFound
 from protokv.persist import config_of, from_state
 from protokv.session import Session
-from protokv.snapshot import State
-from protokv.snapshot.forms import StatePath
-from protokv.snapshot.sources import Stretch, fingerprints, stretch_behind, stretch_of
+from protokv.snapshot import State, StatePath
+from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
 from protokv.video import Source
 
 
@@ -35,7 +34,7 @@ def open_session(
     must_exist: bool = False,
     start_over: bool = False,
     append: bool = False,
-) -> tuple[Session, Stretch]:
+) -> tuple[Session, Segment]:
     """A session that stands where the source has to be read on, and where in its stream the source begins.
 
     Enter a `Writer` for `path` before, so that nobody else writes the state between this and the first commit.
@@ -71,8 +70,8 @@ def open_session(
     if must_exist and state is None and not start_over:
         raise StateNotFound(f"there is no state at {path} to continue", hint="leave --resume out to start one")
     if state is None:
-        return Session(loaded(model or EMBEDDED, dtype or "auto"), config, fps=fps), Stretch()
-    stretch = _stretch(path, state, source, append=append)
+        return Session(loaded(model or EMBEDDED, dtype or "auto"), config, fps=fps), Segment()
+    segment = _stretch(path, state, source, append=append)
     # Through the config, so that a setting which is newer than the state has its default there.
     theirs, ours = config_of(state).to_dict(), config.to_dict()
     for field in theirs:
@@ -81,7 +80,7 @@ def open_session(
     _compare(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in state.settings.keys() & backbone.settings.keys():
         _compare(path, field, state.settings[field], backbone.settings[field])
-    return from_state(state, backbone), stretch
+    return from_state(state, backbone), segment
 
 
 def _existing(path: StatePath) -> State | None:
@@ -91,23 +90,23 @@ def _existing(path: StatePath) -> State | None:
         return None
 
 
-def _stretch(path: StatePath, state: State, source: Source, *, append: bool) -> Stretch:
+def _stretch(path: StatePath, state: State, source: Source, *, append: bool) -> Segment:
     """Where the source goes in the stream of a state, or stands in it already."""
-    watched, ours, stretch = fingerprints(state), source.info.fingerprint, stretch_of(state)
+    watched, ours, segment = fingerprints(state), source.info.fingerprint, segment_of(state)
     if not append:
         _compare(path, "source", watched[0], ours)
     if ours == watched[-1]:
-        return stretch
+        return segment
     if ours in watched:
         # What was watched behind it began at its end.
-        return Stretch(done=True)
+        return Segment(done=True)
     if not state.complete and state.source is not None:
         name = state.source.get("name")
         raise StateMismatch(
             f"cannot append {source.info.name} to {path}: its last source {name} is not watched to the end",
             hint=f"finish it first: the command with {name} again",
         )
-    return stretch_behind(state)
+    return next_segment(state)
 
 
 def _compare(path: StatePath, field: str, found: object, wanted: object) -> None:

@@ -97,7 +97,7 @@ def ingest(
         with open_source(source, decoder=cast("Decoder", decoder)) as video, Writer(target, keep=keep) as writer:
             if not writer.locked:
                 out.note(f"nothing keeps others from writing {target} at the same time: there are no locks there")
-            session, stretch = open_session(
+            session, segment = open_session(
                 video,
                 target,
                 config,
@@ -111,13 +111,13 @@ def ingest(
                 start_over=force,
                 append=append,
             )
-            if stretch.done:
+            if segment.done:
                 out.note(f"{target} has watched {source} to its end; there is nothing to do")
             elif session.clock.steps:
-                how = "continuing" if session.clock.steps > stretch.first_step else "appending to"
+                how = "continuing" if session.clock.steps > segment.first_step else "appending to"
                 out.note(f"{how} {target} at {session.clock.stream_time_s:g} s")
             with stopping(out.warn) as stop, reporting(out, source) as report:
-                events = ingest(session, video, writer, every=interval, should_stop=lambda: bool(stop), stretch=stretch)
+                events = ingest(session, video, writer, every=interval, should_stop=lambda: bool(stop), segment=segment)
                 for event in events:
                     report(event)
                     if isinstance(event, Summary):

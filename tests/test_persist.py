@@ -135,7 +135,7 @@ A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
 def run(path: Path | str, source: Prepared, config: MemoryConfig = CONFIGS["durable"], **options: object) -> Summary:
     stop_after = options.pop("stop_after", None)
     with Writer(path) as writer:
-        session, stretch = open_session(source, path, config, **options)  # type: ignore[arg-type]
+        session, segment = open_session(source, path, config, **options)  # type: ignore[arg-type]
         stops = iter(range(stop_after or 10**9))
         events = list(
             ingest(
@@ -144,7 +144,7 @@ def run(path: Path | str, source: Prepared, config: MemoryConfig = CONFIGS["dura
                 writer,
                 every=Every(n_steps=2),
                 should_stop=lambda: next(stops, None) is None,
-                stretch=stretch,
+                segment=segment,
             )
         )
     assert isinstance(events[-1], Summary)
@@ -302,20 +302,3 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
             list(ingest(session, long, writer, every=Every(n_steps=3)))
     # Not at the end, and at the latest where the next commit is due.
     assert 3 <= session.clock.steps <= 6
-
-
-@pytest.mark.usefixtures("loaded")
-def test_a_state_in_an_object_store_is_continued_there_without_a_lock(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    url, file = f"memory://{tmp_path.name}/s.zarr", tmp_path / "s.zarr"
-    for target in (url, file):
-        run(target, A, stop_after=3)
-        run(target, A)
-        run(target, B, append=True)
-    there, here = snapshot.load(url), snapshot.load(file)
-    assert there.to_json() == here.to_json()
-    assert {n: t.tolist() for n, t in there.tensors.items()} == {n: t.tolist() for n, t in here.tensors.items()}
-    with Writer(url) as remote, Writer(file) as local:
-        assert (remote.locked, local.locked) == (False, True)
-    with pytest.raises(ConfigError, match="cannot keep earlier commits"):
-        Writer(url, keep=2)

@@ -11,13 +11,15 @@ import os
 import stat
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
+from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.snapshot.digest import canonical, document_digest
-from protokv.snapshot.schema import Header, State, shown
+from protokv.snapshot.schema import Header, State, check_tensor_names
+from protokv.snapshot.text import shown
 
 # What a state can hold, by the names that safetensors gives them.
 DTYPES = {
@@ -49,13 +51,14 @@ def is_shape(value: object) -> bool:
     return isinstance(value, list) and len(value) <= 16 and all(type(one) is int and 0 <= one < 2**40 for one in value)
 
 
-def sealed(state: State, **parts: Any) -> str:
+def seal(state: State, **parts: Any) -> str:
     """The document of a state: its header, the parts that the form adds, and the digest of these.
 
     Raises:
         StateError: The header could not be read again, so it must not be written.
     """
     try:
+        check_tensor_names(state.tensors)
         document: dict[str, Any] = {"header": state.to_json(), **parts}
         Header.from_json(json.loads(canonical(document["header"])))
         document["digest"] = document_digest(document)
@@ -63,12 +66,10 @@ def sealed(state: State, **parts: Any) -> str:
     except (TypeError, ValueError) as error:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
-        raise StateError(f"the header of the state cannot be written: {error.message}") from error
+        raise StateError(f"the state cannot be written: {error.message}") from error
 
 
-def unsealed(
-    document: dict[str, Any], parts: Set[str], path: str | os.PathLike[str]
-) -> tuple[Header, Mapping[str, Any]]:
+def unseal(document: dict[str, Any], parts: Set[str], path: str | os.PathLike[str]) -> tuple[Header, Mapping[str, Any]]:
     """The header and the parts of a document that was parsed.
 
     Raises:
@@ -91,7 +92,7 @@ def unsealed(
     return header, document
 
 
-def parsed(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+def parse_json(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in these bytes. Raises StateCorrupt for anything else."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,7 +113,38 @@ def parsed(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def opened(path: str | os.PathLike[str]) -> BinaryIO:
+def check_names(names: Set[str], digests: object, path: str | os.PathLike[str]) -> Mapping[str, str]:
+    """The digests of a document, one for each of these tensors, whose names are such as tensors can have.
+
+    Raises:
+        StateCorrupt: naming what is wrong.
+    """
+    if not isinstance(digests, dict) or set(digests) != names:
+        raise corrupt(path, "digests: expected one for every tensor and no other")
+    try:
+        check_tensor_names(names)
+    except StateCorrupt as error:
+        raise corrupt(path, error.message) from None
+    return digests
+
+
+def as_tensors(
+    found: Mapping[str, tuple[Tensor, str]], digests: Mapping[str, str] | None, path: str | os.PathLike[str]
+) -> dict[str, Tensor]:
+    """Tensors that were read with what their digests turned out to be, compared with those that were saved.
+
+    Raises:
+        StateCorrupt: A digest differs, or a truth value is neither 0 nor 1.
+    """
+    for name, (tensor, digest) in found.items():
+        if digests is not None and digest != digests[name]:
+            raise corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
+        if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
+    return {name: tensor for name, (tensor, _) in found.items()}
+
+
+def open_state(path: str | os.PathLike[str]) -> BinaryIO:
     """A state file, open for reading.
 
     Raises:
@@ -121,15 +153,27 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
         StateError: It cannot be read.
     """
     try:
-        status = Path(path).stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is {kind}")
-        return Path(path).open("rb")
+        # Without waiting: a pipe would be waited for.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        if Path(path).is_dir():
+            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is a folder")
+        file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is not a regular file")
+        return cast(BinaryIO, file)
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(path) from None
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
+
+
+def is_still(file: BinaryIO, path: str | os.PathLike[str]) -> bool:
+    """Whether a path still names the file that was opened: a commit puts another one there."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), Path(path).stat())
+    except (OSError, ValueError):
+        return False
 
 
 def corrupt(path: str | os.PathLike[str], what: str) -> StateCorrupt:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from protokv.errors import StateError, StateLocked
-from protokv.snapshot.schema import shown
+from protokv.snapshot.text import shown
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}

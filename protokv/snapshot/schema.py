@@ -8,7 +8,8 @@ or of what the tensors mean, and nothing of files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -16,11 +17,17 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.records import BackboneIdentity, StreamClock
+from protokv.snapshot.text import shown
 from protokv.version import __version__
 
 # 1: as 2, and the state of a random generator, `bank.generator`, which recycling drew from. Since 2 what is drawn at a
-# step follows from the seed and the step: a stream that was begun with 1 goes on, with other draws than it would have.
-FORMAT_VERSION = 2
+#    step follows from the seed and the step: a stream begun with 1 goes on, with other draws than it would have.
+# 2: as 3, with SHA-256 as the digest of tensors.
+# 3: XXH3 as the digest of tensors; a .zarr is a hierarchy of named arrays.
+FORMAT_VERSION = 3
+
+# A tensor's name is a path of names, which is how the forms with groups lay it out: `bank.key_center`.
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
 # Deeper than this no configuration of ours nests.
 _DEEPEST = 8
@@ -89,6 +96,26 @@ class State(Header):
         if header.format_version < 2:
             tensors = {name: tensor for name, tensor in tensors.items() if name != "bank.generator"}
         return cls(**values | {"format_version": FORMAT_VERSION}, tensors=tensors)
+
+
+def check_tensor_names(names: Iterable[str]) -> None:
+    """Whether these can be the names of a state's tensors: plain words joined by dots, none of them a group of others.
+
+    Raises:
+        StateCorrupt: the name that cannot be.
+    """
+    groups: set[str] = set()
+    found: set[str] = set()
+    for name in names:
+        # Not every file system tells upper from lower case.
+        folded = name.lower()
+        if not _TENSOR_NAME.fullmatch(name) or folded in found:
+            raise StateCorrupt(f"tensor {shown(name)}: not a name that a tensor can have here")
+        parts = folded.split(".")
+        found.add(folded)
+        groups |= {".".join(parts[:n]) for n in range(1, len(parts))}
+    for name in found & groups:
+        raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
 
 
 def _identity(data: object) -> BackboneIdentity:
@@ -172,8 +199,3 @@ def _kind(value: object) -> str:
         return str(value)[:40] if not isinstance(value, int) or abs(value) < 2**64 else "a huge number"
     names = {"str": "text", "list": "a list", "dict": "an object"}
     return names.get(type(value).__name__, type(value).__name__)
-
-
-def shown(name: object) -> str:
-    """A name out of a file, fit for an error message: ASCII, one line, not long."""
-    return ascii(str(name)[:80])[1:-1]

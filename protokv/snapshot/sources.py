@@ -16,8 +16,8 @@ from protokv.snapshot.schema import Header
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Where in a stream a source stands.
+class Segment:
+    """The part of a stream that a source fills.
 
     Attributes:
         first_step: the step of the stream that is its first one.
@@ -39,7 +39,7 @@ class Stretch:
         return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
 
 
-def stretch_of(header: Header) -> Stretch:
+def segment_of(header: Header) -> Segment:
     """Where the last source of a state stands.
 
     Raises:
@@ -54,16 +54,16 @@ def stretch_of(header: Header) -> Stretch:
         raise StateCorrupt(f"source.first_step: expected a step of the stream, got {first_step!r}")
     if type(start_s) is not float or not 0 <= start_s <= header.clock.stream_time_s:
         raise StateCorrupt(f"source.start_s: expected a time of the stream, got {start_s!r}")
-    return Stretch(first_step, start_s, tuple(earlier), done=header.complete)
+    return Segment(first_step, start_s, tuple(earlier), done=header.complete)
 
 
-def stretch_behind(header: Header) -> Stretch:
-    """Where a source stands that is watched after everything that a state has watched. Raises as `stretch_of`."""
-    before = stretch_of(header)
+def next_segment(header: Header) -> Segment:
+    """Where a source stands that is watched after everything that a state has watched. Raises as `segment_of`."""
+    before = segment_of(header)
     last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
-    return Stretch(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
+    return Segment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
 def fingerprints(header: Header) -> tuple[object, ...]:
-    """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `stretch_of`."""
-    return tuple(one.get("fingerprint") for one in (*stretch_of(header).earlier, header.source or {}))
+    """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `segment_of`."""
+    return tuple(one.get("fingerprint") for one in (*segment_of(header).earlier, header.source or {}))

@@ -1,4 +1,4 @@
-"""The one writer of a state: holds its lock, commits to it, and does so behind the stream where that pays.
+"""The one writer of a state: holds the right to it, commits to it, and does so behind the stream where that pays.
 
 With tensors on an accelerator a commit copies them there (one more copy of the state on the device, and one on the
 host while it is written) and returns; a thread brings the copy to the host and writes it while the stream goes on. At
@@ -17,10 +17,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from protokv import snapshot
-from protokv.snapshot import history
-from protokv.snapshot.forms import StatePath, is_url
-from protokv.snapshot.lock import Lock
+from protokv.errors import ConfigError
+from protokv.snapshot.formats.base import StatePath
+from protokv.snapshot.formats.registry import form_of
 from protokv.snapshot.schema import State
 
 
@@ -38,7 +37,7 @@ class Writer:
 
     Attributes:
         path: where the state goes.
-        locked: whether other processes are kept out; not so in an object store or where a file system has no locks.
+        locked: whether a second writer is refused; not so where a file system has no locks.
     """
 
     def __init__(self, path: StatePath, *, keep: int | None = None, background: bool | None = None) -> None:
@@ -50,44 +49,43 @@ class Writer:
             background: whether to write in a thread; where None, if tensors are on a CUDA device.
 
         Raises:
-            ConfigError: `keep` is below 1, or the path is a URL and there is nothing to keep there.
+            ConfigError: `keep` is below 1.
+            StateError: the path has no form.
         """
-        history.check_keep(path, keep)
+        if keep is not None and keep < 1:
+            raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
         self.path = path
-        self._keep, self._background = keep, background
-        self._lock = None if is_url(path) else Lock(path)
+        self._background = background
+        self._committer = form_of(path).committer(path, keep)
         self._pool: ThreadPoolExecutor | None = None
         self._flying: Future[Committed] | None = None
 
     @property
     def locked(self) -> bool:
-        """Whether other processes are kept out."""
-        return self._lock is not None and self._lock.held
+        """Whether a second writer is refused."""
+        return self._committer.locked
 
     def __enter__(self) -> Self:
-        """Take the lock.
+        """Take it.
 
         Raises:
             StateError: a state could not be written there.
             StateLocked: somebody else writes it.
         """
-        snapshot.check_target(self.path)
-        if self._lock is not None:
-            self._lock.__enter__()
+        self._committer.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the write in flight and give the lock back. Raises what that write failed with."""
+        """Wait for the write in flight and give the right back. Raises what that write failed with."""
         try:
             if self._pool is not None:
                 self._pool.shutdown()
             if kind is None:
                 self.landed()
         finally:
-            if self._lock is not None:
-                self._lock.__exit__(kind, error, trace)
+            self._committer.__exit__(kind, error, trace)
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
         """Save a state whose tensors may change as soon as this returns.
@@ -100,6 +98,7 @@ class Writer:
             What has come to be on disk since this was last asked, oldest first.
 
         Raises:
+            StateLocked: somebody else has committed meanwhile, where others are not kept out but found out.
             StateError: this one or the one in flight cannot be written; what was there before still is.
         """
         landed = self.landed(wait=True)
@@ -138,8 +137,7 @@ class Writer:
         return self._write(replace(state, tensors=tensors))
 
     def _write(self, state: State) -> Committed:
-        history.commit(state, self.path, self._keep)
-        return Committed(state.clock.steps, state.clock.stream_time_s, snapshot.stored_bytes(self.path))
+        return Committed(state.clock.steps, state.clock.stream_time_s, self._committer.commit(state))
 
 
 def _copied(tensor: Tensor) -> Tensor:

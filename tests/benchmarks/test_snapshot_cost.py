@@ -1,30 +1,40 @@
-"""What a state costs to save and to load, beside plain safetensors of the same tensors.
+"""What a state costs to save and to load, beside the same bytes written plainly and read by the safetensors library.
 
-`pytest tests/benchmarks/test_snapshot_cost.py --benchmark-enable --benchmark-group-by=param:tensors`, with `-m slow`
-for the large state. Both sides end with the bytes on the disk: plain `save_file` is followed by a sync, and what plain
-`load_file` maps is copied, since every byte is going to be read.
+`pytest tests/benchmarks/test_snapshot_cost.py --benchmark-enable -m slow -s` measures the large state and writes
+`results/snapshot-cpu.*`; in a normal test run everything is called once at a small size. Both sides end with the bytes
+on the disk: a plain write is followed by a sync. What the library maps is copied, since every byte is going to be read.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protokv.snapshot import FORMS, load, save
+from protokv.snapshot import load, save
+from protokv.snapshot.digest import raw
+from tests.benchmarks.paired import write_table
+from tests.snapshot.conftest import make
 
-# Of a model of 7B parameters (L, H, D) with this many near tokens and prototypes.
-SIZES = [
-    pytest.param((80, 5), id="6MB"),
-    pytest.param((9400, 350), id="600MB", marks=pytest.mark.slow),
-]
+NOTE = (
+    "A state of a 7B model at a budget of 24k. Measured in turn, by the clock, after one round that does not count. "
+    "`ms`: save with digests and sync, load with verification. `other_ms`: one plain write of the same bytes and sync, "
+    "`load_file` of the safetensors library with every tensor copied. `ratio`: median of the ratios. In the rows "
+    "unchanged, the state that stands there is saved again."
+)
 
 
 def tensors_of(near: int, prototypes: int) -> dict[str, torch.Tensor]:
+    """Of a model of 7B parameters (L, H, D) with this many near tokens and prototypes."""
     L, H, D = 28, 4, 128
     generator = torch.Generator().manual_seed(0)
 
@@ -42,54 +52,16 @@ def tensors_of(near: int, prototypes: int) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def tensors(request):
-    # A normal test run calls everything once, at a size of its own.
-    option = request.config.getoption
-    measured = option("benchmark_enable") or not option("benchmark_disable")
-    return tensors_of(*(request.param if measured else (2, 1)))
+def plain_write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    with path.open("wb") as file:
+        for tensor in tensors.values():
+            file.write(raw(tensor).data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def rounds(tensors) -> int:
-    return 3 if sum(t.nbytes for t in tensors.values()) > 1e8 else 20
-
-
-def test_plain_save(benchmark, tensors, tmp_path):
-    path = tmp_path / "plain.safetensors"
-
-    def plain() -> None:
-        save_file(tensors, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-    benchmark.pedantic(plain, rounds=rounds(tensors))
-
-
-def test_plain_load(benchmark, tensors, tmp_path):
-    save_file(tensors, tmp_path / "plain.safetensors")
-    benchmark.pedantic(
-        lambda: [t.clone() for t in load_file(tmp_path / "plain.safetensors").values()], rounds=rounds(tensors)
-    )
-
-
-@pytest.mark.parametrize("suffix", FORMS)
-def test_save(benchmark, suffix, tensors, make_state, tmp_path):
-    state, path = make_state(tensors=tensors), tmp_path / f"a{suffix}"
-    benchmark.pedantic(save, args=(state, path), setup=lambda: removed(path), rounds=rounds(tensors))
-
-
-def test_save_of_what_has_not_changed(benchmark, tensors, make_state, tmp_path):
-    state, path = make_state(tensors=tensors), tmp_path / "a.zarr"
-    save(state, path)
-    benchmark.pedantic(save, args=(state, path), rounds=rounds(tensors))
-
-
-@pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
-@pytest.mark.parametrize("suffix", FORMS)
-def test_load(benchmark, suffix, verify, tensors, make_state, tmp_path):
-    path = tmp_path / f"a{suffix}"
-    save(make_state(tensors=tensors), path)
-    benchmark.pedantic(load, args=(path,), kwargs={"verify": verify}, rounds=rounds(tensors))
+def library_load(path: Path) -> object:
+    return [tensor.clone() for tensor in load_file(path).values()]
 
 
 def removed(path: Path) -> None:
@@ -99,8 +71,61 @@ def removed(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@pytest.fixture
-def make_state():
-    from tests.snapshot.conftest import make
+def in_turn(
+    ours: Callable[[], object], other: Callable[[], object], rounds: int, before: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Milliseconds of both by the clock, since what is waited for is the disk, and their ratio."""
 
-    return make
+    def milliseconds(call: Callable[[], object]) -> float:
+        before()
+        start = time.perf_counter()
+        call()
+        return 1000 * (time.perf_counter() - start)
+
+    pairs = [(milliseconds(ours), milliseconds(other)) for _ in range(rounds + 1)][1:]
+    return {
+        "ms": round(median(a for a, _ in pairs)),
+        "other_ms": round(median(b for _, b in pairs)),
+        "ratio": round(median(a / b for a, b in pairs), 2),
+        "ratios": " ".join(f"{a / b:.2f}" for a, b in pairs),
+    }
+
+
+def measured(tensors: dict[str, torch.Tensor], folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each form and direction."""
+    state, rows = make(tensors=tensors), []
+    plain, library = folder / "plain", folder / "library.safetensors"
+    save_file(tensors, library)
+    written = partial(plain_write, tensors, plain)
+    for suffix in (".safetensors", ".zarr", ".pt"):
+        path = folder / f"a{suffix}"
+
+        def clear(path: Path = path) -> None:
+            removed(path)
+            removed(plain)
+
+        rows.append({"what": "save", "form": suffix} | in_turn(partial(save, state, path), written, rounds, clear))
+        save(state, path)
+        again = in_turn(partial(save, state, path), written, rounds, partial(removed, plain))
+        rows.append({"what": "save, unchanged", "form": suffix} | again)
+        rows.append(
+            {"what": "load", "form": suffix} | in_turn(partial(load, path), partial(library_load, library), rounds)
+        )
+        removed(path)
+    return rows
+
+
+def test_cost_of_a_small_state(tmp_path):
+    assert len(measured(tensors_of(2, 1), tmp_path, 1)) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_cost_of_a_large_state(tmp_path, request):
+    enabled = request.config.getoption("benchmark_enable")
+    tensors = tensors_of(9400, 350) if enabled else tensors_of(200, 20)
+    rows = measured(tensors, tmp_path, 5)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    print(*rows, sep="\n")
+    if enabled:
+        write_table("snapshot", "cpu", rows, f"{size / 1e6:.0f} MB. {NOTE}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from protokv.snapshot.atomic import FileSystem
+from protokv.snapshot.filesystem import FileSystem
 
 
 class Killed(BaseException):
@@ -54,6 +54,9 @@ def _scan(folder: Path) -> Names:
 
 
 class Lossy(FileSystem):
+    # Whether this system can let two names change places in one act.
+    exchanges = True
+
     def __init__(self, root: Path, at: int | None = None) -> None:
         self.root, self.at, self.calls = root, at, []
         self.tree = _scan(root)
@@ -111,6 +114,17 @@ class Lossy(FileSystem):
         else:
             folder.change(**{source.name: None, target.name: folder.now[source.name]})
         self._called("replace")
+
+    def exchange(self, a: Path, b: Path) -> bool:
+        self._alive()
+        if not self.exchanges:
+            return False
+        assert super().exchange(a, b)
+        assert a.parent == b.parent, "an exchange between folders is not one act"
+        folder = self._folder(a.parent)
+        folder.change(**{a.name: folder.now[b.name], b.name: folder.now[a.name]})
+        self._called("exchange")
+        return True
 
     def sync_folder(self, folder: Path) -> None:
         self._alive()

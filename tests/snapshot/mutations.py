@@ -160,12 +160,6 @@ def _zip_inside(data: bytes, rng: Dice) -> bytes:
         out = io.BytesIO()
         torch.save(content, out)
         return out.getvalue()
-    if "zarr.json" in members and rng.random() < 0.4:
-        try:
-            members["zarr.json"] = _zarr_inside(members["zarr.json"], rng)
-        except ValueError:
-            members["zarr.json"] = b""
-        return zipped(members)
     name = "archive/data.pkl" if "archive/data.pkl" in members and rng.random() < 0.6 else rng.choice(list(members))
     match rng.randrange(8):
         case 0:

@@ -145,8 +145,8 @@ def _ingest(job: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
     try:
         with Writer(path, keep=job.get("keep"), background=job.get("background")) as writer:
-            session, stretch = open_session(source, path, CONFIG, append=job.get("append", False))
-            for event in ingest(session, source, writer, every=Every(n_steps=1), stretch=stretch):
+            session, segment = open_session(source, path, CONFIG, append=job.get("append", False))
+            for event in ingest(session, source, writer, every=Every(n_steps=1), segment=segment):
                 if isinstance(event, Commit):
                     _say(f"commit {event.steps}")
     except ProtoKVError as error:

@@ -1,0 +1,82 @@
+"""Save a state, load it, look at its header, and ask whether it fits a model: whatever form its path has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from protokv.errors import StateMismatch
+from protokv.records import BackboneIdentity
+from protokv.snapshot.formats.base import StatePath
+from protokv.snapshot.formats.registry import form_of, form_to_read
+from protokv.snapshot.schema import Header, State
+
+
+def check_target(path: StatePath) -> None:
+    """Whether a state could be written to `path`: asked before hours of work, not after them.
+
+    Raises:
+        StateError: The suffix names no form, or the place is missing, may not be written to, or holds something else.
+    """
+    form_of(path).check_target(path)
+
+
+def save(state: State, path: StatePath) -> None:
+    """Write a state; the path holds the old or the new one whole at any time.
+
+    Raises:
+        StateError: The suffix names no form, or the state cannot be written; the old one is still there.
+        StateLocked: Somebody else is writing it.
+    """
+    form_of(path).save(state, path)
+
+
+def load(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
+    """Read a state, tensors on the CPU.
+
+    Args:
+        path: where it is.
+        verify: check the digests of the tensors.
+        at_s: take the newest commit that is not after this stream time, of those that are kept.
+
+    Raises:
+        StateNotFound: Nothing is there, or all of it is after `at_s`.
+        StateMismatch: The format is newer than this version reads.
+        StateCorrupt: The state is damaged or hostile; the tensor or field is named where it can be.
+        StateError: It cannot be read.
+    """
+    return form_to_read(path).load(path, verify=verify, at_s=at_s)
+
+
+def read_header(path: StatePath) -> Header:
+    """Read and verify the header alone. Raises as `load` does."""
+    return form_to_read(path).read_header(path)
+
+
+def stored_bytes(path: StatePath) -> int:
+    """Bytes that the state takes where it is kept. Raises StateNotFound if nothing is there."""
+    return form_to_read(path).stored_bytes(path)
+
+
+def check_fits(header: Header, identity: BackboneIdentity, memory_config: Mapping[str, Any] | None = None) -> None:
+    """Check that a state was made by this model, and with this memory configuration where one is given.
+
+    Where the model was loaded from is not compared: a folder may move.
+
+    Raises:
+        StateMismatch: The first field that differs, with both values.
+    """
+    for name in ("family", "config_hash", "dtype", "weights_digest"):
+        _compare(f"backbone.{name}", getattr(header.backbone, name), getattr(identity, name), header)
+    for name in sorted({*header.memory, *memory_config}) if memory_config is not None else ():
+        missing = "nothing"
+        ours = (memory_config or {}).get(name, missing)
+        _compare(f"memory.{name}", header.memory.get(name, missing), ours, header)
+
+
+def _compare(field: str, saved: object, ours: object, header: Header) -> None:
+    if saved != ours:
+        raise StateMismatch(
+            f"the state does not fit: its {field} is {saved!r}, here it is {ours!r}",
+            hint=f"the state was made with the model {header.backbone.name}; load that one, or make a new state",
+        )

@@ -1,0 +1,333 @@
+"""A state as a `.zarr` folder: a Zarr v3 hierarchy that every zarr library opens, replaced whole.
+
+A commit writes a complete hierarchy beside the old one, in which chunks that did not change are second names of the old
+files, and lets the two change places. So a reader that had begun with the old one finds another document and begins
+again. A hierarchy that is read is data: folders and files only, no links, every file exactly as large as the sealed
+document leads to. What is in the files is for `hierarchy`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+from numpy.typing import NDArray
+from torch import Tensor
+from zarr.core.buffer import cpu
+from zarr.storage import MemoryStore
+
+from protokv.errors import StateCorrupt, StateError
+from protokv.snapshot.commit import check_place, recover, refused, replace_folder
+from protokv.snapshot.digest import bytes_digest
+from protokv.snapshot.document import DTYPES, corrupt, not_found, parse_json, unreadable
+from protokv.snapshot.filesystem import FileSystem
+from protokv.snapshot.formats.base import StatePath
+from protokv.snapshot.formats.hierarchy import (
+    DOCUMENT_LIMIT_BYTES,
+    KEY,
+    Layout,
+    Stored,
+    as_array,
+    as_tensor,
+    check_metadata,
+    chunk_digests,
+    create_array,
+    document_of,
+    path_of,
+    read_document,
+)
+from protokv.snapshot.formats.local import LocalForm
+from protokv.snapshot.parallel import parallel
+from protokv.snapshot.schema import Header, State
+from protokv.snapshot.text import shown
+
+ROOT = "zarr.json"
+
+# Metadata of an array take one kilobyte.
+_METADATA_LIMIT_BYTES = 1 << 16
+# Far more than a state has; a folder of millions would only cost time.
+_MOST_FILES = 1 << 18
+_ATTEMPTS = 20
+
+
+class ZarrForm(LocalForm):
+    """One `.zarr` folder."""
+
+    suffix = ".zarr"
+
+    def check_target(self, path: StatePath) -> None:
+        """Whether a hierarchy could be put there: nothing is there, or one of ours, damaged or not."""
+        target = check_place(path)
+        try:
+            recover(target, self.fs)
+            if target.exists() and not target.is_dir():
+                raise StateError(f"cannot write the state {path}: it is a file", hint="Choose another name.")
+            _check_ours(target, path)
+        except OSError as error:
+            raise refused(path, error) from error
+
+    def replace(self, state: State, path: StatePath) -> None:
+        """Put the hierarchy in place."""
+        # A header that cannot be written is told before anything is.
+        document_of(state, {})
+        target = Path(os.path.realpath(path))
+        try:
+            _check_ours(target, path)
+            before = _standing(target)
+        except OSError as error:
+            raise refused(path, error) from error
+        replace_folder(path, lambda folder: _Hierarchy(folder, target, before, self.fs).write(state), self.fs)
+
+    def read(self, path: StatePath, *, verify: bool = True) -> State:
+        """Read the hierarchy."""
+        try:
+            recover(Path(os.path.realpath(path)), self.fs)
+            document = _root(path)
+            for _ in range(_ATTEMPTS):
+                try:
+                    return _read(document, path, verify=verify)
+                except (StateCorrupt, FileNotFoundError, NotADirectoryError) as error:
+                    again = _root(path)
+                    if again == document:
+                        if isinstance(error, StateCorrupt):
+                            raise
+                        raise corrupt(path, f"{Path(str(error.filename)).name} is missing") from None
+                    document = again
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
+        raise self._restless(path)
+
+    def read_header(self, path: StatePath) -> Header:
+        """Read and verify the header alone."""
+        try:
+            recover(Path(os.path.realpath(path)), self.fs)
+            return read_document(parse_json(_root(path), path), path)[0]
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
+
+    def stored_bytes(self, path: StatePath) -> int:
+        """Bytes of all files."""
+        for _ in range(_ATTEMPTS):
+            try:
+                _root(path)
+                return sum(_files(Path(os.path.realpath(path)), path).values())
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                raise unreadable(path, error) from error
+        raise self._restless(path)
+
+    def _restless(self, path: StatePath) -> StateError:
+        return StateError(f"cannot read the state {os.fspath(path)}: it is rewritten all the time", hint="try again")
+
+
+class _Hierarchy:
+    """A hierarchy that is being written."""
+
+    def __init__(self, folder: Path, old: Path, before: Mapping[str, str], fs: FileSystem) -> None:
+        self._folder, self._old, self._before, self._fs = folder, old, before, fs
+        self._folders: list[Path] = []
+
+    def write(self, state: State) -> None:
+        """Everything, synced."""
+        self._make(self._folder)
+        digests: dict[str, list[str]] = {name: [] for name in state.tensors}
+        for name, tensor in sorted(state.tensors.items()):
+            layout = Layout.of(name, tensor)
+            for key, data in _encoded(name, tensor, layout):
+                if key.endswith(ROOT):
+                    if not (self._folder / key).exists():
+                        self._put(key, data)
+                else:
+                    digest = bytes_digest(data)
+                    digests[name].append(digest)
+                    self._put(key, data, digest)
+        root: dict[str, Any] = {}
+        zarr.create_group(MemoryStore(root), attributes=document_of(state, digests))
+        self._put(ROOT, root[ROOT].as_buffer_like())
+        for folder in reversed(self._folders):
+            self._fs.sync_folder(folder)
+
+    def _put(self, key: str, data: memoryview, digest: str | None = None) -> None:
+        target = self._folder / key
+        self._make(target.parent)
+        if digest is not None and self._before.get(key) == digest and _holds(self._old / key, data):
+            self._fs.link(self._old / key, target)
+            return
+        with self._fs.create(target) as file:
+            self._fs.write(file, data)
+            self._fs.sync(file)
+
+    def _make(self, folder: Path) -> None:
+        if folder in self._folders:
+            return
+        if folder != self._folder:
+            self._make(folder.parent)
+        self._fs.make_folder(folder)
+        self._folders.append(folder)
+
+
+def _encoded(name: str, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, memoryview]]:
+    """Key and bytes of the metadata of an array and its groups, and of its chunks in order, as the library makes them.
+
+    The root's own metadata are left out.
+    """
+    made: dict[str, Any] = {}
+    array = create_array(MemoryStore(made), name, layout)
+    for key in sorted(made):
+        if key != ROOT:
+            yield key, made[key].as_buffer_like()
+    made.clear()
+    values = as_array(tensor)
+    for index in range(layout.chunks):
+        array[layout.slab(index) or ...] = values[layout.slab(index)]
+        key = layout.chunk_key(name, index)
+        yield key, memoryview(made.pop(key).as_numpy_array()).cast("B")
+
+
+def _read(document: bytes, path: StatePath, *, verify: bool) -> State:
+    root = Path(os.path.realpath(path))
+    header, stored = read_document(parse_json(document, path), path)
+    sizes = _files(root, path)
+    for name, one in stored.items():
+        for index in range(one.layout.chunks):
+            key, expected = one.layout.chunk_key(name, index), one.layout.chunk_bytes
+            if sizes.get(key) != expected:
+                found = f"{sizes[key]} bytes instead of {expected}" if key in sizes else "missing"
+                raise corrupt(path, f"tensor {shown(name)}: its chunk {shown(key)} is {found}")
+    calls = (partial(_tensor, root, name, one, path, verify) for name, one in stored.items())
+    return State.of(header, dict(zip(stored, parallel(calls), strict=True)))
+
+
+def _tensor(root: Path, name: str, stored: Stored, path: StatePath, verify: bool) -> Tensor:
+    """A tensor whose chunks are there in their sizes, decoded by the library from metadata that we made."""
+    layout = stored.layout
+    key = f"{path_of(name)}/{ROOT}"
+    data = _bytes(root / key, _METADATA_LIMIT_BYTES)
+    if data is None:
+        raise corrupt(path, f"tensor {shown(name)}: its metadata are missing")
+    made: dict[str, Any] = {}
+    array = create_array(MemoryStore(made), name, layout)
+    check_metadata(parse_json(data.tobytes(), path), parse_json(made[key].to_bytes(), path), name, path)
+    try:
+        if not layout.chunks:
+            return torch.empty(layout.shape, dtype=DTYPES[layout.dtype])
+        values = np.empty(layout.shape, array.dtype)
+    except (ValueError, MemoryError, RuntimeError) as error:
+        raise corrupt(path, f"tensor {shown(name)}: impossible shape {list(layout.shape)}") from error
+    for index, digest in enumerate(stored.digests):
+        key = layout.chunk_key(name, index)
+        data = _bytes(root / key, layout.chunk_bytes)
+        if data is None or len(data) != layout.chunk_bytes:
+            raise corrupt(path, f"tensor {shown(name)}: its chunk {shown(key)} is missing")
+        if verify and bytes_digest(data.data) != digest:
+            raise corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
+        if layout.dtype == "BOOL" and int(data.max()) > 1:
+            raise corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
+        made[key] = cpu.Buffer.from_array_like(data)
+        values[layout.slab(index)] = array[layout.slab(index) or ...]
+        del made[key]
+    return as_tensor(values, layout.dtype)
+
+
+def _root(path: StatePath) -> bytes:
+    root = Path(os.path.realpath(path))
+    if root.exists() and not root.is_dir():
+        raise corrupt(path, "expected a folder")
+    data = _bytes(root / ROOT, DOCUMENT_LIMIT_BYTES)
+    if data is None:
+        if root.is_dir() and any(root.iterdir()):
+            raise corrupt(path, f"there is no {ROOT} that could be that of a state")
+        raise not_found(path)
+    return data.tobytes()
+
+
+def _files(root: Path, path: StatePath) -> dict[str, int]:
+    """Bytes of every file, by its path from the root; anything but files and folders is refused."""
+    sizes: dict[str, int] = {}
+    folders = [root]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                key = Path(entry.path).relative_to(root).as_posix()
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(Path(entry.path))
+                elif stat.S_ISREG(status.st_mode):
+                    sizes[key] = status.st_size
+                else:
+                    raise corrupt(path, f"{shown(key)} is neither a file nor a folder")
+                if len(sizes) + len(folders) > _MOST_FILES:
+                    raise corrupt(path, f"more than {_MOST_FILES} files")
+    return sizes
+
+
+def _bytes(file: Path, limit: int) -> NDArray[np.uint8] | None:
+    """The bytes of a regular file; None if it is not there, is something else, or has more than `limit` bytes."""
+    # A pipe would be waited for, and a link is not ours.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(file, flags), "rb", buffering=0) as opened:
+            status = os.fstat(opened.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+                return None
+            data = np.empty(status.st_size, np.uint8)
+            filled = 0
+            while filled < len(data) and (n := opened.readinto(data[filled:].data)):
+                filled += n
+            return data if filled == len(data) else None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+
+
+def _holds(file: Path, data: memoryview) -> bool:
+    """Whether a file has these bytes: a digest says what it had, and a second name would keep what became of it."""
+    try:
+        found = _bytes(file, len(data))
+    except OSError:
+        return False
+    return found is not None and np.array_equal(found, np.frombuffer(data, np.uint8))
+
+
+def _standing(target: Path) -> dict[str, str]:
+    """Key and digest of every chunk of the state that stands there; none of one that cannot be read or has links."""
+    data = _bytes(target / ROOT, DOCUMENT_LIMIT_BYTES)
+    if data is None:
+        return {}
+    try:
+        there = _files(target, target)
+        stored = read_document(parse_json(data.tobytes(), target), target)[1]
+    except StateError:
+        return {}
+    return {key: digest for key, digest in chunk_digests(stored) if key in there}
+
+
+def _check_ours(target: Path, path: StatePath) -> None:
+    """Whether what stands there may be replaced: a state of ours, whole or damaged, with nothing of anybody else's."""
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    data = _bytes(target / ROOT, DOCUMENT_LIMIT_BYTES)
+    strange = None if data is not None and f'"{KEY}"'.encode() in data.tobytes() else ROOT
+    for folder, folders, files in os.walk(target):
+        inside = Path(folder).relative_to(target).parts
+        for name in files:
+            if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
+                strange = "/".join([*inside, name])
+        # A link to a folder is not walked into, and goes with the state.
+        folders[:] = [name for name in folders if not (Path(folder) / name).is_symlink()]
+    if strange is not None:
+        raise StateError(
+            f"cannot write the state {path}: what is there is no state of ours, or holds more ({shown(strange)})",
+            hint="Remove it, or choose another name.",
+        )
