@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import av
-import av.error
 
 from protokv.errors import SourceUnreadable
 from protokv.video.report import DecodeReport
@@ -23,12 +22,24 @@ if TYPE_CHECKING:
 _REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
 
 
+# In a row; each is a packet that was read.
+MOST_STRANGERS = 1 << 20
+
+# 8K in whole blocks. Decoders hold up to 17 frames of a stream, so this bounds what a small file can make them take.
+MAX_PIXELS = 8192 * 4352
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container and its video stream, closed afterwards."""
+def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and its video stream, closed afterwards.
+
+    Raises:
+        SourceUnreadable: It is no video file, or its frames have more than `max_pixels`.
+    """
+    options = {"protocol_whitelist": "file", "max_pixels": str(max_pixels)}
     try:
-        container = _open("file:" + str(path))
-    except (av.error.FFmpegError, OSError, ValueError) as error:
+        container = _open("file:" + str(path), options)
+    except Exception as error:
         raise SourceUnreadable(
             f"expected a video file, cannot open {path}: {reason(error)}",
             hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
@@ -39,11 +50,24 @@ def opened(path: Path) -> Iterator[tuple[Any, Any]]:
                 f"expected a video file, {path} is text or a playlist ({container.format.name})",
                 hint="name the video file itself",
             )
-        yield container, _video_stream(container, path)
+        stream = _video_stream(container, path)
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > max_pixels:
+            raise too_large(path, width, height, max_pixels)
+        # What the stream itself says later is held against it by the decoder, before it allocates a frame.
+        stream.codec_context.options = {"max_pixels": str(max_pixels)}
+        yield container, stream
 
 
-def _open(url: str) -> Any:
-    options = {"protocol_whitelist": "file"}
+def too_large(path: Path, width: int, height: int, max_pixels: int) -> SourceUnreadable:
+    """The error for frames of more than `max_pixels`."""
+    return SourceUnreadable(
+        f"the frames of {path} have {width} x {height} pixels, more than the limit of {max_pixels}",
+        hint=f"if you trust the file, allow it with --max-frame-pixels {width * height}, or scale it down",
+    )
+
+
+def _open(url: str, options: dict[str, str]) -> Any:
     try:
         return av.open(url, options=options)
     except UnicodeDecodeError:
@@ -60,14 +84,22 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
     if from_s > 0:
         container.seek(probe.ticks(from_s), stream=stream, backward=True, any_frame=False)
     last_dts: int | None = None
-    end_s, failures = 0.0, 0
+    end_s, failures, strangers = 0.0, 0, 0
     demux = container.demux(stream)
     while True:
         try:
             packet = next(demux)
         except StopIteration:
             break
-        except (av.error.FFmpegError, OSError) as error:
+        except IndexError:
+            # A packet of a stream that appeared in mid-file, which PyAV does not know; it is consumed.
+            strangers += 1
+            if strangers > MOST_STRANGERS:
+                report.failed(None, "packets of unknown streams")
+                break
+            demux = container.demux(stream)
+            continue
+        except Exception as error:
             failures += 1
             if failures > 16:
                 report.failed(None, reason(error))
@@ -76,12 +108,13 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
             continue
         if packet.size == 0:
             continue
-        failures = 0
+        failures = strangers = 0
         if packet.dts is not None:
             last_dts = packet.dts
         ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
-        if ticks is not None:
-            end_s = max(end_s, probe.time_s(ticks + (packet.duration or 0)))
+        if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
+            stated_s = float((packet.duration or 0) * probe.time_base)
+            end_s = max(end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
         yield packet
     _settle_promises(probe, stream, report, last_dts, end_s)
 
@@ -97,17 +130,22 @@ def expected_s(probe: Probe, packet: Any) -> float | None:
 
 def _settle_promises(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | None, end_s: float) -> None:
     why = "the file ends before the end that it declares"
+    # Half a second, or two frames, is how far honest files are off.
+    rate = probe.rate_fps or 1.0
+    honest_s = max(0.5, 2.0 / rate)
     if probe.indexed:
-        # The index, unlike the declared duration, leaves out what an edit list cuts away.
         after = probe.ticks(report.start_s) - 1 if last_dts is None else last_dts
-        report.missing(sum(entry.timestamp > after for entry in stream.index_entries), end_s, why)
-        return
+        missing = sum(entry.timestamp > after for entry in stream.index_entries)
+        if missing:
+            report.missing(missing, end_s, why)
+            return
+        # Times that jump behind the last edit take frames out of the index. What an edit list cuts away on purpose
+        # is in the declared end, but not to the second.
+        honest_s = max(2.0, 0.25 * (probe.promised_s or 0.0))
     if probe.promised_s is None:
         return
     gap_s = probe.promised_s - max(end_s, report.start_s)
-    rate = probe.rate_fps or 1.0
-    # Half a second, or two frames, is how far honest files are off.
-    if gap_s > max(0.5, 2.0 / rate):
+    if gap_s > honest_s:
         report.missing(max(1, round(gap_s * rate)), end_s, why)
 
 

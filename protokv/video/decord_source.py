@@ -113,12 +113,14 @@ class DecordSource(PyAVSource):
     def _listed(self, report: DecodeReport) -> list[Shown] | None:
         """Every frame of the file in order of presentation; None where packets and frames are not one to one, or
         a key frame is followed by one that is shown before it."""
-        listed = []
+        listed: list[Shown] = []
         key_s = float("-inf")
-        with opened(self.probe.path) as (container, stream):
+        with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
             for packet in packets(self.probe, container, stream, 0.0, report):
                 time_s = expected_s(self.probe, packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
+                    return None
+                if self.probe.timeline.leaps(listed[-1].time_s if listed else 0.0, time_s):
                     return None
                 key_s = time_s if packet.is_keyframe else key_s
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None

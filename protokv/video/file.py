@@ -12,14 +12,15 @@ from protokv.video.registry import DECODERS
 from protokv.video.source import Source
 
 
-def open_file(path: str | os.PathLike[str], decoder: str) -> Source:
+def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None) -> Source:
     """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
+    from protokv.video.container import MAX_PIXELS
     from protokv.video.probe import probe
 
     path = Path(path)
     check_is_file(path)
     module, name = DECODERS[decoder]
-    source: Source = getattr(import_module(module), name)(probe(path))
+    source: Source = getattr(import_module(module), name)(probe(path, max_pixels or MAX_PIXELS))
     return source
 
 

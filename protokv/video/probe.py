@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import av
-import av.error
 
-from protokv.errors import SourceUnreadable
-from protokv.video.container import opened
+from protokv.errors import SourceError, SourceUnreadable
+from protokv.video.container import MAX_PIXELS, opened, reason
 from protokv.video.fingerprint import fingerprint
+from protokv.video.timeline import Timeline
 
 # AVI has no presentation times: FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
+
+# Their header declares an end, apart from the times of the frames.
+_DECLARING = {"avi", "matroska"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Probe:
     promised_s: float | None  # stream time of the end that the file declares
     size_bytes: int
     fingerprint: str
+    timeline: Timeline
+    max_pixels: int = MAX_PIXELS
 
     @property
     def has_pts(self) -> bool:
@@ -63,37 +68,66 @@ class Probe:
         return None if ticks is None else int(ticks)
 
 
-def probe(path: str | os.PathLike[str]) -> Probe:
-    """Look into the file. SourceUnreadable where no picture can be had."""
+def probe(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
+    """Look into the file. SourceUnreadable where no picture can be had, or one of more than `max_pixels`."""
     path = Path(path)
-    with opened(path) as (container, stream):
-        context = stream.codec_context
-        first = _first_frame(container, stream, path)
-        name = container.format.name.split(",")[0]
-        base = stream.time_base
-        ticks = first.dts if name in WITHOUT_PTS else first.pts if first.pts is not None else first.dts
-        origin = int(ticks or 0)
-        if stream.start_time is not None and name not in WITHOUT_PTS:
-            origin = min(origin, int(stream.start_time))
-        rate = stream.average_rate
-        return Probe(
-            path=path,
-            container=name,
-            codec=context.codec.canonical_name,
-            pixel_format=str(first.format.name),
-            width=int(first.width),
-            height=int(first.height),
-            rotation=round(first.rotation / 90) % 4 * 90,
-            # 0 is unknown, 1 progressive.
-            interlaced=bool(first.interlaced_frame) or context.field_order > 1,
-            rate_fps=float(rate) if rate else None,
-            time_base=base,
-            origin=origin,
-            indexed=_is_indexed(name, stream),
-            promised_s=_promised_end_s(container, stream, base),
-            size_bytes=path.stat().st_size,
-            fingerprint=fingerprint(path),
-        )
+    with opened(path, max_pixels) as (container, stream):
+        try:
+            return _probe(path, container, stream, max_pixels)
+        except SourceError:
+            raise
+        except Exception as error:
+            raise SourceUnreadable(
+                f"{path} cannot be read as a video: {reason(error)}", hint="the file is damaged; copy it again"
+            ) from error
+
+
+def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
+    context = stream.codec_context
+    first = _first_frame(container, stream, path)
+    name = container.format.name.split(",")[0]
+    base = stream.time_base
+    rate = stream.average_rate
+    indexed = _is_indexed(name, stream)
+    promised_s = _promised_end_s(container, stream, base)
+    # Elsewhere the end is guessed from the last time stamps, or from the bytes per second.
+    end_s = promised_s if indexed or name in _DECLARING else None
+    if end_s is not None and name == "matroska" and container.duration:
+        end_s = max(end_s, container.duration / av.time_base)  # a copied tag of the stream may say less
+    timeline = Timeline(end_s)
+    origin = _origin(name, stream, first, timeline)
+    if promised_s is not None and name == "matroska":
+        promised_s = max(0.0, promised_s - max(0.0, float(origin * base)))  # Matroska counts from 0, not from the start
+    return Probe(
+        path=path,
+        container=name,
+        codec=context.codec.canonical_name,
+        pixel_format=str(first.format.name),
+        width=int(first.width),
+        height=int(first.height),
+        rotation=round(first.rotation / 90) % 4 * 90,
+        # 0 is unknown, 1 progressive.
+        interlaced=bool(first.interlaced_frame) or context.field_order > 1,
+        rate_fps=float(rate) if rate else None,
+        time_base=base,
+        origin=origin,
+        indexed=indexed,
+        promised_s=promised_s,
+        size_bytes=path.stat().st_size,
+        fingerprint=fingerprint(path),
+        timeline=timeline,
+        max_pixels=max_pixels,
+    )
+
+
+def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:
+    ticks = first.dts if name in WITHOUT_PTS else first.pts if first.pts is not None else first.dts
+    origin = int(ticks or 0)
+    if stream.start_time is None or name in WITHOUT_PTS:
+        return origin
+    stated = int(stream.start_time)
+    # A start that is far from the first frame is as damaged as a gap in the middle.
+    return origin if timeline.leaps(0.0, float((origin - stated) * stream.time_base)) else min(origin, stated)
 
 
 def _first_frame(container: Any, stream: Any, path: Path) -> Any:
@@ -106,7 +140,7 @@ def _first_frame(container: Any, stream: Any, path: Path) -> Any:
                 return frame
         except StopIteration:
             break
-        except (av.error.FFmpegError, OSError):
+        except Exception:  # PyAV raises more than its own errors on a damaged file
             failures += 1
             demux = container.demux(stream)
     raise SourceUnreadable(

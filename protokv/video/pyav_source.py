@@ -11,7 +11,6 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import av.error
 import numpy as np
 
 from protokv.errors import SourceUnreadable
@@ -99,14 +98,14 @@ class PyAVSource:
         start_s = wanted.start_s
         for from_s in (0.0,) if wanted.from_beginning else _starts(start_s):
             self._report = report = DecodeReport(0.0 if wanted.from_beginning else start_s)
-            with opened(self.probe.path) as (container, stream):
+            with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
                     sent = packets(self.probe, container, stream, from_s, report)
                     given = decode(self.probe, stream, sent, report, wanted.should_stop, drop_leading=from_s > 0)
                     first = next(given, None)
-                except (av.error.FFmpegError, OSError):
+                except Exception as error:
                     if from_s <= 0:
-                        raise
+                        raise unreadable(self.probe, error) from error
                     continue  # this container cannot seek: look further back
                 if wanted.should_stop():
                     return
@@ -143,6 +142,7 @@ def decode(
     context.flush_buffers()
     key_s: float | None = None
     last_ticks: int | None = None
+    last_s = max(0.0, report.start_s if drop_leading else 0.0)
     marked: set[float] = set()
     for packet in chain(packets, [None]):
         if should_stop():
@@ -151,13 +151,13 @@ def decode(
         if packet is not None:
             if key_s is None and packet.is_keyframe:
                 key_s = due_s if due_s is not None else float("-inf")
-            if due_s is not None and key_s is not None and due_s >= key_s:
+            if due_s is not None and key_s is not None and key_s <= due_s <= probe.timeline.limit_s:
                 report.sent(due_s)
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
         try:
             frames = context.decode(packet)
-        except (av.error.FFmpegError, OSError) as error:
+        except Exception as error:
             if packet is not None:
                 report.failed(due_s, reason(error))
             continue
@@ -173,23 +173,36 @@ def decode(
             time_s = probe.time_s(ticks)
             if drop_leading and key_s is not None and time_s < key_s:
                 continue
+            if probe.timeline.leaps(last_s, time_s):
+                report.leapt(last_s, time_s)
+                continue
             if not report.shown(time_s, corrupt=bool(frame.is_corrupt) or time_s in marked):
                 continue
             marked.discard(time_s)
-            last_ticks = ticks
-            duration_s = float(frame.duration * probe.time_base) if frame.duration else None
-            yield Frame(time_s, _converter(frame, probe), duration_s, "pyav")
+            last_ticks, last_s = ticks, time_s
+            stated_s = float(frame.duration * probe.time_base) if frame.duration else None
+            yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
     report.finish()
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
     def convert() -> Image:
         # A stream may change its size on the way; all frames get the size of the first.
-        same = (frame.width, frame.height) == (probe.width, probe.height)
-        fitted = frame if same else frame.reformat(width=probe.width, height=probe.height)
-        return turned(fitted.to_ndarray(format="rgb24"), probe.rotation)
+        try:
+            same = (frame.width, frame.height) == (probe.width, probe.height)
+            fitted = frame if same else frame.reformat(width=probe.width, height=probe.height)
+            return turned(fitted.to_ndarray(format="rgb24"), probe.rotation)
+        except Exception as error:
+            raise unreadable(probe, error) from error
 
     return convert
+
+
+def unreadable(probe: Probe, error: Exception) -> SourceUnreadable:
+    """What PyAV raised in the middle of a file, as an error that a user can be told."""
+    return SourceUnreadable(
+        f"{probe.path.name} cannot be read on: {reason(error)}", hint="the file is damaged; copy or repair it"
+    )
 
 
 def turned(image: Image, rotation: int) -> Image:

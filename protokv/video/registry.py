@@ -16,7 +16,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 if TYPE_CHECKING:
     from protokv.video.source import Source
 
-# kind -> module and function `(source, decoder) -> Source`
+# kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {
     "file": ("protokv.video.file", "open_file"),
 }
@@ -37,7 +37,7 @@ def kind_of(source: str | os.PathLike[str]) -> str:
     return prefix.lower() if colon and (prefix.lower() in SOURCES or rest.startswith("//")) else "file"
 
 
-def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto") -> Source:
+def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None) -> Source:
     """Open a video.
 
     Args:
@@ -45,6 +45,7 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto") -> So
         decoder: one of `DECODERS`. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary
             files, gives the same frames, and leaves to PyAV what it cannot read beyond doubt; its wheel carries an
             FFmpeg of 2021, so choose it for files that you trust.
+        max_pixels: the most that a frame may have, checked before it is decoded; 8K where None.
 
     Raises:
         SourceNotFound: Nothing is there.
@@ -59,5 +60,5 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto") -> So
             f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
         )
     module, name = SOURCES[kind]
-    opened: Source = getattr(import_module(module), name)(source, decoder)
+    opened: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
     return opened

@@ -57,6 +57,14 @@ class DecodeReport:
             self._lost += 1
             self._mark(time_s if time_s is not None else self.last_s)
 
+    def leapt(self, before_s: float, time_s: float) -> None:
+        """A frame came whose time cannot be true: it is left out, and lost at the time of the one before it."""
+        self._awaited.discard(time_s)
+        if before_s >= self.start_s:
+            self._lost += 1
+            self._mark(before_s)
+        self._note(before_s, f"time stamps jump to {time_s:.0f} s")
+
     def missing(self, frames: int, from_s: float, why: str) -> None:
         """The file promises `frames` more from `from_s` on."""
         if frames > 0:

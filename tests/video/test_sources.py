@@ -192,7 +192,7 @@ def test_a_new_kind_of_source_is_one_line_in_the_registry(monkeypatch):
     monkeypatch.setattr("tests.video.test_sources.fake_source", lambda *given: seen.append(given), raising=False)
     monkeypatch.setitem(SOURCES, "screen", ("tests.video.test_sources", "fake_source"))
     open_source("screen:0")
-    assert seen == [("screen:0", "auto")]
+    assert seen == [("screen:0", "auto", None)]
 
 
 def test_an_unknown_kind_of_source_is_refused_with_the_known_ones():

@@ -1,0 +1,209 @@
+"""Hostile and broken files: time stamps that jump, frames that are too large, streams that appear in mid-file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import av
+import numpy as np
+import pytest
+
+from protokv.errors import SourceUnreadable
+from protokv.video import open_source, read_steps
+from protokv.video.timeline import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_WITHOUT_END_S, Timeline
+
+STEADY = [40 * i for i in range(250)]
+UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 30).tolist()
+
+
+def box(data: bytes, name: bytes) -> int:
+    """Where the content of the first box of this name begins."""
+    return data.index(name) + 4
+
+
+@pytest.fixture
+def jumping_mp4(write_clip, new_clip, tmp_path):
+    """The duration of one frame in the middle has a high byte flipped: everything behind it is hours later."""
+    path = write_clip(new_clip(UNEVEN), tmp_path / "x.mp4")
+    data = bytearray(path.read_bytes())
+    entry = box(data, b"stts") + 8 + 40 * 8 + 4
+    data[entry + 1] ^= 0x40
+    path.write_bytes(data)
+    return path, UNEVEN[-1] / 1000
+
+
+@pytest.fixture
+def jumping_mkv(write_clip, new_clip, tmp_path):
+    """The time of one cluster has its highest byte flipped: its frames are hours later, the next are right again."""
+    clip = new_clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
+    path = write_clip(clip, tmp_path / "x.mkv")
+    data = bytearray(path.read_bytes())
+    clusters = [i for i in range(len(data)) if data[i : i + 4] == b"\x1f\x43\xb6\x75"]
+    stamp = data.index(b"\xe7\x83", clusters[2])
+    data[stamp + 2] ^= 0x40
+    path.write_bytes(data)
+    return path, 10.0
+
+
+@pytest.fixture
+def jumping_ts(write_clip, new_clip, tmp_path):
+    """A transport stream declares no end: the second half is stamped 13 hours later."""
+    path = write_clip(
+        new_clip([*STEADY[:125], *(t + 46_800_000 for t in STEADY[125:])], suffix="ts"), tmp_path / "x.ts"
+    )
+    return path, 10.0
+
+
+@pytest.mark.parametrize("kind", ["jumping_mp4", "jumping_mkv", "jumping_ts"])
+def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(kind, request):
+    path, length_s = request.getfixturevalue(kind)
+    with open_source(path) as source:
+        frames = list(source.frames())
+        assert all(a.time_s < b.time_s for a, b in pairwise(frames))
+        assert source.damage.frames_lost > 0
+        assert "jump" in source.damage.message or "before the end" in source.damage.message
+        most = length_s * (1 + BEYOND_END_PART) + BEYOND_END_S
+        steps = list(read_steps(source, 2.0, 2))
+        assert len(steps) <= most
+        assert steps[-1].time_s <= most
+
+
+def test_a_cluster_with_a_damaged_time_loses_only_its_own_frames(jumping_mkv, number_in):
+    path, _ = jumping_mkv
+    with open_source(path) as source:
+        numbers = [number_in(frame.image) for frame in source.frames()]
+        assert numbers[0] == 0
+        assert numbers[-1] == 249
+        assert len(numbers) + source.damage.frames_lost == 250
+        assert source.damage.frames_lost <= 60
+
+
+def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(write_clip, new_clip, tmp_path):
+    path = write_clip(new_clip(UNEVEN), tmp_path / "x.mp4")
+    data = bytearray(path.read_bytes())
+    begin = box(data, b"stts")
+    last = begin + 8 + int.from_bytes(data[begin + 4 : begin + 8], "big") * 8 - 4
+    data[last + 1] ^= 0x40
+    path.write_bytes(data)
+    with open_source(path) as source:
+        assert len(list(read_steps(source, 2.0, 2))) <= UNEVEN[-1] / 1000 * (1 + BEYOND_END_PART) + BEYOND_END_S
+
+
+def test_slow_pictures_and_long_stills_are_no_damage(write_clip, new_clip, tmp_path):
+    for suffix, ticks in {"mp4": [0, 1_700_000, 1_800_000, 5_000_000], "ts": [0, 500_000, 900_000]}.items():
+        path = write_clip(new_clip(ticks, suffix=suffix, options={"bf": "0"}), tmp_path / f"x.{suffix}")
+        with open_source(path) as source:
+            assert [f.time_s for f in source.frames()] == pytest.approx([t / 1000 for t in ticks], abs=0.05)
+            assert source.damage.ok
+
+
+def test_a_timeline_believes_what_is_near_the_declared_end_and_nothing_beyond_it():
+    declared, open_ended = Timeline(100.0), Timeline()
+    assert not declared.leaps(99.0, 119.0)
+    assert declared.leaps(119.0, 121.0)
+    assert declared.duration_s(99.0, 1e9) is None
+    assert declared.duration_s(99.0, 5.0) == 5.0
+    assert not open_ended.leaps(1e6, 1e6 + LONGEST_GAP_WITHOUT_END_S)
+    assert open_ended.leaps(0.0, LONGEST_GAP_WITHOUT_END_S + 1)
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "decord"])
+def test_frames_above_the_limit_are_refused_with_a_hint_how_to_raise_it(decoder, make_clip):
+    if decoder == "decord":
+        pytest.importorskip("decord")
+    with pytest.raises(SourceUnreadable, match="128 x 96") as caught:
+        open_source(make_clip("constant rate"), decoder, max_pixels=128 * 96 - 1)
+    assert "--max-frame-pixels 12288" in caught.value.hint
+    with open_source(make_clip("constant rate"), decoder, max_pixels=128 * 96) as source:
+        assert sum(1 for _ in source.frames()) == 61
+
+
+def claiming(path, width, height):
+    """A VP8 key frame carries the size; 14 bits each, behind the start code."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\x9d\x01\x2a") + 3
+    data[at : at + 4] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
+    path.write_bytes(data)
+    return path
+
+
+def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(write_clip, new_clip, tmp_path):
+    pytest.importorskip("resource")
+    clip = new_clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"})
+    path = claiming(write_clip(clip, tmp_path / "x.mkv"), 16383, 16383)
+    code = (
+        "import resource, sys; from protokv.video import open_source; from protokv.errors import SourceError\n"
+        "import protokv.video.pyav_source\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    with open_source(sys.argv[1]) as source: print(len([f.image for f in source.frames()]))\n"
+        "except SourceError as error: print(error.message)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    said, grown_mib = out.stdout.splitlines()
+    assert said != "3"
+    assert int(grown_mib) < 150, out.stdout
+
+
+def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(write_clip, new_clip, tmp_path, number_in):
+    first = write_clip(new_clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
+    later = write_clip(new_clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts")
+    (tmp_path / "x.ts").write_bytes(first + later.read_bytes())
+    with open_source(tmp_path / "x.ts") as source:
+        numbers = [number_in(f.image) for f in source.frames()]
+    assert numbers[:60] == list(range(60))
+    assert numbers[-1] == 59
+    assert len(numbers) > 100
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError])
+def test_whatever_pyav_raises_while_decoding_is_damage_or_a_source_error(error, make_clip, monkeypatch):
+    import protokv.video.pyav_source as module
+
+    class Context:
+        def __init__(self, context):
+            self._context, self._n = context, 0
+
+        def flush_buffers(self):
+            self._context.flush_buffers()
+
+        def decode(self, packet):
+            self._n += 1
+            if self._n == 20:
+                raise error("from inside")
+            return self._context.decode(packet)
+
+    class Stream:
+        def __init__(self, stream):
+            self.codec_context = Context(stream.codec_context)
+
+    real = module.decode
+    monkeypatch.setattr(
+        module, "decode", lambda probe, stream, *rest, **more: real(probe, Stream(stream), *rest, **more)
+    )
+    with open_source(make_clip("constant rate")) as source:
+        assert len(list(source.frames())) == 60
+        assert source.damage.frames_lost == 1
+
+
+def test_an_error_while_converting_a_frame_is_a_source_error(make_clip, monkeypatch):
+    import protokv.video.pyav_source as module
+
+    def broken(*_):
+        raise ValueError("no such conversion")
+
+    monkeypatch.setattr(module, "turned", broken)
+    with open_source(make_clip("constant rate")) as source, pytest.raises(SourceUnreadable, match="no such conversion"):
+        _ = next(source.frames()).image
+
+
+def test_an_error_while_opening_is_a_source_error(make_clip, monkeypatch):
+    def broken(*_, **__):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(av, "open", broken)
+    with pytest.raises(SourceUnreadable, match="out of range"):
+        open_source(make_clip("constant rate"))
