@@ -13,9 +13,10 @@ from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
+    from protokv.checkpoint import load, save
     from protokv.config import DurableConfig, MemoryConfig, PaperConfig
     from protokv.generate import Decoding
-    from protokv.persist import load, save
+    from protokv.ingestion import Every, ingest
     from protokv.session import Answer, Session
     from protokv.video import open_source, read_steps
 
@@ -24,10 +25,12 @@ __all__ = [
     "Answer",
     "Decoding",
     "DurableConfig",
+    "Every",
     "MemoryConfig",
     "PaperConfig",
     "Session",
     "__version__",
+    "ingest",
     "load",
     "load_backbone",
     "open_source",
@@ -39,14 +42,16 @@ _HOMES = {
     "Answer": "protokv.session",
     "Decoding": "protokv.generate",
     "DurableConfig": "protokv.config",
+    "Every": "protokv.ingestion",
     "MemoryConfig": "protokv.config",
     "PaperConfig": "protokv.config",
     "Session": "protokv.session",
-    "load": "protokv.persist",
+    "ingest": "protokv.ingestion",
+    "load": "protokv.checkpoint",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.persist",
+    "save": "protokv.checkpoint",
 }
 
 

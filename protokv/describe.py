@@ -6,6 +6,7 @@ no tables and no terminals.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from protokv import snapshot
+from protokv.checkpoint import config_of
 from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
 from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape
-from protokv.persist import config_of
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.compare import compare
 from protokv.snapshot.writer import Writer
@@ -61,6 +62,8 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
         "stream": {
             "source": source.get("name"),
             "decoder": source.get("decoder"),
+            "decoders": source.get("decoders") or [],
+            "damage": _damage(source),
             "duration_s": clock.stream_time_s,
             "steps": clock.steps,
             "fps": clock.fps,
@@ -100,6 +103,12 @@ def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str
         "header": [asdict(one) for one in found.fields],
         "tensors": [asdict(one) for one in found.tensors],
     }
+
+
+def _damage(source: Mapping[str, Any]) -> str | None:
+    """What could not be read of the last source, a sentence; None where all of it could."""
+    record = source.get("damage")
+    return str(record.get("message")) if isinstance(record, dict) else None
 
 
 def _memory(state: State) -> tuple[MemoryConfig, Memory]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
+
+if TYPE_CHECKING:
+    from protokv.snapshot import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +54,72 @@ class Answer:
 
 
 class Session:
-    """Watch a stream step by step, ask at any time."""
+    """Watch a stream step by step, ask at any time.
 
-    def __init__(self, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> None:
-        """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
+    Attributes:
+        backbone, config, memory, clock: what it joins.
+        intact: whether memory and clock speak of the same steps. False after an error within a step: such a session
+            must not be saved.
+    """
+
+    def __init__(self, backbone: Backbone, config: MemoryConfig, memory: Memory, clock: StreamClock) -> None:
+        """Join what fits together already; `start` and `resume` make the parts.
+
+        Args:
+            backbone: the model.
+            config: of the memory.
+            memory: what it remembers, the prompt prefix included.
+            clock: where the stream stands.
+        """
+        self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
+        self.intact = True
+        self._prefix = len(backbone.prefix_ids)
+        self._warned = False
+
+    @classmethod
+    def start(cls, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Session:
+        """An empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
 
         Args:
             backbone: the model.
             config: which memory, and its budget.
-            fps: sampled frames a second; what the backbone was trained at where None.
+            fps: sampled frames per second; what the backbone was trained at where None.
 
         Raises:
-            ConfigError: fps is not positive, or the memory does not fit the model.
+            ConfigError: fps is not a positive number, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        if not rate > 0:
-            raise ConfigError(f"fps is {rate}", hint="use a number of frames a second above 0")
-        self.backbone, self.config = backbone, config
-        self._prefix = len(backbone.prefix_ids)
-        self._warned = False
-        self.clock = StreamClock(
+        if not 0 < rate < float("inf"):
+            raise ConfigError(f"fps is {rate}", hint="use a number of frames per second above 0")
+        memory, prefix = _empty_memory(backbone, config), len(backbone.prefix_ids)
+        tail = backbone.new_tail(prefix)
+        with torch.inference_mode():
+            embeddings = backbone.embed_text(backbone.prefix_ids)
+            backbone.forward(embeddings, backbone.text_positions(0, prefix), backbone.empty_context(), tail)
+            memory.start(tail.keys, tail.values)
+        clock = StreamClock(
             steps=0,
             stream_time_s=0.0,
-            next_position=self._prefix,
+            next_position=prefix,
             tokens_seen=0,
             fps=rate,
             frames_per_step=backbone.frames_per_step,
         )
-        shape = MemoryShape(
-            layers=backbone.layers,
-            kv_heads=backbone.kv_heads,
-            head_size=backbone.head_size,
-            position_components=backbone.position_components,
-            sink_tokens=self._prefix,
-            dtype=backbone.dtype,
-            device=backbone.device,
-            layer_devices=backbone.layer_devices,
-        )
-        self.memory: Memory = build_memory(config, shape, backbone.rotary)
-        tail = backbone.new_tail(self._prefix)
-        with torch.inference_mode():
-            embeddings = backbone.embed_text(backbone.prefix_ids)
-            positions = backbone.text_positions(0, self._prefix)
-            backbone.forward(embeddings, positions, backbone.empty_context(), tail)
-            self.memory.start(tail.keys, tail.values)
+        return cls(backbone, config, memory, clock)
+
+    @classmethod
+    def resume(cls, backbone: Backbone, config: MemoryConfig, state: State) -> Session:
+        """Continue where a saved session of the same backbone and config stood; nothing is forwarded.
+
+        Raises:
+            StateCorrupt: a tensor is missing, superfluous or misshapen, or the clock contradicts the model.
+        """
+        clock = state.clock
+        if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
+            raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
+        memory = _empty_memory(backbone, config)
+        memory.load(state.tensors)
+        return cls(backbone, config, memory, clock)
 
     @torch.inference_mode()
     def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:
@@ -132,6 +157,7 @@ class Session:
         backbone.forward(read.embeddings, shown, context, tail, step=read)
         # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
         keys = turn(tail.keys, shown, positions[rows], backbone.rotary) if context.shift else tail.keys
+        self.intact = False
         self.memory.append(StepKV(keys, tail.values, positions[rows], coordinates_of(tokens)[rows], clock.steps))
         # Asked of the device together: each answer waits for all of the step.
         last, last_shown = torch.stack((positions.max(), shown.max())).tolist()
@@ -143,6 +169,7 @@ class Session:
             next_position=max(clock.next_position, last + 1),
             tokens_seen=clock.tokens_seen + len(positions),
         )
+        self.intact = True
 
     @torch.inference_mode()
     def prefill(self, question: str) -> Tensor:
@@ -207,17 +234,6 @@ class Session:
         """Everything the memory holds, by the names of the snapshot's schema."""
         return self.memory.tensors()
 
-    def restore(self, tensors: Mapping[str, Tensor], clock: StreamClock) -> None:
-        """Continue where a saved session of the same backbone and config stood.
-
-        Raises:
-            StateCorrupt: a tensor is missing, superfluous or misshapen, or the clock contradicts the prompt.
-        """
-        if clock.next_position < self._prefix or clock.frames_per_step != self.backbone.frames_per_step:
-            raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
-        self.memory.load(tensors)
-        self.clock = clock
-
     def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail]:
         ids = self.backbone.suffix_ids(question)
         tail = self.backbone.new_tail(len(ids) + room)
@@ -254,6 +270,20 @@ class Session:
                 PositionWarning,
                 stacklevel=3,
             )
+
+
+def _empty_memory(backbone: Backbone, config: MemoryConfig) -> Memory:
+    shape = MemoryShape(
+        layers=backbone.layers,
+        kv_heads=backbone.kv_heads,
+        head_size=backbone.head_size,
+        position_components=backbone.position_components,
+        sink_tokens=len(backbone.prefix_ids),
+        dtype=backbone.dtype,
+        device=backbone.device,
+        layer_devices=backbone.layer_devices,
+    )
+    return build_memory(config, shape, backbone.rotary)
 
 
 def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:

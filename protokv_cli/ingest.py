@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -13,10 +12,11 @@ from protokv_cli import options
 from protokv_cli.exits import Exit
 from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_every
 from protokv_cli.signals import stopping
 
 if TYPE_CHECKING:
-    from protokv.ingest import Summary
+    from protokv.ingestion import Started, Summary
     from protokv.video import Decoder
 
 
@@ -39,7 +39,13 @@ def ingest(
         typer.Option("--fps", envvar="PROTOKV_FPS", help="Frames a second to sample; what the model was trained at."),
     ] = None,
     every: Annotated[
-        str | None, typer.Option("--every", help="Commit on the way: 30s, 2m of stream time, or 500steps.")
+        str | None,
+        typer.Option(
+            "--every",
+            envvar="PROTOKV_EVERY",
+            help="Commit on the way: every 30s or 2m of stream time, 500steps, or never; "
+            "every minute of the clock if left out.",
+        ),
     ] = None,
     keep: Annotated[
         int | None,
@@ -49,7 +55,7 @@ def ingest(
         bool,
         typer.Option("--append", help="Watch SOURCE behind what STATE has watched; start STATE if there is none."),
     ] = False,
-    decoder: Annotated[str, typer.Option("--decoder", help="auto, decord or pyav.")] = "auto",
+    decoder: Annotated[str, typer.Option("--decoder", help="Of files: auto, pyav or decord.")] = "auto",
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Insist that STATE exists and continues; without it, that is tried."),
@@ -80,48 +86,53 @@ def ingest(
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    target = state or Path(source).stem + ".safetensors"
     with out.errors():
         if append and state is None:
             raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
-        from protokv.ingest import Every, Summary, ingest
-        from protokv.resume import open_session
-        from protokv.snapshot.writer import Writer
-        from protokv.video import open_source
+        from protokv.ingestion import Started, Summary
+        from protokv.ingestion import ingest as ingest_source
         from protokv_cli.progress import reporting
 
         config = memory_config(
             memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
         )
-        interval = Every.parse(every) if every else None
-        with open_source(source, decoder=cast("Decoder", decoder)) as video, Writer(target, keep=keep) as writer:
-            if not writer.locked:
-                out.note(f"nothing keeps others from writing {target} at the same time: there are no locks there")
-            session, segment = open_session(
-                video,
-                target,
+        interval = parse_every(every)
+        with stopping(out.warn) as stop, reporting(out, source) as report:
+            events = ingest_source(
+                source,
+                state,
                 config,
-                model=model,
+                backbone=model,
                 fps=fps,
+                every=interval,
+                keep=keep,
+                append=append,
+                resume=resume,
+                overwrite=force,
+                decoder=cast("Decoder", decoder),
+                should_stop=lambda: bool(stop),
                 device=device,
                 dtype=dtype,
                 device_map=device_map,
                 quantization=quantization,
-                must_exist=resume,
-                start_over=force,
-                append=append,
             )
-            if segment.done:
-                out.note(f"{target} has watched {source} to its end; there is nothing to do")
-            elif session.clock.steps:
-                how = "continuing" if session.clock.steps > segment.first_step else "appending to"
-                out.note(f"{how} {target} at {session.clock.stream_time_s:g} s")
-            with stopping(out.warn) as stop, reporting(out, source) as report:
-                events = ingest(session, video, writer, every=interval, should_stop=lambda: bool(stop), segment=segment)
-                for event in events:
-                    report(event)
-                    if isinstance(event, Summary):
-                        _close(out, event, source, stop.exit)
+            for event in events:
+                if isinstance(event, Started):
+                    _begin(out, event, source)
+                report(event)
+                if isinstance(event, Summary):
+                    _close(out, event, source, stop.exit)
+
+
+def _begin(out: Output, started: Started, source: str) -> None:
+    """Say where the run begins, if it is not at the beginning."""
+    if not started.locked:
+        out.note(f"nothing keeps others from writing {started.state} at the same time: there are no locks there")
+    if started.how == "finished":
+        out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
+    elif started.how != "started":
+        how = "continuing" if started.how == "continued" else "appending to"
+        out.note(f"{how} {started.state} at {started.stream_time_s:g} s")
 
 
 def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> None:
@@ -135,4 +146,4 @@ def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> No
         out.warn(f"Error: {source}: {summary.damage}")
         out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
-    out.note(f'ask it: protokv query --state {summary.state} "..."')
+    out.note(f'ask it: protokv query {summary.state} "..."')

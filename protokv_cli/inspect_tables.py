@@ -78,10 +78,13 @@ def _of_state(d: dict[str, Any]) -> Iterator[RenderableType]:
     """Stream, memory, bytes and, where the memory has them, bank and codebooks of every layer."""
     stream, memory, parts = d["stream"], d["memory"], d["bytes"]
     ended = "" if d["complete"] else ", not to its end"
+    decoders = ", ".join(map(str, stream["decoders"])) or stream["decoder"]
+    damage = {"damaged": stream["damage"]} if stream["damage"] else {}
     yield pairs(
         {
-            "source": f"{stream['source']} ({stream['decoder']})" if stream["source"] else "frames from a program",
+            "source": f"{stream['source']} ({decoders})" if stream["source"] else "frames from a program",
             "watched": f"{time_text(stream['duration_s'])}{ended}",
+            **damage,
             "steps": f"{stream['steps']} at {stream['fps']:g} frames/s",
             "tokens": f"{stream['tokens_seen']} seen, at most {stream['tokens_kept']} kept: "
             f"compression {stream['compression']:.1f}x",

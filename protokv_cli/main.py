@@ -27,10 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command()(ingest)
-app.command()(query)
-app.command()(inspect)
-app.command()(replay)
+for command in (ingest, query, inspect, replay):
+    app.command()(command)
+
+COMMANDS = tuple(command.callback.__name__ for command in app.registered_commands if command.callback)
 
 
 def _version(wanted: bool) -> None:
@@ -52,7 +52,7 @@ def protokv(
     \b
     Examples:
       protokv ingest video.mp4
-      protokv query --state video.safetensors "what happened first?"
+      protokv query video.safetensors "what happened first?"
       protokv inspect video.safetensors
       protokv replay --study quick
 
@@ -72,10 +72,9 @@ def _settings() -> dict[str, dict[str, object]]:
         typer.echo(f"Error: {SETTINGS} cannot be read: {error}\nHint: mend it or move it away", err=True)
         raise typer.Exit(Exit.USAGE) from error
     common = {k: v for k, v in tables.items() if not isinstance(v, dict)}
-    commands = ("ingest", "query", "inspect", "replay")
     return {
         command: {k.replace("-", "_"): v for k, v in {**common, **tables.get(command, {})}.items()}
-        for command in commands
+        for command in COMMANDS
     }
 
 

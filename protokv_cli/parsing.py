@@ -1,8 +1,49 @@
-"""The grammar of option values: lists, seeds and ranges. Knows no option and no command."""
+"""The grammar of option values: times, intervals, lists, seeds and ranges. Knows no option and no command."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from protokv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protokv.ingestion import Every
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from `30s`, `2m`, `1.5h` or `0`.
+
+    Raises:
+        ConfigError: the text is no length of time.
+    """
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smh]?)", text.strip().lower(), re.ASCII)
+    if not match:
+        raise ConfigError(f"expected a length of time, got {text!r}", hint="for example 30s, 2m, 1.5h or 0")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_every(text: str | None) -> Every:
+    """How often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`; every minute of the clock if None.
+
+    Raises:
+        ConfigError: the text is none of these, or not above zero.
+    """
+    from protokv.ingestion import MINUTELY, NEVER, Every
+
+    if text is None:
+        return MINUTELY
+    if text.strip().lower() == "never":
+        return NEVER
+    steps = re.fullmatch(r"(\d{1,12}) ?steps?", text.strip().lower(), re.ASCII)
+    try:
+        return Every(n_steps=int(steps[1])) if steps else Every(seconds=parse_duration(text))
+    except ConfigError:
+        raise ConfigError(
+            f"cannot commit every {text!r}", hint="use for example 30s or 2m of stream time, 500steps, or never"
+        ) from None
 
 
 def parse_list(text: str) -> list[str]:

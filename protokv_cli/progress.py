@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from protokv.ingest import Commit, Progress, Summary
+from protokv.ingestion import Event, Progress, Summary
 from protokv_cli.output import Format, Output
 from protokv_cli.tables import bytes_text, time_text
 
@@ -20,13 +20,13 @@ BAR_EVERY_S = 0.25
 
 
 @contextmanager
-def reporting(out: Output, source: str) -> Iterator[Callable[[Progress | Commit | Summary], None]]:
+def reporting(out: Output, source: str) -> Iterator[Callable[[Event], None]]:
     """A function that takes each event of an ingest and shows it in the chosen format."""
     bar = _Bar(out, source) if out.messages.is_terminal and not out.quiet else None
     pause_s = JSON_EVERY_S if out.format is Format.JSON else LOG_EVERY_S
     last_s = -JSON_EVERY_S if out.format is Format.JSON else time.monotonic()
 
-    def report(event: Progress | Commit | Summary) -> None:
+    def report(event: Event) -> None:
         nonlocal last_s
         if isinstance(event, Progress):
             if bar:

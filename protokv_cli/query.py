@@ -14,6 +14,7 @@ import typer
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_duration
 
 if TYPE_CHECKING:
     from protokv.session import Answer, Session
@@ -26,10 +27,16 @@ class _Question:
 
 
 def query(
-    state: Annotated[str, typer.Option("--state", "-s", metavar="STATE", help="State that ingest wrote.")],
-    questions: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="QUESTION...", help="Questions; - reads lines or JSONL from stdin."),
+        typer.Argument(
+            metavar="STATE QUESTION...",
+            help="State that ingest wrote, and questions; - reads lines or JSONL from stdin, and so does no question.",
+        ),
+    ] = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
     ] = None,
     at: Annotated[
         str | None,
@@ -61,32 +68,32 @@ def query(
 
     \b
     Examples:
-      protokv query --state video.safetensors "what colour was the star?" "how many objects appeared?"
-      protokv query --state video.safetensors - < questions.jsonl | jq -r .answer
-      protokv query --state video.safetensors --at 12m "what is on the table?"
+      protokv query video.safetensors "what colour was the star?" "how many objects appeared?"
+      protokv query video.safetensors - < questions.jsonl | jq -r .answer
+      protokv query video.safetensors --at 12m "what is on the table?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
+        state, questions = _split(arguments or [], named)
         asked = _read(questions or ([] if sys.stdin.isatty() else ["-"]))
         first = next(asked, None)
         if first is None:
-            raise ConfigError("there is no question", hint='protokv query --state STATE "what happened first?"')
-        from protokv.duration import parse_duration
+            raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
+        from protokv.checkpoint import load
         from protokv.generate import Decoding
-        from protokv.persist import load
         from protokv.replay.judge import is_expected
 
         decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
         session = load(
             state,
-            model=model,
+            model,
             device=device,
             device_map=device_map,
             at_s=None if at is None else parse_duration(at),
             verify=verify,
         )
         n, right, unknown = 0, 0, _UnknownWords(out, session)
-        alone = questions is not None and len(questions) == 1 and questions != ["-"]
+        alone = len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):
             unknown(question.text)
             answer = _answer(out, session, question.text, decoding, alone=alone)
@@ -101,6 +108,15 @@ def query(
                 out.console.print(f"  expected: {question.expected}", style="yellow", markup=False)
         if n:
             out.note(f"{right} of {n} answers as expected ({right / n:.1%})")
+
+
+def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
+    """The state and the questions: the first argument is the state unless `--state` names it."""
+    if named is not None:
+        return named, arguments
+    if not arguments:
+        raise ConfigError("there is no state to ask", hint='protokv query STATE "what happened first?"')
+    return arguments[0], arguments[1:]
 
 
 def _answer(out: Output, session: Session, question: str, decoding: Any, *, alone: bool) -> Answer:

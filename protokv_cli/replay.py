@@ -11,16 +11,14 @@ from protokv.config import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_list, parse_scene, parse_seeds
+from protokv_cli.parsing import parse_duration, parse_list, parse_scene, parse_seeds
 from protokv_cli.signals import stopping
-
-REPORT = "report"
 
 
 def replay(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Video files; or: report RESULTS... to show and merge results."),
+        typer.Argument(metavar="SOURCE...", help="Video files; with --report, files of results."),
     ] = None,
     questions: Annotated[
         Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources.")
@@ -66,6 +64,9 @@ def replay(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run goes on with what is there.")
     ] = Path("results.jsonl"),
+    report: Annotated[
+        bool, typer.Option("--report", help="Show the results in SOURCE..., merged, and ask nothing.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Figure to draw, .png or .svg.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Page to write, figure and tables in one file.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
@@ -91,21 +92,20 @@ def replay(
       protokv replay --study quick
       protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
       protokv replay --world 7:20 --length 10m --pressure 12 --study ablation --budget 144 --html ablation.html
-      protokv replay report results.jsonl --plot curves.png
+      protokv replay --report results.jsonl --plot curves.png
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
         from dataclasses import replace
 
-        from protokv.duration import parse_duration
         from protokv.replay.plan import make_plan, run
         from protokv.replay.rows import RowFile, read_rows
         from protokv.replay.streams import make_worlds, open_files
         from protokv.replay.studies import find_study, name_memories
         from protokv_cli.replay_tables import following, show, show_cost
 
-        if sources and sources[0] == REPORT:
-            show(out, read_rows(sources[1:] or [output]), plot=plot, html=html)
+        if report:
+            show(out, read_rows(sources or [output]), plot=plot, html=html)
             return
         if sources and world:
             raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")

@@ -7,6 +7,6 @@ out=${1:-$(mktemp -d)}
 for name in short minute long; do
   echo "== $name" >&2
   protokv ingest "$name/video.mp4" -o "$out/$name.safetensors" --budget 512 --format table
-  protokv query --state "$out/$name.safetensors" - < "$name/questions.jsonl" --format table
+  protokv query "$out/$name.safetensors" - < "$name/questions.jsonl" --format table
 done
 echo "states: $out" >&2

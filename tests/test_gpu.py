@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
+from protokv.checkpoint import to_state
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.session import Session
 from tests.conftest import random_frames
@@ -26,7 +28,7 @@ def cuda(tiny_folder: Path) -> Backbone:
 
 
 def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: Backbone, cuda: Backbone) -> None:
-    sessions = [Session(backbone, PaperConfig(budget=400)) for backbone in (tiny, cuda)]
+    sessions = [Session.start(backbone, PaperConfig(budget=400)) for backbone in (tiny, cuda)]
     for step in range(5):
         for session in sessions:
             session.watch(random_frames(step))
@@ -38,7 +40,7 @@ def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: B
 @pytest.mark.parametrize("preset", ["paper", "durable"])
 def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, preset: str) -> None:
     def logits() -> torch.Tensor:
-        session = Session(cuda, MemoryConfig.of(preset, budget=48))
+        session = Session.start(cuda, MemoryConfig.of(preset, budget=48))
         for step in range(30):
             session.watch(random_frames(step))
         return session.prefill(QUESTION)
@@ -50,9 +52,9 @@ def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, preset:
 
 def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone) -> None:
     config = DurableConfig(budget=48)
-    there = Session(cuda, config)
+    there = Session.start(cuda, config)
     for step in range(20):
         there.watch(random_frames(step))
-    here = Session(tiny, config)
-    here.restore({name: tensor.cpu() for name, tensor in there.tensors().items()}, there.clock)
+    tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
+    here = Session.resume(tiny, config, replace(to_state(there), tensors=tensors))
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)

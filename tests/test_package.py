@@ -19,10 +19,12 @@ def test_the_public_names_are_these() -> None:
         "Answer",
         "Decoding",
         "DurableConfig",
+        "Every",
         "MemoryConfig",
         "PaperConfig",
         "Session",
         "__version__",
+        "ingest",
         "load",
         "load_backbone",
         "open_source",
@@ -54,11 +56,18 @@ def test_the_code_of_the_readme_runs_and_answers(
     assert capsys.readouterr().out.strip() == "diamond"
 
 
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "protokv", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    assert result.stdout == f"protokv {protokv.__version__}\n"
+
+
 def test_the_library_never_prints_and_never_imports_the_command_line() -> None:
     entry_points = {"train.py", "render.py", "evaluate.py"}
     for file in (ROOT / "protokv").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        assert "protokv_cli" not in text, file
+        # `python -m protokv` is the command line.
+        assert "protokv_cli" not in text or file == ROOT / "protokv" / "__main__.py", file
         if file.name not in entry_points:
             assert not re.search(r"^\s*print\(", text, re.MULTILINE), file
 

@@ -37,7 +37,7 @@ def test_a_sample_is_answered_from_its_state_alone(protokv: Program, name: str) 
     summary = protokv("ingest", SAMPLES / name / "video.mp4", "--budget", BUDGET, "--json").rows()[-1]
     assert summary["complete"]
     result = protokv(
-        "query", "--state", "video.safetensors", stdin=(SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8")
+        "query", "video.safetensors", stdin=(SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8")
     )
     rows = result.rows()
     assert max(row["context_tokens"] for row in rows) <= BUDGET + 4
@@ -49,7 +49,7 @@ def test_a_sample_is_answered_from_its_state_alone(protokv: Program, name: str) 
 def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:
     protokv("ingest", SAMPLES / "long" / "video.mp4", "--budget", BUDGET, "--memory", "sliding-window", "--json")
     content = [q for q in asked("long") if q["type"] in ("colour", "shape", "where", "at")]
-    rows = protokv("query", "--state", "video.safetensors", stdin="\n".join(map(json.dumps, content))).rows()
+    rows = protokv("query", "video.safetensors", stdin="\n".join(map(json.dumps, content))).rows()
     assert sum(row["correct"] for row in rows) <= len(rows) / 4
 
 
@@ -74,7 +74,7 @@ def test_the_samples_are_small_enough_to_clone() -> None:
 
 def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(protokv: Program) -> None:
     protokv("ingest", SAMPLES / "short" / "video.mp4", "--budget", 64, "--json")
-    result = protokv("query", "--state", "video.safetensors", "who is the chef?", "where is the chef now?")
+    result = protokv("query", "video.safetensors", "who is the chef?", "where is the chef now?")
     assert len(result.rows()) == 2
     assert result.err.count("procedural world") == 1
     assert "chef" in result.err

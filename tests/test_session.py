@@ -10,6 +10,7 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
+from protokv.checkpoint import to_state
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError, PositionWarning
 from protokv.generate import Decoding
@@ -25,7 +26,7 @@ EXACT_AT_FIRST = sorted(set(CONFIGS) - {"dycoke", "last-frames"})
 
 
 def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
-    session = Session(backbone, config)
+    session = Session.start(backbone, config)
     for step in range(n_steps):
         session.watch(random_frames(step))
     return session
@@ -92,7 +93,7 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
 
 def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -> None:
     config = PaperConfig(budget=40, pseudo_tokens=2)
-    quiet, curious = Session(tiny, config), Session(tiny, config)
+    quiet, curious = Session.start(tiny, config), Session.start(tiny, config)
     for step in range(9):
         quiet.watch(random_frames(step))
         curious.watch(random_frames(step))
@@ -139,7 +140,7 @@ def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone)
 
 
 def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
-    session = Session(tiny, PaperConfig(budget=400))
+    session = Session.start(tiny, PaperConfig(budget=400))
     session.watch(random_frames(0), time_s=0.0)
     session.watch(random_frames(1), time_s=60.0)
     # Two positions a second behind a prefix of three tokens.
@@ -155,8 +156,7 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
     session = watched(tiny, 13, config)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     tensors["bank.value_center"] += 1
-    other = Session(tiny, config)
-    other.restore(tensors, session.clock)
+    other = Session.resume(tiny, config, replace(to_state(session), tensors=tensors))
     for each in (session, other):
         each.watch(random_frames(13))
     keys, changed = (each.tensors()["near.keys"] for each in (session, other))
@@ -174,7 +174,7 @@ def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbo
     ids=lambda config: config.name,
 )
 def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, config: MemoryConfig) -> None:
-    session = Session(tiny, config.with_fields({"positions": "compact"}))
+    session = Session.start(tiny, config.with_fields({"positions": "compact"}))
     seen: list[int] = []
     forward = tiny.forward
 
@@ -206,12 +206,12 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
     there[:, 0] += far_out
     tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.rotary)
     tensors["near.positions"] = there
-    later = Session(tiny, session.config)
-    later.restore(tensors, replace(session.clock, next_position=session.clock.next_position + far_out))
+    clock = replace(session.clock, next_position=session.clock.next_position + far_out)
+    moved = replace(to_state(session), tensors=tensors, clock=clock)
+    later = Session.resume(tiny, session.config, moved)
     # The angle of a late position is rounded in float32, as the model's own rotary embedding rounds it.
     torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=tolerance, atol=tolerance)
-    stream = Session(tiny, MemoryConfig.of("sliding-window", budget=400))
-    stream.restore(tensors, later.clock)
+    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), moved)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
 
@@ -220,7 +220,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
-    session = Session(tiny, DurableConfig(budget=48))
+    session = Session.start(tiny, DurableConfig(budget=48))
 
     def watch_all() -> None:
         for step in range(40):
@@ -229,7 +229,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
     with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
         watch_all()
     assert len(told) == 1
-    compact = Session(tiny, DurableConfig(budget=16).with_fields({"positions": "compact"}))
+    compact = Session.start(tiny, DurableConfig(budget=16).with_fields({"positions": "compact"}))
     for step in range(40):
         compact.watch(random_frames(step))
 
@@ -237,7 +237,7 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan")])
 def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
     with pytest.raises(ConfigError, match="fps"):
-        Session(tiny, PaperConfig(), fps=fps)
+        Session.start(tiny, PaperConfig(), fps=fps)
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

@@ -37,6 +37,7 @@ def load_backbone(
     dtype: str = "auto",
     device_map: str | None = None,
     quantization: str | None = None,
+    folder: Path | None = None,
 ) -> Backbone:
     """Load a model. The embedded one, on a CPU, sets torch to one thread for this process.
 
@@ -48,6 +49,7 @@ def load_backbone(
             CPU. As a state names it, `bfloat16+4bit`, it includes the quantisation.
         device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: as they are.
+        folder: where the files of `name` are, so that nothing is looked up or downloaded; None: `name` says it.
 
     Raises:
         ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
@@ -57,7 +59,7 @@ def load_backbone(
     import torch
 
     from protokv.backbones.failure import translate_errors
-    from protokv.backbones.identity import read_json
+    from protokv.backbones.identity import find_file, read_json
     from protokv.backbones.placement import PlacementRequest
 
     request = PlacementRequest.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
@@ -65,7 +67,7 @@ def load_backbone(
         # Its matrices are too small for a second thread to pay, and with one thread the same input gives the same
         # bytes on any number of cores.
         torch.set_num_threads(1)
-    path = str(weights_folder()) if name == EMBEDDED else name
+    path = str(folder or (weights_folder() if name == EMBEDDED else name))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
@@ -74,13 +76,18 @@ def load_backbone(
 
         if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
             raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
-        # Checked here, because transformers has no clear error for an architecture that it does not know.
-        kind = read_json(path, "config.json").get("model_type")
-        if kind is not None and kind not in FAMILIES:
-            raise ModelError(
-                f"it is a {kind} model, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}"
-            )
-        config = AutoConfig.from_pretrained(path)
+        # Checked here, because transformers has no clear error for an architecture that it does not know, and looks for
+        # one that is not named in code of the checkpoint.
+        if find_file(path, "config.json") is not None:
+            check_family(read_json(path, "config.json").get("model_type"))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         module, cls = FAMILIES[config.model_type]
         family: type[Backbone] = getattr(import_module(module), cls)
         return family.load(path, name, config, request.placement(config))
+
+
+def check_family(kind: object) -> None:
+    """Refuse a `model_type` that is missing or of no supported family. ModelError."""
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
+        raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}")

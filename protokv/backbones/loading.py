@@ -45,6 +45,7 @@ def load_model(kind: Any, path: str, placement: Placement) -> Any:
         path,
         dtype=placement.dtype,
         use_safetensors=True,
+        trust_remote_code=False,
         output_loading_info=True,
         attn_implementation={"text_config": NAME, "vision_config": "sdpa"},
         **settings,
@@ -73,7 +74,7 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
             f"there is no tokenizer in {path}: expected one of {', '.join(_TOKENIZERS)}",
             hint="copy the tokenizer files of the model there",
         )
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     template = read_template(path) or tokenizer.chat_template
     if not template:
         raise ModelError(

@@ -82,7 +82,7 @@ def replay(
     for variant in variants:
         asks = [ask for ask in plan.asks if key_of(stream, ask, variant) not in done]
         if asks:
-            runs.append(_Run(variant, Session(backbone, variant.config, fps=fps), asks))
+            runs.append(_Run(variant, Session.start(backbone, variant.config, fps=fps), asks))
     if not runs:
         return
     decoding = decoding or Decoding(max_new_tokens=16)

@@ -92,6 +92,18 @@ class Damage:
         """Nothing was lost or damaged."""
         return self.frames_lost == 0 and self.frames_damaged == 0
 
+    @classmethod
+    def from_dict(cls, data: object) -> Damage:
+        """The inverse of `to_dict`; nothing was damaged where `data` is no such record."""
+        record = data if isinstance(data, dict) else {}
+        lost, damaged, from_s = (record.get(name) for name in ("frames_lost", "frames_damaged", "lost_from_s"))
+        return cls(
+            frames_lost=lost if type(lost) is int else 0,
+            frames_damaged=damaged if type(damaged) is int else 0,
+            lost_from_s=from_s if type(from_s) is float else None,
+            message=str(record.get("message", "")),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with `ok`."""
         return {**asdict(self), "ok": self.ok}

@@ -15,6 +15,6 @@ for level in low high; do
   # shellcheck disable=SC2086
   replay $pressure --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
     --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
-  protokv replay report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
+  protokv replay --report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
 done
 replay --pressure 20 --cuts 6:20 --delays 0,30s,90s,400s --study ablation --budget 151 -o "$out/ablation.jsonl"

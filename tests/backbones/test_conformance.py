@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv import persist
+from protokv import checkpoint
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
@@ -71,7 +71,7 @@ def video(backbone: Backbone, n_steps: int, size: tuple[int, int] = (60, 90)) ->
 
 
 def watched(backbone: Backbone, config: MemoryConfig, steps: list[np.ndarray]) -> Session:
-    session = Session(backbone, config)
+    session = Session.start(backbone, config)
     for images in steps:
         session.watch(images)
     return session
@@ -227,10 +227,10 @@ def test_a_state_is_refused_in_another_dtype_and_taken_in_its_own(
     for made, other in ((backbone, half), (half, backbone)):
         session = watched(made, SMALL["durable"], video(made, 4))
         path = tmp_path / f"{made.identity.dtype}.safetensors"
-        persist.save(session, path)
+        checkpoint.save(session, path)
         with pytest.raises(StateMismatch, match=rf"backbone\.dtype is '{made.identity.dtype}'.*{other.identity.dtype}"):
-            persist.load(path, other)
-        assert torch.equal(persist.load(path, made).prefill(QUESTION), session.prefill(QUESTION))
+            checkpoint.load(path, other)
+        assert torch.equal(checkpoint.load(path, made).prefill(QUESTION), session.prefill(QUESTION))
 
 
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
@@ -248,8 +248,8 @@ def test_a_saved_stream_continues_byte_for_byte(folder: Path, tmp_path: Path, co
     backbone = load_backbone(str(folder), device="cpu", dtype=dtype)
     steps = video(backbone, 14)
     whole = watched(backbone, config, steps[:9])
-    persist.save(whole, tmp_path / "state.safetensors")
-    resumed = persist.load(tmp_path / "state.safetensors", backbone)
+    checkpoint.save(whole, tmp_path / "state.safetensors")
+    resumed = checkpoint.load(tmp_path / "state.safetensors", backbone)
     for images in steps[9:]:
         whole.watch(images)
         resumed.watch(images)

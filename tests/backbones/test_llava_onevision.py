@@ -47,7 +47,7 @@ def edited(folder: Path, copy: Path, **settings: Any) -> Path:
 
 def assert_equals_the_whole_model(folder: Path, steps: list[np.ndarray]) -> None:
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    session = Session(backbone, MemoryConfig.of("full", budget=64))
+    session = Session.start(backbone, MemoryConfig.of("full", budget=64))
     for images in steps:
         session.watch(images)
     upstream = Upstream("llava_onevision", folder)
@@ -101,7 +101,7 @@ def test_the_newline_opens_the_suffix_and_no_token_of_the_vocabulary_stands_for_
 
 
 def test_the_newline_changes_the_answer(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(backbone, MemoryConfig.of("full", budget=64))
+    session = Session.start(backbone, MemoryConfig.of("full", budget=64))
     session.watch(random_frames(0, 1))
     before = session.prefill(QUESTION)
     monkeypatch.setattr(backbone, "_newline", torch.zeros_like(backbone._newline))  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv import persist
+from protokv import checkpoint
 from protokv.backbones import FAMILIES, load_backbone, loading
 from protokv.backbones.base import Backbone
 from protokv.backbones.loading import find_devices
@@ -60,7 +60,7 @@ def refused(folder: Path | str, **settings: Any) -> ModelError:
 def test_shards_are_the_model_that_one_file_holds(tiny: Backbone, sharded: Path) -> None:
     logits = []
     for backbone in (tiny, on_cpu(sharded)):
-        session = Session(backbone, MemoryConfig.of("full", budget=64))
+        session = Session.start(backbone, MemoryConfig.of("full", budget=64))
         session.watch(random_frames(0))
         logits.append(session.prefill(QUESTION))
     assert torch.equal(*logits)
@@ -81,7 +81,7 @@ def test_the_dtype_is_that_of_keys_values_and_identity(folder: Path, dtype: str)
     backbone = on_cpu(folder, dtype=dtype)
     assert backbone.dtype == getattr(torch, dtype)
     assert backbone.identity.dtype == dtype
-    session = Session(backbone, MemoryConfig.of("sliding-window", budget=20))
+    session = Session.start(backbone, MemoryConfig.of("sliding-window", budget=20))
     session.watch(random_frames(0))
     assert session.tensors()["near.keys"].dtype == getattr(torch, dtype)
     assert session.prefill(QUESTION).dtype == torch.float32
@@ -322,13 +322,13 @@ def test_only_safetensors_are_asked_for_and_no_code(folder: Path, asked: dict[st
 def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
     folder: Path, tiny: Backbone, asked: dict[str, Any], tmp_path: Path
 ) -> None:
-    session = Session(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20))
+    session = Session.start(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20))
     session.watch(random_frames(0))
-    persist.save(session, tmp_path / "a.safetensors")
+    checkpoint.save(session, tmp_path / "a.safetensors")
     with pytest.raises(StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"):
-        persist.load(tmp_path / "a.safetensors", on_cpu(folder))
+        checkpoint.load(tmp_path / "a.safetensors", on_cpu(folder))
     asked.clear()
-    again = persist.load(tmp_path / "a.safetensors", device="cpu")
+    again = checkpoint.load(tmp_path / "a.safetensors", str(folder), device="cpu")
     assert asked["quantization_config"].load_in_4bit
     assert torch.equal(again.prefill(QUESTION), session.prefill(QUESTION))
 
@@ -371,7 +371,7 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
     config = MemoryConfig.of("full", budget=64) if preset == "full" else MemoryConfig.of(preset, budget=40)
-    sessions = [Session(backbone, config) for backbone in (tiny, spread)]
+    sessions = [Session.start(backbone, config) for backbone in (tiny, spread)]
     assert isinstance(sessions[1].memory, LayerShards)
     for index in range(10):
         for session in sessions:
@@ -380,10 +380,10 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     assert answers[0] == answers[1]
     assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
     for session, name in zip(sessions, ("one", "several"), strict=True):
-        persist.save(session, tmp_path / f"{name}.safetensors")
-    states = [persist.load(tmp_path / f"{name}.safetensors", tiny).tensors() for name in ("one", "several")]
+        checkpoint.save(session, tmp_path / f"{name}.safetensors")
+    states = [checkpoint.load(tmp_path / f"{name}.safetensors", tiny).tensors() for name in ("one", "several")]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert torch.equal(
-        persist.load(tmp_path / "one.safetensors", spread).prefill(QUESTION), sessions[0].prefill(QUESTION)
+        checkpoint.load(tmp_path / "one.safetensors", spread).prefill(QUESTION), sessions[0].prefill(QUESTION)
     )

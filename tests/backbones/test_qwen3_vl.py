@@ -48,7 +48,7 @@ def stamp_of(backbone: Backbone, folder: Path, time_s: float) -> list[str]:
 def test_at_any_rate_the_logits_are_those_of_the_whole_model(backbone: Backbone, folder: Path, fps: float) -> None:
     upstream = Upstream("qwen3_vl", folder)
     steps = [random_frames(seed) for seed in range(4)]
-    session = Session(backbone, MemoryConfig.of("full", budget=64), fps=fps)
+    session = Session.start(backbone, MemoryConfig.of("full", budget=64), fps=fps)
     for images in steps:
         session.watch(images)
     inputs = upstream.inputs(steps, QUESTION, 2 / fps)
@@ -67,7 +67,7 @@ def test_at_any_rate_the_logits_are_those_of_the_whole_model(backbone: Backbone,
 
 def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Backbone, folder: Path) -> None:
     assert stamp_of(backbone, folder, 0.25) == ["<", "0", ".", "2", "seconds", ">", "<|vision_start|>"]
-    session, times = Session(backbone, MemoryConfig.of("full"), fps=4.0), []
+    session, times = Session.start(backbone, MemoryConfig.of("full"), fps=4.0), []
     embed = backbone.embed_step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backbone, "embed_step", lambda images, time_s: times.append(time_s) or embed(images, time_s))
@@ -79,7 +79,7 @@ def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Bac
 
 def test_a_later_step_has_more_tokens_and_memory_takes_it(backbone: Backbone, folder: Path) -> None:
     assert len(stamp_of(backbone, folder, 12.5)) == len(stamp_of(backbone, folder, 2.5)) + 1
-    session = Session(backbone, MemoryConfig.of("sliding-window", budget=40))
+    session = Session.start(backbone, MemoryConfig.of("sliding-window", budget=40))
     seen = []
     for index in range(12):
         session.watch(random_frames(index))
@@ -108,7 +108,7 @@ def test_the_first_layers_are_fed_and_with_nothing_else_than_the_step_s_own(
     assert tokens.deepstack.shape == (LAYERS_FED, tokens.grid[0] * tokens.grid[1], tokens.embeddings.shape[1])
 
     def question_after(scale: float) -> torch.Tensor:
-        session = Session(backbone, MemoryConfig.of("full", budget=64))
+        session = Session.start(backbone, MemoryConfig.of("full", budget=64))
         session.take(replace(tokens, deepstack=tokens.deepstack * scale), 0.0)
         return session.prefill(QUESTION)
 
@@ -116,7 +116,7 @@ def test_the_first_layers_are_fed_and_with_nothing_else_than_the_step_s_own(
 
 
 def test_a_memory_that_thins_out_steps_keeps_the_features_of_what_it_keeps(backbone: Backbone) -> None:
-    session = Session(backbone, MemoryConfig.of("dycoke", budget=200))
+    session = Session.start(backbone, MemoryConfig.of("dycoke", budget=200))
     for index in range(5):
         session.watch(random_frames(index))
     assert session.memory.report()["near_tokens_in_use"] < session.clock.tokens_seen

@@ -20,13 +20,13 @@ def test_the_state_stands_here_under_the_name_of_the_video(protokv: Program, vid
     result = protokv("ingest", video, *SMALL)
     assert result.code == 0, result.err
     assert (protokv.folder / "clip.safetensors").is_file()
-    assert 'protokv query --state clip.safetensors "..."' in result.err
+    assert 'protokv query clip.safetensors "..."' in result.err
 
 
 def test_json_lines_end_in_a_commit_and_a_summary(protokv: Program, video: Path) -> None:
     rows = protokv("ingest", video, *SMALL).rows()
     assert [row["type"] for row in rows[-2:]] == ["commit", "summary"]
-    assert rows[0]["type"] == "progress"
+    assert [row["type"] for row in rows[:2]] == ["started", "progress"]
     summary = rows[-1]
     assert summary["complete"] is True
     assert summary["damaged"] is False
@@ -62,7 +62,7 @@ def test_kept_commits_are_states_that_every_command_reads(protokv: Program, vide
     kept = sorted(path.name for path in protokv.folder.glob("*.safetensors"))
     assert kept == ["clip.safetensors", "clip@000004.000s.safetensors", "clip@000008.000s.safetensors"]
     for name, time_s in zip(kept, (12.0, 4.0, 8.0), strict=True):
-        assert protokv("query", "--state", name, "what is first ?").rows()[0]["stream_time_s"] == time_s
+        assert protokv("query", name, "what is first ?").rows()[0]["stream_time_s"] == time_s
         assert protokv("inspect", name, "--json").rows()[0]["stream"]["duration_s"] == time_s
 
 
@@ -83,9 +83,9 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
         result = protokv(*again)
         assert result.code == 0
         assert "nothing to do" in result.err
-        assert [row["type"] for row in result.rows()] == ["summary"]
+        assert [row["type"] for row in result.rows()] == ["started", "summary"]
     assert (protokv.folder / "clip.safetensors").read_bytes() == before
-    assert protokv("query", "--state", "clip.safetensors", "what is first ?").rows()[0]["stream_time_s"] == 17.0
+    assert protokv("query", "clip.safetensors", "what is first ?").rows()[0]["stream_time_s"] == 17.0
     refused = protokv("ingest", second, "--budget", "32", "--append", "-o", "clip.safetensors")
     assert refused.code == Exit.MISMATCH
     assert "budget is 24, this run's is 32" in refused.err
@@ -205,7 +205,7 @@ def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv:
     assert result.code == Exit.PARTIAL, result.err
     assert result.err.startswith(f"Error: {path}: ")
     assert 0 < result.rows()[-1]["steps"] < 12
-    assert protokv("query", "--state", "cut.safetensors", "what is first ?").code == 0
+    assert protokv("query", "cut.safetensors", "what is first ?").code == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

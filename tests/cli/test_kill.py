@@ -26,7 +26,7 @@ def test_a_killed_ingest_answers_and_continues_with_the_same_command(
             commits += '"type": "commit"' in process.stdout.readline()
         process.kill()
         process.communicate(timeout=60)
-    answer = protokv("query", "--state", state, "what is first ?", "--json")
+    answer = protokv("query", state, "what is first ?", "--json")
     assert answer.code == 0, answer.err
     reached = answer.rows()[0]["stream_time_s"]
     assert reached >= 3.0

@@ -38,20 +38,20 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(protokv: Pr
         # Neither does the one who wants to begin anew, or to append.
         assert protokv("ingest", video, *ARGUMENTS, "--force").code == Exit.LOCKED
         assert protokv("ingest", video, *ARGUMENTS, "--append", "-o", "long.safetensors").code == Exit.LOCKED
-        asked = protokv("query", "--state", "long.safetensors", "what is first ?", "--json")
+        asked = protokv("query", "long.safetensors", "what is first ?", "--json")
         assert asked.code == 0, asked.err
         assert asked.rows()[0]["stream_time_s"] >= 4.0
         seen = protokv("inspect", "long.safetensors", "--json")
         assert seen.code == 0, seen.err
         assert seen.rows()[0]["stream"]["steps"] >= 4
         assert not seen.rows()[0]["complete"]
-        at = protokv("query", "--state", "long.safetensors", "what is first ?", "--at", "3s", "--json")
+        at = protokv("query", "long.safetensors", "what is first ?", "--at", "3s", "--json")
         assert at.code in (0, Exit.NOT_FOUND)
         # A state of another name is free.
         short = write_video(tmp_path / "short.mp4", 2)
         assert protokv("ingest", short, "--budget", "24", "--json").code == 0
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=120)[1] == 'ask it: protokv query --state long.safetensors "..."\n'
+        assert process.communicate(timeout=120)[1] == 'ask it: protokv query long.safetensors "..."\n'
         assert process.returncode == 0
     again = protokv("ingest", video, *ARGUMENTS)
     assert again.code == 0

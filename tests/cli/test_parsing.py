@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protokv.errors import ConfigError
-from protokv_cli.parsing import parse_list, parse_scene, parse_seeds
+from protokv.ingestion import MINUTELY, NEVER, Every
+from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_scene, parse_seeds
 
 
 def test_a_list_has_no_empty_parts() -> None:
@@ -28,3 +29,37 @@ def test_a_scene_is_a_range_or_none() -> None:
     assert parse_scene("none") is None
     with pytest.raises(ConfigError, match="SHORTEST:LONGEST"):
         parse_scene("6")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600)]
+)
+def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1m30s", "nan", "1e3", "٣s", "9" * 400])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="length of time"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        (None, MINUTELY),
+        ("never", NEVER),
+        ("30s", Every(seconds=30)),
+        ("2m", Every(seconds=120)),
+        ("500steps", Every(n_steps=500)),
+        ("1 step", Every(n_steps=1)),
+    ],
+)
+def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str | None, every: Every) -> None:
+    assert parse_every(text) == every
+
+
+@pytest.mark.parametrize("text", ["", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot commit every"):
+        parse_every(text)

@@ -23,7 +23,7 @@ def state(protokv: Program, video: Path) -> Path:
 
 
 def test_a_row_has_the_promised_keys_in_order(protokv: Program, state: Path) -> None:
-    result = protokv("query", "--state", state, "what is first ?", "--json")
+    result = protokv("query", state, "what is first ?", "--json")
     (row,) = result.rows()
     assert list(row) == KEYS
     assert row["question"] == "what is first ?"
@@ -34,31 +34,31 @@ def test_a_row_has_the_promised_keys_in_order(protokv: Program, state: Path) -> 
 
 def test_asking_leaves_the_state_file_alone(protokv: Program, state: Path) -> None:
     before = (state.read_bytes(), state.stat().st_mtime_ns)
-    protokv("query", "--state", state, "what is first ?", "who is last ?")
+    protokv("query", state, "what is first ?", "who is last ?")
     assert (state.read_bytes(), state.stat().st_mtime_ns) == before
 
 
 def test_the_same_question_has_the_same_answer_in_every_form(protokv: Program, state: Path) -> None:
     question = "where is the red star ?"
-    answer = protokv("query", "--state", state, question, "--json").rows()[0]["answer"]
-    plain = protokv("query", "--state", state, question, "--format", "plain").out
-    piped = protokv("query", "--state", state, "-", stdin=question + "\n").rows()[0]["answer"]
+    answer = protokv("query", state, question, "--json").rows()[0]["answer"]
+    plain = protokv("query", state, question, "--format", "plain").out
+    piped = protokv("query", state, "-", stdin=question + "\n").rows()[0]["answer"]
     assert " ".join(plain.split()) == " ".join(answer.split())
     assert piped == answer
 
 
 def test_lines_and_json_lines_are_read_from_stdin_in_order(protokv: Program, state: Path) -> None:
     lines = ["what is first ?", "", json.dumps({"question": "who is last ?", "type": "last"})]
-    rows = protokv("query", "--state", state, stdin="\n".join(lines)).rows()
+    rows = protokv("query", state, stdin="\n".join(lines)).rows()
     assert [row["question"] for row in rows] == ["what is first ?", "who is last ?"]
 
 
 def test_a_table_shows_each_answer_behind_its_question_unless_there_is_but_one(protokv: Program, state: Path) -> None:
     question = "what is first ?"
-    answer = " ".join(protokv("query", "--state", state, question).rows()[0]["answer"].split())
+    answer = " ".join(protokv("query", state, question).rows()[0]["answer"].split())
 
     def table(*arguments: str, stdin: str = "") -> str:
-        return " ".join(protokv("query", "--state", state, *arguments, "--format", "table", stdin=stdin).out.split())
+        return " ".join(protokv("query", state, *arguments, "--format", "table", stdin=stdin).out.split())
 
     assert table(question) == answer
     assert table("-", stdin=question) == f"{question} {answer}"
@@ -66,23 +66,21 @@ def test_a_table_shows_each_answer_behind_its_question_unless_there_is_but_one(p
 
 
 def test_expected_answers_are_compared_and_the_score_is_told(protokv: Program, state: Path) -> None:
-    answer = protokv("query", "--state", state, "what is first ?").rows()[0]["answer"]
+    answer = protokv("query", state, "what is first ?").rows()[0]["answer"]
     lines = [{"question": "what is first ?", "answer": expected} for expected in (answer.upper() + ".", "never this")]
-    result = protokv("query", "--state", state, "-", stdin="\n".join(map(json.dumps, lines)))
+    result = protokv("query", state, "-", stdin="\n".join(map(json.dumps, lines)))
     assert [row["correct"] for row in result.rows()] == [True, False]
     assert "1 of 2 answers as expected (50.0%)" in result.err
 
 
 def test_unknown_words_are_told_once(protokv: Program, state: Path) -> None:
-    result = protokv("query", "--state", state, "what is the zebra ?", "who is the zebra ?")
+    result = protokv("query", state, "what is the zebra ?", "who is the zebra ?")
     assert result.err.count("zebra") == 1
     assert "--model" in result.err
 
 
 def test_the_number_of_tokens_is_limited(protokv: Program, state: Path) -> None:
-    rows = [
-        protokv("query", "--state", state, "what is first ?", "--max-new-tokens", n).rows()[0]["answer"] for n in (1, 8)
-    ]
+    rows = [protokv("query", state, "what is first ?", "--max-new-tokens", n).rows()[0]["answer"] for n in (1, 8)]
     assert len(rows[0].split()) <= 1
     assert rows[1].startswith(rows[0])
 
@@ -92,13 +90,13 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, video: Path) -> 
     assert result.code == 0, result.err
 
     def at(time: str) -> Result:
-        return protokv("query", "--state", "clip.safetensors", "what is first ?", "--at", time)
+        return protokv("query", "clip.safetensors", "what is first ?", "--at", time)
 
     for asked, answered in [("6s", 6.0), ("8.9", 6.0), ("9s", 9.0), ("0.2m", 12.0), ("1h", 12.0)]:
         row = at(asked).rows()[0]
         assert row["stream_time_s"] == answered
         assert row["state"] == "clip.safetensors"
-    kept = protokv("query", "--state", "clip@000006.000s.safetensors", "what is first ?").rows()[0]
+    kept = protokv("query", "clip@000006.000s.safetensors", "what is first ?").rows()[0]
     assert kept["answer"] == at("6s").rows()[0]["answer"]
     early = at("5s")
     assert early.code == Exit.NOT_FOUND
@@ -110,16 +108,16 @@ def test_bytes_are_verified_unless_it_is_asked_not_to(protokv: Program, state: P
     data = bytearray(state.read_bytes())
     data[-1] ^= 1
     state.write_bytes(data)
-    result = protokv("query", "--state", state, "what is first ?")
+    result = protokv("query", state, "what is first ?")
     assert result.code == Exit.CORRUPT
     assert "tensor " in result.err
-    assert protokv("query", "--state", state, "what is first ?", "--no-verify").code == 0
+    assert protokv("query", state, "what is first ?", "--no-verify").code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "message"),
     [
-        (["--state", "absent.safetensors", "what ?"], "", Exit.NOT_FOUND, "absent.safetensors"),
+        (["absent.safetensors", "what ?"], "", Exit.NOT_FOUND, "absent.safetensors"),
         (["--state", "{state}"], "", Exit.USAGE, "no question"),
         (["--state", "{state}", "-"], '{"q": 1}\n', Exit.USAGE, "line 1 of stdin"),
         (["--state", "{state}", "-"], '{"question": 1}\n', Exit.USAGE, "line 1 of stdin"),
@@ -147,7 +145,7 @@ def test_a_state_of_other_weights_is_refused_with_the_field_named(
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-2] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
-    result = protokv("query", "--state", state, "what ?", "--model", folder)
+    result = protokv("query", state, "what ?", "--model", folder)
     assert result.code == Exit.MISMATCH
     assert "weights_digest" in result.err
 
@@ -156,11 +154,11 @@ def test_a_state_follows_its_model_to_another_folder(
     protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "moved")
-    assert protokv("query", "--state", state, "what ?", "--model", folder).code == 0
+    assert protokv("query", state, "what ?", "--model", folder).code == 0
 
 
 def test_a_reader_that_leaves_early_is_no_error(protokv: Program, state: Path) -> None:
-    with protokv.process("query", "--state", state, "-", "--json", stdin=subprocess.PIPE) as process:
+    with protokv.process("query", state, "-", "--json", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -54,7 +54,7 @@ def test_results_of_several_runs_are_merged_and_drawn(protokv: Program) -> None:
     for budget in ("12", "24"):
         assert protokv("replay", *SMALL, "--budget", budget, "-o", f"{budget}.jsonl", "--json").code == 0
     merged = protokv(
-        "replay", "report", "12.jsonl", "24.jsonl", "--format", "table", "--plot", "x.png", "--html", "x.html"
+        "replay", "--report", "12.jsonl", "24.jsonl", "--format", "table", "--plot", "x.png", "--html", "x.html"
     )
     assert merged.code == 0, merged.err
     assert "accuracy against delay, all questions" in merged.out
@@ -98,7 +98,7 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
         ((*SMALL, "--delays", "later"), Exit.USAGE, "expected a length of time, got 'later'"),
         ((*SMALL, "--cuts", "fast"), Exit.USAGE, "cuts: expected"),
         ((*SMALL, "--delays", "1h"), Exit.USAGE, "nothing to show: no question could be asked"),
-        (("report", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
+        (("--report", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_clear_line(

@@ -141,7 +141,7 @@ def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(kept
 
 
 def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
-    session = Session(backbone, config)
+    session = Session.start(backbone, config)
     for step in range(n_steps):
         session.watch(random_frames(step))
     return session

@@ -79,7 +79,7 @@ def test_until_it_evicts_it_reads_what_the_full_cache_holds() -> None:
 
 
 def watched(backbone: Backbone, config: MemoryConfig, frames: list[int]) -> Session:
-    session = Session(backbone, config)
+    session = Session.start(backbone, config)
     for frame in frames:
         session.watch(random_frames(frame))
     return session
@@ -101,7 +101,7 @@ def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: st
 
 
 def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
-    session = Session(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
+    session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
     for index, frame in enumerate([3, 1, 4, 1, 5]):
         # Half a second is one temporal position of this model, so that the next step stands where text would.
         session.watch(random_frames(frame), time_s=index / 2)
@@ -112,7 +112,7 @@ def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(t
 def test_compact_positions_do_not_grow_with_the_stream(tiny: Backbone) -> None:
     # Also no PositionWarning, which would be an error here.
     assert tiny.max_position is not None
-    session = Session(tiny, LastFramesConfig(budget=400, positions="compact"))
+    session = Session.start(tiny, LastFramesConfig(budget=400, positions="compact"))
     for step in range(12):
         session.watch(random_frames(step), time_s=1000.0 * step)
     session.ask(QUESTION)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.backbones.base import Backbone
+from protokv.checkpoint import to_state
 from protokv.config import MemoryConfig, ReKVConfig
 from protokv.context import Anchoring
 from protokv.errors import ConfigError, StateCorrupt
@@ -399,7 +400,7 @@ def test_an_impossible_setting_is_refused_by_name(settings: dict[str, int]) -> N
 
 
 def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
-    session = Session(backbone, config)
+    session = Session.start(backbone, config)
     for step in range(n_steps):
         session.watch(random_frames(step))
     return session
@@ -435,8 +436,8 @@ def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
     monkeypatch.setattr(Retrieval, "_choose", recording)
     session = watched(tiny, 30, MemoryConfig.of("rekv", budget=40, positions="stream"))
     for positions in ("stream", "compact"):
-        other = Session(tiny, MemoryConfig.of("rekv", budget=40, positions=positions))
-        other.restore(session.tensors(), session.clock)
+        config = MemoryConfig.of("rekv", budget=40, positions=positions)
+        other = Session.resume(tiny, config, to_state(session))
         other.prefill(QUESTION)
     (stream, compact) = (entry for entry in chosen if entry[0] == 0)
     assert stream[1] == session.clock.next_position > compact[1]
@@ -447,7 +448,7 @@ def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
 @pytest.mark.parametrize("positions", ["compact", "stream"])
 def test_asking_changes_nothing(tiny: Backbone, positions: str) -> None:
     config = MemoryConfig.of("rekv", budget=40, positions=positions)
-    quiet, curious = Session(tiny, config), Session(tiny, config)
+    quiet, curious = Session.start(tiny, config), Session.start(tiny, config)
     for step in range(14):
         quiet.watch(random_frames(step))
         curious.watch(random_frames(step))

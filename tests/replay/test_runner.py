@@ -39,7 +39,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
     plan = schedule(stream.questions, DELAYS, stream.length_s)
     assert len(rows) == len(plan.asks) * len(VARIANTS)
     for variant in VARIANTS:
-        session = Session(tiny, variant.config)
+        session = Session.start(tiny, variant.config)
         left = [row for row in rows if row.memory == variant.label]
         for step in stream.steps(tiny.default_fps, tiny.frames_per_step):
             session.watch(step.images, step.time_s)

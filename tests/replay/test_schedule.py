@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.duration import parse_duration
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import RETROSPECTIVE, Question, load_questions
 from protokv.replay.schedule import SLACK_S, schedule
@@ -111,16 +110,3 @@ def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: 
 def test_a_missing_file_of_questions_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"absent\.jsonl"):
         load_questions(tmp_path / "absent.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600)]
-)
-def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1m30s", "nan", "1e3"])
-def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="length of time"):
-        parse_duration(text)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig
 from protokv.video import Damage, Frame, SourceInfo
 from protokv.video.source import from_shown_at
@@ -132,23 +133,29 @@ def _say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def _ingest(job: dict[str, Any]) -> None:
+def _ingest(job: dict[str, Any], backbone: Backbone) -> None:
     import resource
 
     from protokv.errors import ProtoKVError
-    from protokv.ingest import Commit, Every, ingest
-    from protokv.resume import open_session
-    from protokv.snapshot.writer import Writer
+    from protokv.ingestion import Commit, Every, ingest
 
     source, path = Prepared(job.get("seed", 1), job["frames"]), job["path"]
     if "limit" in job:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
     try:
-        with Writer(path, keep=job.get("keep"), background=job.get("background")) as writer:
-            session, segment = open_session(source, path, CONFIG, append=job.get("append", False))
-            for event in ingest(session, source, writer, every=Every(n_steps=1), segment=segment):
-                if isinstance(event, Commit):
-                    _say(f"commit {event.steps}")
+        events = ingest(
+            source,
+            path,
+            CONFIG,
+            backbone=backbone,
+            every=Every(n_steps=1),
+            keep=job.get("keep"),
+            append=job.get("append", False),
+            background=job.get("background"),
+        )
+        for event in events:
+            if isinstance(event, Commit):
+                _say(f"commit {event.steps}")
     except ProtoKVError as error:
         _say(f"error {type(error).__name__}: {error.message}")
         return
@@ -158,18 +165,16 @@ def _ingest(job: dict[str, Any]) -> None:
 def _main(model: str) -> None:
     import torch
 
-    from protokv import resume
     from protokv.backbones import load_backbone
 
     torch.set_num_threads(1)
     backbone = load_backbone(model, device="cpu", dtype="float32")
-    resume.load_backbone = lambda *_, **__: backbone
     for line in sys.stdin.buffer:
         child = os.fork()
         if child == 0:
             _say(f"pid {os.getpid()}")
             try:
-                _ingest(json.loads(line))
+                _ingest(json.loads(line), backbone)
             finally:
                 sys.stderr.flush()
                 os._exit(1 if sys.exc_info()[0] else 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv import persist
+from protokv import checkpoint
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.describe import describe
 from protokv.errors import StateCorrupt
@@ -28,13 +28,13 @@ MEMORIES = OTHERS | {
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_every_state_that_a_stream_leaves_passes(name, tiny, tmp_path):
-    session = Session(tiny, MEMORIES[name], fps=2.0)
+    session = Session.start(tiny, MEMORIES[name], fps=2.0)
     for seed in range(10):
         if seed in (0, 1, 9):
-            save(persist.to_state(session), tmp_path / "a.safetensors")
+            save(checkpoint.to_state(session), tmp_path / "a.safetensors")
             describe(tmp_path / "a.safetensors", values=True)
         session.watch(random_frames(seed))
-    save(persist.to_state(session), tmp_path / "a.safetensors")
+    save(checkpoint.to_state(session), tmp_path / "a.safetensors")
     found = describe(tmp_path / "a.safetensors", values=True)["verified"]
     assert [line.split(":")[0] for line in found[:4]] == ["bytes", "memory", "clock", "values"]
 

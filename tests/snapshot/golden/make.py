@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from protokv import persist, snapshot
+from protokv import checkpoint, snapshot
 from protokv.backbones import load_backbone
 from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig, PaperConfig
 from protokv.session import Session
@@ -39,11 +39,11 @@ def main(folder: Path = FOLDER) -> None:
     with tempfile.TemporaryDirectory() as model:
         tiny = load_backbone(str(write_qwen2_5_vl(Path(model))), device="cpu", dtype="float32")
     for name, (config, suffixes) in CONFIGS.items():
-        session = Session(tiny, config, fps=2.0)
+        session = Session.start(tiny, config, fps=2.0)
         for seed in range(14):
             session.watch(random_frames(seed))
         source = {"name": "random.mp4", "size_bytes": 1234, "duration_s": 14.0}
-        state = persist.to_state(session, source=source, complete=True)
+        state = checkpoint.to_state(session, source=source, complete=True)
         # The model was in a temporary folder, and its weights are not those of another version of torch.
         state = replace(state, backbone=replace(state.backbone, name="tests/tiny"))
         for suffix in suffixes:

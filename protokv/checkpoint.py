@@ -1,0 +1,157 @@
+"""Sessions on disk: what of a session goes into a state, and how a state becomes a session again.
+
+Joins `Session` and `protokv.snapshot`. A state names its model by architecture and weights, so that a folder may move,
+and by a name that is data from somewhere else: which of these names are followed is in `load_backbone_of`. Knows no
+video formats and no command line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from protokv import snapshot
+from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig, migrate
+from protokv.errors import ConfigError, ModelError, StateCorrupt
+from protokv.session import Session
+from protokv.snapshot import State, StatePath
+from protokv.snapshot.schema import Header
+from protokv.snapshot.text import shown
+from protokv.snapshot.writer import Writer
+
+
+def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+    """The state of a session; its tensors are the live ones, so save it before the next step.
+
+    Args:
+        session: what to save.
+        source: what it has been watching, plain JSON.
+        complete: whether that has ended.
+    """
+    return State(
+        backbone=session.backbone.identity,
+        memory=session.config.to_dict(),
+        clock=session.clock,
+        settings=session.backbone.settings,
+        source=source,
+        complete=complete,
+        tensors=session.tensors(),
+    )
+
+
+def config_of(header: Header) -> MemoryConfig:
+    """The memory settings of a state.
+
+    Raises:
+        StateCorrupt: they make no sense; the setting is named.
+    """
+    try:
+        return MemoryConfig.from_dict(migrate(header.memory))
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
+def from_state(state: State, backbone: Backbone) -> Session:
+    """The session that a state was made of.
+
+    Raises:
+        StateMismatch: the state was made by another model or dtype; the field is named.
+        StateCorrupt: its memory or clock makes no sense.
+    """
+    snapshot.check_fits(state, backbone.identity)
+    return Session.resume(backbone, config_of(state), state)
+
+
+def load_backbone_of(header: Header, **placement: Any) -> Backbone:
+    """Load the model that a state names, if that opens nothing which the user did not choose before.
+
+    A state may come from anywhere, so its word opens no folder and no connection: the embedded model and hub models
+    in the local cache are followed, nothing else. Any other model the caller names with `load_backbone`.
+
+    Args:
+        header: of the state.
+        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`; the state's dtype where
+            none is given.
+
+    Raises:
+        ModelError: the name is that of a folder, or of a model that is not in the cache; or the model cannot be loaded.
+        StateCorrupt: the dtype in the state is none.
+    """
+    name = header.backbone.name
+    if placement.get("dtype") is None:
+        placement["dtype"] = recorded_dtype(header)
+    if name == EMBEDDED:
+        return load_backbone(EMBEDDED, **placement)
+    from protokv.backbones.cache import cached_folder
+
+    folder = cached_folder(name)
+    if folder is None:
+        raise ModelError(
+            f"the state names the model {shown(name)}, which is not in the local cache of hub models; "
+            "a state does not make protokv open other folders or download anything",
+            hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(name))}",
+        )
+    return load_backbone(name, folder=folder, **placement)
+
+
+def recorded_dtype(header: Header) -> str:
+    """The dtype that a state names.
+
+    Raises:
+        StateCorrupt: there is no such dtype.
+    """
+    from protokv.backbones.placement import PlacementRequest
+
+    dtype = header.backbone.dtype
+    try:
+        request = PlacementRequest.of(device="cpu", dtype=dtype, device_map=None, quantization=None)
+    except ConfigError:
+        request = None
+    if request is None or request.dtype == "auto":
+        raise StateCorrupt(f"backbone.dtype: expected a dtype such as float32, got {shown(dtype)}")
+    return dtype
+
+
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; returns bytes on disk.
+
+    Raises:
+        StateLocked: somebody else is writing the state.
+        StateError: the state cannot be written.
+    """
+    with Writer(path) as writer:
+        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
+    return committed.file_bytes
+
+
+def load(
+    path: StatePath,
+    backbone: Backbone | str | None = None,
+    *,
+    device: str = "auto",
+    device_map: str | None = None,
+    at_s: float | None = None,
+    verify: bool = True,
+) -> Session:
+    """Read a session back.
+
+    Args:
+        path: what `save` or `ingest` wrote.
+        backbone: the model, or its name or folder; where None the one that the state names (`load_backbone_of`).
+        device: where to load it.
+        device_map: spread it over all devices instead; see `load_backbone`.
+        at_s: take the newest commit that is not after this stream time, of those that `ingest` kept.
+        verify: check that the tensors have the bytes that were saved; their shapes are checked in any case.
+
+    Raises:
+        StateError: the state is missing, damaged, or made by another model.
+        ModelError: the model cannot be loaded.
+    """
+    state = snapshot.load(path, verify=verify, at_s=at_s)
+    if isinstance(backbone, str):
+        backbone = load_backbone(backbone, device=device, dtype=recorded_dtype(state), device_map=device_map)
+    elif backbone is None:
+        backbone = load_backbone_of(state, device=device, device_map=device_map)
+    return from_state(state, backbone)

@@ -1,0 +1,73 @@
+"""Whether a source, a memory and a model may continue a saved state, and where in its stream the source stands.
+
+The continuation must end in the bytes of one uninterrupted run, so it is refused, with the difference named, unless
+source, model, memory and sampling rate are the same. A finished state can be continued with another source: times and
+positions go on where it ends. A source is told by its content, and none is watched twice, so the command that appends
+one can be repeated, after a crash as after its end.
+"""
+
+from __future__ import annotations
+
+from protokv import snapshot
+from protokv.backbones.base import Backbone
+from protokv.checkpoint import config_of
+from protokv.config import MemoryConfig
+from protokv.errors import StateMismatch, StateNotFound
+from protokv.snapshot import State, StatePath
+from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
+from protokv.video import Source
+
+
+def existing_state(path: StatePath) -> State | None:
+    """The state at a path; None where there is none. StateError where it cannot be read."""
+    try:
+        return snapshot.load(path)
+    except StateNotFound:
+        return None
+
+
+def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> Segment:
+    """Where the source begins in the stream of a state, or stands in it already.
+
+    Raises:
+        StateMismatch: the state is of another source, or of one that is not watched to its end.
+    """
+    watched, ours, segment = fingerprints(state), source.info.fingerprint, segment_of(state)
+    if not append:
+        # What has no fingerprint (a camera, a pipe) is equal to nothing, not even to itself a moment ago.
+        _compare(path, "source", watched[0], ours if ours is not None else source.info.name)
+    if ours is not None and ours == watched[-1]:
+        return segment
+    if ours is not None and ours in watched:
+        # What comes behind it began where it had been watched to its end.
+        return Segment(done=True)
+    if not state.complete and state.source is not None:
+        name = state.source.get("name")
+        raise StateMismatch(
+            f"cannot append {source.info.name} to {path}: its last source {name} is not watched to the end",
+            hint=f"finish it first: the command with {name} again",
+        )
+    return next_segment(state)
+
+
+def check_memory(path: StatePath, state: State, config: MemoryConfig) -> None:
+    """Refuse another memory than the state's. StateMismatch, naming the setting."""
+    # Through the config, so that a setting which is newer than the state has its default there.
+    theirs, ours = config_of(state).to_dict(), config.to_dict()
+    for field in theirs:
+        _compare(path, f"memory.{field}", theirs[field], ours.get(field))
+
+
+def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
+    """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
+    _compare(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
+    for field in state.settings.keys() & backbone.settings.keys():
+        _compare(path, field, state.settings[field], backbone.settings[field])
+
+
+def _compare(path: StatePath, field: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise StateMismatch(
+            f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",
+            hint="write to another path, or start over",
+        )

@@ -1,0 +1,70 @@
+"""What `ingest` tells while it runs: plain records, one a thing that happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The state is locked, and the session stands where the source is read on.
+
+    Attributes:
+        how: "started" anew, "continued" where an earlier run stopped, "appended" behind other sources, or "finished":
+            the source was watched to its end before, and nothing is left to do.
+        locked: whether other processes are kept from writing the state.
+    """
+
+    state: str
+    source: str
+    how: Literal["started", "continued", "appended", "finished"]
+    steps: int
+    stream_time_s: float
+    locked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After every step: where the stream stands, how fast it goes, and how large the state is."""
+
+    steps: int
+    stream_time_s: float
+    duration_s: float | None
+    frames_per_second: float
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The state at this step is on disk."""
+
+    state: str
+    steps: int
+    stream_time_s: float
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How the run ended.
+
+    Attributes:
+        complete: the source was read to its end.
+        damaged: something of the source could not be read, by this run or an earlier one of the same source; `damage`
+            says what, where and why.
+    """
+
+    state: str
+    steps: int
+    stream_time_s: float
+    tokens_seen: int
+    state_bytes: int
+    file_bytes: int
+    elapsed_s: float
+    complete: bool
+    damaged: bool
+    damage: str
+
+
+Event = Started | Progress | Commit | Summary

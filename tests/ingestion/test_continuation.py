@@ -1,0 +1,213 @@
+"""Continuing a state, with the same or another source, ends in the bytes of one uninterrupted run, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protokv import snapshot
+from protokv.backbones.base import Backbone
+from protokv.checkpoint import save
+from protokv.config import DurableConfig
+from protokv.errors import ConfigError, StateMismatch, StateNotFound
+from protokv.ingestion import Every, Progress, Started, Summary, ingest
+from protokv.session import Session
+from protokv.snapshot.sources import fingerprints
+from protokv.video import Damage, Frame, read_steps
+from tests.conftest import random_frames
+from tests.snapshot.nursery import Prepared
+from tests.test_checkpoint import CONFIGS
+
+A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
+
+
+class Run:
+    """An ingest of a prepared source; `started` and the summary of the last one."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    def __call__(self, path: Path | str, source: Prepared, **options: object) -> Summary:
+        stop_after = options.pop("stop_after", 10**9)
+        options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
+        events: list[object] = []
+
+        def enough() -> bool:
+            return sum(isinstance(event, Progress) for event in events) >= stop_after  # type: ignore[operator]
+
+        for event in ingest(source, path, should_stop=enough, **options):  # type: ignore[arg-type]
+            events.append(event)
+        self.started, *_, summary = events
+        assert isinstance(self.started, Started)
+        assert isinstance(summary, Summary)
+        return summary
+
+
+@pytest.fixture
+def run(tiny: Backbone) -> Run:
+    return Run(tiny)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_the_other(
+    name: str, run: Run, tiny: Backbone, tmp_path: Path
+) -> None:
+    path, config = tmp_path / "s.safetensors", CONFIGS[name]
+    how = []
+    for source in (A, B, C):
+        run(path, source, config=config, append=True)
+        how.append((run.started.how, run.started.steps))
+    assert how == [("started", 0), ("appended", 5), ("appended", 8)]
+    session = Session.start(tiny, config)
+    for source in (A, B, C):
+        begins_s = session.clock.stream_time_s
+        for step in read_steps(source, session.clock.fps, tiny.frames_per_step):
+            session.watch(step.images, begins_s + step.time_s)
+    found = snapshot.load(path)
+    assert found.clock == session.clock
+    assert found.complete
+    assert {n: t.tolist() for n, t in found.tensors.items()} == {n: t.tolist() for n, t in session.tensors().items()}
+    assert fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
+    # A short last step is filled, and the next source begins behind it.
+    assert found.source is not None
+    assert (found.source["first_step"], found.source["start_s"]) == (8, 8.0)
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_an_interrupted_one_continues_with_the_same_command(stop_after: int, run: Run, tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
+    for target in (whole, path):
+        run(target, A)
+    run(whole, B, append=True)
+    stopped = run(path, B, append=True, stop_after=stop_after)
+    assert not stopped.complete
+    assert stopped.steps == 5 + stop_after
+    run(path, B, append=True)
+    assert run.started.how == "continued"
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_how_often_is_committed_changes_nothing_of_the_state(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
+    intervals = (Every(n_steps=1), Every(seconds=2.0), Every(wall_s=1e-9), Every())
+    for path, every in zip(paths, intervals, strict=True):
+        run(path, A, every=every)
+    assert len({path.read_bytes() for path in paths}) == 1
+
+
+def test_no_source_is_watched_twice(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A)
+    run(path, B, append=True)
+    before, written = path.read_bytes(), path.stat().st_mtime_ns
+    # The last one, one before it, and the command that made the state in the first place.
+    for source, append in [(B, True), (A, True), (A, False)]:
+        summary = run(path, source, append=append)
+        assert run.started.how == "finished"
+        assert summary.complete
+        assert summary.steps == 8
+        assert summary.file_bytes == len(before)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
+
+
+def test_a_state_that_began_with_another_source_is_refused_without_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A)
+    run(path, B, append=True)
+    with pytest.raises(StateMismatch, match="its source is 1/9, this run's is 2/6"):
+        run(path, B)
+
+
+def test_appending_waits_for_the_end_of_the_source_before(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A, stop_after=3)
+    with pytest.raises(StateMismatch, match=r"its last source 1\.mp4 is not watched to the end") as caught:
+        run(path, B, append=True)
+    assert "1.mp4 again" in caught.value.hint
+
+
+def test_a_state_of_a_program_can_be_continued(run: Run, tiny: Backbone, tmp_path: Path) -> None:
+    path, session = tmp_path / "s.safetensors", Session.start(tiny, CONFIGS["durable"])
+    for step in range(3):
+        session.watch(random_frames(step))
+    save(session, path)
+    assert run(path, B, append=True).steps == 6
+    assert fingerprints(snapshot.read_header(path)) == (None, "2/6")
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("memory.budget", {"config": DurableConfig(budget=44)}),
+        ("memory.seed", {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
+        ("fps", {"fps": 3.0}),
+    ],
+)
+def test_another_memory_or_rate_is_refused_with_the_difference(
+    field: str, change: dict[str, object], run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A)
+    before = path.read_bytes()
+    with pytest.raises(StateMismatch, match=f"its {field} is"):
+        run(path, B, append=True, **change)
+    assert path.read_bytes() == before
+
+
+def test_another_model_is_refused(run: Run, tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A)
+    other = copy(tiny)
+    other.identity = replace(tiny.identity, weights_digest="other")
+    with pytest.raises(StateMismatch, match="weights_digest"):
+        run(path, B, append=True, backbone=other)
+
+
+def test_other_frames_for_the_model_are_refused(run: Run, tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(path, A, stop_after=3)
+    other = copy(tiny)
+    name = next(iter(tiny.settings))
+    other.settings = {**tiny.settings, name: "other", "new setting": 1}
+    with pytest.raises(StateMismatch, match=f"its {name} is"):
+        run(path, A, backbone=other)
+
+
+def test_appending_and_starting_over_contradict(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="start it over"):
+        run(tmp_path / "s.safetensors", A, append=True, overwrite=True)
+
+
+def test_where_there_is_no_state_it_starts_one_unless_there_must_be_one(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(StateNotFound):
+        run(tmp_path / "s.safetensors", A, append=True, resume=True)
+    run(tmp_path / "s.safetensors", A, append=True)
+    run(tmp_path / "t.safetensors", A)
+    assert (tmp_path / "s.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes()
+
+
+def test_a_source_without_a_fingerprint_is_no_other_source_and_not_even_itself(run: Run, tmp_path: Path) -> None:
+    path, live = tmp_path / "s.safetensors", Prepared(1, 9)
+    live.info = replace(live.info, fingerprint=None)
+    run(path, live)
+    with pytest.raises(StateMismatch, match="its source is"):
+        run(path, live)
+    assert run(path, live, append=True).steps == 10
+
+
+def test_a_damaged_source_is_continued_from_its_beginning(run: Run, tmp_path: Path) -> None:
+    class Damaged(Prepared):
+        damage = Damage(1, 0, 0.5, "1 frame could not be decoded")
+
+        def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
+            readings.append(options["from_beginning"])
+            return super().frames(start_s, **options)
+
+    readings: list[object] = []
+    run(tmp_path / "s.safetensors", Damaged(1, 9), stop_after=2)
+    run(tmp_path / "s.safetensors", Damaged(1, 9))
+    assert readings == [False, True]

@@ -1,0 +1,196 @@
+"""`ingest` as a program calls it: its events, one model for many sources, and what is saved whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import protokv
+from protokv import snapshot
+from protokv.backbones.base import Backbone
+from protokv.describe import describe
+from protokv.errors import ConfigError, SourceUnreadable, StateError
+from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
+from protokv.video import Damage, Frame
+from protokv.video.source import from_shown_at
+from tests.snapshot.nursery import Prepared
+from tests.test_checkpoint import CONFIGS
+
+A, B = Prepared(1, 9), Prepared(2, 6)
+CONFIG = CONFIGS["durable"]
+
+
+class Breaking(Prepared):
+    """A source that fails after some frames."""
+
+    def __init__(self, seed: int, n_frames: int, after: int, error: BaseException) -> None:
+        super().__init__(seed, n_frames)
+        self._after, self._error = after, error
+
+    def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
+        for i, frame in enumerate(super().frames(start_s, **options)):
+            if i == self._after:
+                raise self._error
+            yield frame
+
+
+def test_one_loaded_model_ingests_many_sources(tiny: Backbone, tmp_path: Path) -> None:
+    for source, steps in ((A, 5), (B, 3)):
+        *_, summary = protokv.ingest(source, tmp_path / f"{steps}.safetensors", CONFIG, backbone=tiny)
+        assert (summary.steps, summary.complete) == (steps, True)
+        assert protokv.load(tmp_path / f"{steps}.safetensors", tiny).clock.steps == steps
+
+
+def test_it_tells_of_the_start_every_step_every_commit_and_the_end(tiny: Backbone, tmp_path: Path) -> None:
+    events = list(ingest(A, tmp_path / "s.safetensors", CONFIG, backbone=tiny, every=Every(n_steps=2)))
+    kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
+    assert [type(event) for event in events] == kinds
+    assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
+
+
+def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_said(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, summary = ingest(A, config=CONFIG, backbone=tiny)
+    assert summary.state == "1.safetensors"
+    assert snapshot.load("1.safetensors").complete
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_commits_on_the_way_are_told_in_order_when_they_are_on_disk(
+    background: bool, tiny: Backbone, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.safetensors"
+    commits = []
+    for event in ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=1), background=background):
+        if isinstance(event, Commit):
+            commits.append(event.steps)
+            assert snapshot.read_header(path).clock.steps >= event.steps
+            assert event.file_bytes > 0
+    assert commits == [1, 2, 3, 4, 5, 5]
+
+
+def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StateError("the disk is gone")
+
+    monkeypatch.setattr("protokv.snapshot.history.commit", refuse)
+    path, seen = tmp_path / "s.safetensors", []
+    run = ingest(Prepared(4, 200), path, CONFIG, backbone=tiny, every=Every(n_steps=3), background=True)
+    with pytest.raises(StateError, match="the disk is gone"):
+        seen.extend(event.steps for event in run)
+    # Not at the end, and at the latest where the next commit is due.
+    assert 3 <= max(seen, default=3) <= 6
+
+
+def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+
+    def slow(frames: object, start_s: float) -> Iterator[Frame]:
+        nonlocal now_s
+        for frame in from_shown_at(frames, start_s):  # type: ignore[arg-type]
+            now_s += 11.0
+            yield frame
+
+    monkeypatch.setattr("protokv.ingestion.run.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr("tests.snapshot.nursery.from_shown_at", slow)
+
+    def commits(**options: object) -> list[int]:
+        path = tmp_path / f"{len(options)}.safetensors"
+        events = ingest(Prepared(5, 20), path, CONFIG, backbone=tiny, **options)  # type: ignore[arg-type]
+        return [event.steps for event in events if isinstance(event, Commit)]
+
+    # A step of two frames takes 22 s, so the third is the first after a minute.
+    assert commits() == [3, 6, 9, 10]
+    assert commits(every=NEVER) == [10]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), MemoryError()], ids=repr)
+def test_what_was_watched_is_saved_whatever_error_ends_the_run(
+    error: BaseException, tiny: Backbone, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.safetensors"
+    with pytest.raises(type(error)):
+        list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=tiny))
+    found = snapshot.load(path)
+    assert (found.clock.steps, found.complete) == (3, False)
+    list(ingest(A, path, CONFIG, backbone=tiny))
+    list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=tiny))
+    assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_what_was_watched_is_saved_where_the_caller_goes_away(tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run = ingest(A, path, CONFIG, backbone=tiny)
+    while not (isinstance(event := next(run), Progress) and event.steps == 2):
+        pass
+    run.close()  # type: ignore[attr-defined]
+    assert snapshot.load(path).clock.steps == 2
+
+
+def test_an_error_within_a_step_leaves_the_last_commit(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.safetensors"
+    run = ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=2))
+    while next(run).steps != 3:
+        pass
+    monkeypatch.setattr("protokv.session.StepKV", _refuse)
+    with pytest.raises(RuntimeError, match="half a step"):
+        next(run)
+    assert snapshot.load(path).clock.steps == 2
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("half a step")
+
+
+def test_a_source_that_ends_early_is_a_state_and_damage(tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    *_, summary = ingest(Breaking(1, 9, 7, SourceUnreadable("it is gone")), path, CONFIG, backbone=tiny)
+    assert (summary.steps, summary.complete, summary.damaged, summary.damage) == (3, False, True, "it is gone")
+    with pytest.raises(SourceUnreadable, match="it is gone"):
+        list(ingest(Breaking(1, 9, 0, SourceUnreadable("it is gone")), tmp_path / "t.safetensors", backbone=tiny))
+
+
+def test_damage_is_in_the_state_and_told_again_by_every_later_run(tiny: Backbone, tmp_path: Path) -> None:
+    path, source = tmp_path / "s.safetensors", Prepared(1, 9)
+    source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
+    *_, first = ingest(source, path, CONFIG, backbone=tiny)
+    assert first.damaged
+    written = snapshot.load(path)
+    assert written.source is not None
+    assert written.source["damage"] == source.damage.to_dict()
+    assert describe(path)["stream"]["damage"] == source.damage.message
+    # What is finished is not read again, so nothing but the state can tell.
+    *_, again = ingest(A, path, CONFIG, backbone=tiny)
+    assert (again.damaged, again.damage) == (True, source.damage.message)
+    # And behind another source.
+    list(ingest(B, path, CONFIG, backbone=tiny, append=True))
+    *_, later = ingest(A, path, CONFIG, backbone=tiny, append=True)
+    assert later.damaged
+    *_, undamaged = ingest(B, path, CONFIG, backbone=tiny, append=True)
+    assert not undamaged.damaged
+
+
+def test_a_state_that_is_moved_away_after_a_commit_is_no_error(tiny: Backbone, tmp_path: Path) -> None:
+    path, moved = tmp_path / "s.safetensors", tmp_path / "moved.safetensors"
+    for event in ingest(A, path, CONFIG, backbone=tiny):
+        if isinstance(event, Commit):
+            path.rename(moved)
+    assert isinstance(event, Summary)
+    assert event.file_bytes == moved.stat().st_size
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["seconds", "n_steps", "wall_s"])
+def test_an_interval_of_nothing_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="cannot commit every"):
+        Every(**{name: value})
