@@ -23,13 +23,13 @@ def threads() -> int:
     return min(_MOST, cores)
 
 
-def parallel(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield the result of every call, in order, while `threads()` of them run.
+def parallel(calls: Iterable[Callable[[], T]], at_once: int | None = None) -> Iterator[T]:
+    """Yield the result of every call, in order, while `at_once` of them run; where None, `threads()`.
 
     The calls are taken from their iterable in this thread, no sooner than needed. The first error ends it, after
     those that are under way.
     """
-    n = threads()
+    n = at_once or threads()
     with ThreadPoolExecutor(n) as pool:
         waiting: deque[Future[T]] = deque()
         try:

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import zarr
 from numpy.typing import NDArray
 from torch import Tensor
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
+from zarr.core.buffer import cpu
+from zarr.storage import MemoryStore
 
 from protokv.errors import StateError
-from protokv.snapshot.document import DTYPES, check_names, corrupt, dtype_name, is_shape, seal, unseal
+from protokv.snapshot.digest import bytes_digest
+from protokv.snapshot.document import DTYPES, check_names, corrupt, dtype_name, is_shape, parse_json, seal, unseal
 from protokv.snapshot.formats.base import StatePath
 from protokv.snapshot.legend import meaning_of
 from protokv.snapshot.schema import Header, State
@@ -35,8 +39,14 @@ from protokv.snapshot.text import shown
 
 KEY = "protokv"
 
+# The metadata of a group or an array, in its place.
+ROOT = "zarr.json"
+
 # Small enough that a step changes few of them, large enough that a state of gigabytes has only hundreds.
 CHUNK_BYTES = 4 << 20
+
+# Metadata of an array take one kilobyte.
+METADATA_LIMIT_BYTES = 1 << 16
 
 # Enough for 200 GB of tensors; what JSON becomes in memory may take twenty times its length.
 DOCUMENT_LIMIT_BYTES = 4 << 20
@@ -90,10 +100,11 @@ class Layout:
             return 1
         return math.ceil(self.shape[self.axis] / self.rows) if math.prod(self.shape) else 0
 
-    def chunk_key(self, name: str, index: int) -> str:
-        """Where a chunk is, from the root."""
-        place = [str(index if i == self.axis else 0) for i in range(len(self.shape))]
-        return f"{path_of(name)}/{'.'.join(['c', *place])}"
+    def chunk_keys(self, name: str, separator: str = ".") -> Iterator[str]:
+        """Where the chunks are, from the root, in order."""
+        for index in range(self.chunks):
+            place = [str(index if i == self.axis else 0) for i in range(len(self.shape))]
+            yield f"{path_of(name)}/{separator.join(['c', *place])}"
 
     def slab(self, index: int) -> tuple[slice, ...]:
         """What of the tensor a chunk holds."""
@@ -138,7 +149,7 @@ def as_tensor(array: NDArray[Any], dtype: str) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == "BF16" else tensor
 
 
-def create_array(store: Store, name: str, layout: Layout) -> zarr.Array[Any]:
+def create_array(store: Store, name: str, layout: Layout, separator: str = ".") -> zarr.Array[Any]:
     """The array of a tensor, with its groups, without its chunks; what is there already is left."""
     dimensions, attributes = meaning_of(name, len(layout.shape))
     if layout.dtype == "BF16":
@@ -153,8 +164,7 @@ def create_array(store: Store, name: str, layout: Layout) -> zarr.Array[Any]:
         serializer=BytesCodec(),
         compressors=None,
         filters=None,
-        # One folder an array: each more would be one more to sync.
-        chunk_key_encoding={"name": "default", "separator": "."},
+        chunk_key_encoding={"name": "default", "separator": separator},
         dimension_names=dimensions,
         attributes=attributes,
         # A chunk of zeros is a chunk: one that is missing is damage.
@@ -213,11 +223,87 @@ def check_metadata(found: Mapping[str, Any], expected: Mapping[str, Any], name: 
             raise corrupt(path, f"tensor {shown(name)}: its metadata say another {shown(key)} than the sealed document")
 
 
-def chunk_digests(stored: Mapping[str, Stored]) -> Iterator[tuple[str, str]]:
+def chunk_digests(stored: Mapping[str, Stored], separator: str = ".") -> Iterator[tuple[str, str]]:
     """Key and digest of every chunk."""
     for name, one in stored.items():
-        for index, digest in enumerate(one.digests):
-            yield one.layout.chunk_key(name, index), digest
+        yield from zip(one.layout.chunk_keys(name, separator), one.digests, strict=True)
+
+
+def encode(name: str, tensor: Tensor, separator: str = ".") -> Iterator[tuple[str, memoryview]]:
+    """Key and bytes of the metadata of an array and its groups, and of its chunks in order, as the library makes them.
+
+    The root's own metadata are left out.
+    """
+    layout, made = Layout.of(name, tensor), dict[str, Any]()
+    array = create_array(MemoryStore(made), name, layout, separator)
+    for key in sorted(made):
+        if key != ROOT:
+            yield key, made[key].as_buffer_like()
+    made.clear()
+    values = as_array(tensor)
+    for index, key in enumerate(layout.chunk_keys(name, separator)):
+        array[layout.slab(index) or ...] = values[layout.slab(index)]
+        yield key, memoryview(made.pop(key).as_numpy_array()).cast("B")
+
+
+def encode_root(state: State, digests: Mapping[str, list[str]]) -> memoryview:
+    """Metadata of the root group of a state whose chunks have these digests. Raises as `document_of`."""
+    made: dict[str, Any] = {}
+    zarr.create_group(MemoryStore(made), attributes=document_of(state, digests))
+    data: memoryview = made[ROOT].as_buffer_like()
+    return data
+
+
+def decode(
+    name: str,
+    stored: Stored,
+    metadata: bytes | None,
+    chunks: Iterable[NDArray[np.uint8] | None],
+    path: StatePath,
+    *,
+    verify: bool,
+    separator: str = ".",
+) -> Tensor:
+    """A tensor, decoded by the library from metadata that we made.
+
+    Args:
+        name: its name.
+        stored: what the document tells of it.
+        metadata: what was found as the metadata of its array; None if nothing was.
+        chunks: the bytes of its chunks in order, `[chunk_bytes]` uint8 and writable; None for one that is not there.
+            There must be such chunks before this is called: room is made for all of them.
+        path: where the state is, for messages.
+        verify: compare the chunks with their digests.
+        separator: of the chunks' keys.
+
+    Raises:
+        StateCorrupt: naming the tensor.
+    """
+    layout, where = stored.layout, f"tensor {shown(name)}"
+    if metadata is None:
+        raise corrupt(path, f"{where}: its metadata are missing")
+    made: dict[str, Any] = {}
+    array = create_array(MemoryStore(made), name, layout, separator)
+    expected = made[f"{path_of(name)}/{ROOT}"].to_bytes()
+    check_metadata(parse_json(metadata, path), parse_json(expected, path), name, path)
+    try:
+        if not layout.chunks:
+            return torch.empty(layout.shape, dtype=DTYPES[layout.dtype])
+        values = np.empty(layout.shape, array.dtype)
+    except (ValueError, MemoryError, RuntimeError) as error:
+        raise corrupt(path, f"{where}: impossible shape {list(layout.shape)}") from error
+    keys = layout.chunk_keys(name, separator)
+    for index, (key, digest, data) in enumerate(zip(keys, stored.digests, chunks, strict=True)):
+        if data is None or len(data) != layout.chunk_bytes:
+            raise corrupt(path, f"{where}: its chunk {shown(key)} is missing")
+        if verify and bytes_digest(data.data) != digest:
+            raise corrupt(path, f"{where}: its bytes are not those that were saved")
+        if layout.dtype == "BOOL" and int(data.max()) > 1:
+            raise corrupt(path, f"{where}: a truth value is neither 0 nor 1")
+        made[key] = cpu.Buffer.from_array_like(data)
+        values[layout.slab(index)] = array[layout.slab(index) or ...]
+        del made[key]
+    return as_tensor(values, layout.dtype)
 
 
 def _stored(name: str, value: Any, path: StatePath) -> Stored:

@@ -12,36 +12,31 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-import zarr
 from numpy.typing import NDArray
 from torch import Tensor
-from zarr.core.buffer import cpu
-from zarr.storage import MemoryStore
 
 from protokv.errors import StateCorrupt, StateError
 from protokv.snapshot.commit import check_place, recover, refused, replace_folder
 from protokv.snapshot.digest import bytes_digest
-from protokv.snapshot.document import DTYPES, corrupt, not_found, parse_json, unreadable
+from protokv.snapshot.document import corrupt, not_found, parse_json, unreadable
 from protokv.snapshot.filesystem import FileSystem
 from protokv.snapshot.formats.base import StatePath
 from protokv.snapshot.formats.hierarchy import (
     DOCUMENT_LIMIT_BYTES,
     KEY,
-    Layout,
+    METADATA_LIMIT_BYTES,
+    ROOT,
     Stored,
-    as_array,
-    as_tensor,
-    check_metadata,
     chunk_digests,
-    create_array,
+    decode,
     document_of,
+    encode,
+    encode_root,
     path_of,
     read_document,
 )
@@ -50,10 +45,6 @@ from protokv.snapshot.parallel import parallel
 from protokv.snapshot.schema import Header, State
 from protokv.snapshot.text import shown
 
-ROOT = "zarr.json"
-
-# Metadata of an array take one kilobyte.
-_METADATA_LIMIT_BYTES = 1 << 16
 # Far more than a state has; a folder of millions would only cost time.
 _MOST_FILES = 1 << 18
 _ATTEMPTS = 20
@@ -142,8 +133,7 @@ class _Hierarchy:
         self._make(self._folder)
         digests: dict[str, list[str]] = {name: [] for name in state.tensors}
         for name, tensor in sorted(state.tensors.items()):
-            layout = Layout.of(name, tensor)
-            for key, data in _encoded(name, tensor, layout):
+            for key, data in encode(name, tensor):
                 if key.endswith(ROOT):
                     if not (self._folder / key).exists():
                         self._put(key, data)
@@ -151,9 +141,7 @@ class _Hierarchy:
                     digest = bytes_digest(data)
                     digests[name].append(digest)
                     self._put(key, data, digest)
-        root: dict[str, Any] = {}
-        zarr.create_group(MemoryStore(root), attributes=document_of(state, digests))
-        self._put(ROOT, root[ROOT].as_buffer_like())
+        self._put(ROOT, encode_root(state, digests))
         for folder in reversed(self._folders):
             self._fs.sync_folder(folder)
 
@@ -176,31 +164,13 @@ class _Hierarchy:
         self._folders.append(folder)
 
 
-def _encoded(name: str, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, memoryview]]:
-    """Key and bytes of the metadata of an array and its groups, and of its chunks in order, as the library makes them.
-
-    The root's own metadata are left out.
-    """
-    made: dict[str, Any] = {}
-    array = create_array(MemoryStore(made), name, layout)
-    for key in sorted(made):
-        if key != ROOT:
-            yield key, made[key].as_buffer_like()
-    made.clear()
-    values = as_array(tensor)
-    for index in range(layout.chunks):
-        array[layout.slab(index) or ...] = values[layout.slab(index)]
-        key = layout.chunk_key(name, index)
-        yield key, memoryview(made.pop(key).as_numpy_array()).cast("B")
-
-
 def _read(document: bytes, path: StatePath, *, verify: bool) -> State:
     root = Path(os.path.realpath(path))
     header, stored = read_document(parse_json(document, path), path)
     sizes = _files(root, path)
     for name, one in stored.items():
-        for index in range(one.layout.chunks):
-            key, expected = one.layout.chunk_key(name, index), one.layout.chunk_bytes
+        expected = one.layout.chunk_bytes
+        for key in one.layout.chunk_keys(name):
             if sizes.get(key) != expected:
                 found = f"{sizes[key]} bytes instead of {expected}" if key in sizes else "missing"
                 raise corrupt(path, f"tensor {shown(name)}: its chunk {shown(key)} is {found}")
@@ -209,34 +179,10 @@ def _read(document: bytes, path: StatePath, *, verify: bool) -> State:
 
 
 def _tensor(root: Path, name: str, stored: Stored, path: StatePath, verify: bool) -> Tensor:
-    """A tensor whose chunks are there in their sizes, decoded by the library from metadata that we made."""
-    layout = stored.layout
-    key = f"{path_of(name)}/{ROOT}"
-    data = _bytes(root / key, _METADATA_LIMIT_BYTES)
-    if data is None:
-        raise corrupt(path, f"tensor {shown(name)}: its metadata are missing")
-    made: dict[str, Any] = {}
-    array = create_array(MemoryStore(made), name, layout)
-    check_metadata(parse_json(data.tobytes(), path), parse_json(made[key].to_bytes(), path), name, path)
-    try:
-        if not layout.chunks:
-            return torch.empty(layout.shape, dtype=DTYPES[layout.dtype])
-        values = np.empty(layout.shape, array.dtype)
-    except (ValueError, MemoryError, RuntimeError) as error:
-        raise corrupt(path, f"tensor {shown(name)}: impossible shape {list(layout.shape)}") from error
-    for index, digest in enumerate(stored.digests):
-        key = layout.chunk_key(name, index)
-        data = _bytes(root / key, layout.chunk_bytes)
-        if data is None or len(data) != layout.chunk_bytes:
-            raise corrupt(path, f"tensor {shown(name)}: its chunk {shown(key)} is missing")
-        if verify and bytes_digest(data.data) != digest:
-            raise corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
-        if layout.dtype == "BOOL" and int(data.max()) > 1:
-            raise corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
-        made[key] = cpu.Buffer.from_array_like(data)
-        values[layout.slab(index)] = array[layout.slab(index) or ...]
-        del made[key]
-    return as_tensor(values, layout.dtype)
+    """A tensor whose chunks are there in their sizes."""
+    metadata = _bytes(root / path_of(name) / ROOT, METADATA_LIMIT_BYTES)
+    chunks = (_bytes(root / key, stored.layout.chunk_bytes) for key in stored.layout.chunk_keys(name))
+    return decode(name, stored, None if metadata is None else metadata.tobytes(), chunks, path, verify=verify)
 
 
 def _root(path: StatePath) -> bytes:

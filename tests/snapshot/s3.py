@@ -1,0 +1,132 @@
+"""An S3 server on loopback that takes one request at a time, counts them, and can be told to lose or hold one.
+
+moto answers; it checks a condition and writes in two steps, so that only one request at a time makes its conditional
+writes what S3's are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+BUCKET = "bucket"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked: its key without the bucket, and the bytes that came with it and went back."""
+
+    method: str
+    key: str
+    sent: int
+    received: int
+    status: int
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, *_: Any) -> None:
+        pass
+
+
+class S3Server:
+    """A server with one bucket, as a context manager.
+
+    Attributes:
+        url: where it is.
+        requests: what was answered, in order.
+        before, after: called with method and key before a request is answered and when it was. What they return, if
+            anything, is the status sent instead of the answer.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.before: Callable[[str, str], int | None] = lambda method, key: None
+        self.after: Callable[[str, str], int | None] = lambda method, key: None
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._one = threading.Lock()
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.call("PUT", f"/{BUCKET}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def reset(self) -> None:
+        self.requests.clear()
+        self.before = self.after = lambda method, key: None
+
+    def call(self, method: str, path: str, data: bytes = b"", query: str = "") -> bytes:
+        """A request of the test itself, which is not counted. KeyError if it is refused."""
+        import io
+
+        status: list[str] = []
+        environ = {
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "CONTENT_LENGTH": str(len(data)),
+            "SERVER_NAME": "127.0.0.1",
+            "SERVER_PORT": str(self._server.server_port),
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "HTTP_HOST": self.url.removeprefix("http://"),
+            "HTTP_AUTHORIZATION": "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request",
+            "wsgi.url_scheme": "http",
+            "wsgi.input": io.BytesIO(data),
+            "wsgi.errors": io.StringIO(),
+        }
+        with self._one:
+            body = b"".join(self._app(environ, lambda answer, headers, exc=None: status.append(answer)))
+        if not status[0].startswith("2"):
+            raise KeyError(f"{method} {path}: {status[0]}")
+        return body
+
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """Every object below a prefix, by key."""
+        import re
+
+        listed = self.call("GET", f"/{BUCKET}", query=f"list-type=2&prefix={prefix}").decode()
+        return {key: self.call("GET", f"/{BUCKET}/{key}") for key in re.findall(r"<Key>([^<]*)</Key>", listed)}
+
+    def put(self, key: str, data: bytes) -> None:
+        self.call("PUT", f"/{BUCKET}/{key}", data)
+
+    def delete(self, key: str) -> None:
+        self.call("DELETE", f"/{BUCKET}/{key}")
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        method, key = environ["REQUEST_METHOD"], environ["PATH_INFO"].removeprefix(f"/{BUCKET}").lstrip("/")
+        answers: list[tuple[str, Any]] = []
+        status = self.before(method, key)
+        body: list[bytes] = []
+        if status is None:
+            with self._one:
+                body = list(self._app(environ, lambda answer, headers, exc=None: answers.append((answer, headers))))
+            sent = int(environ.get("CONTENT_LENGTH") or 0)
+            self.requests.append(Request(method, key, sent, sum(map(len, body)), int(answers[0][0][:3])))
+            status = self.after(method, key)
+        else:
+            # What was sent is read, or the connection could not be used again.
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if status is not None:
+            codes = {403: "AccessDenied", 500: "InternalError"}
+            text = f"<Error><Code>{codes.get(status, 'Error')}</Code><Message>{status}</Message></Error>".encode()
+            answers, body = [(f"{status} -", [("Content-Length", str(len(text)))])], [text]
+        start(*answers[0])
+        return [] if method == "HEAD" else body
