@@ -92,6 +92,9 @@ class DecordSource(PyAVSource):
         keep = _looked_at(listed, wanted)
         size = self.probe.width * self.probe.height * 3
         first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
+        keep[first] = True
+        if wanted.fps is not None and not listed[-1].duration_s and len(listed) > 1:
+            listed[-1] = Shown(listed[-1].time_s, listed[-1].time_s - listed[-2].time_s)
         before: Image | None = None
         while first < len(listed):
             if wanted.should_stop():

@@ -37,7 +37,13 @@ def kind_of(source: str | os.PathLike[str]) -> str:
     return prefix.lower() if colon and (prefix.lower() in SOURCES or rest.startswith("//")) else "file"
 
 
-def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None) -> Source:
+def open_source(
+    source: str | os.PathLike[str],
+    decoder: Decoder = "auto",
+    *,
+    max_pixels: int | None = None,
+    isolate: bool = False,
+) -> Source:
     """Open a video.
 
     Args:
@@ -46,6 +52,8 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
             files, gives the same frames, and leaves to PyAV what it cannot read beyond doubt; its wheel carries an
             FFmpeg of 2021, so choose it for files that you trust.
         max_pixels: the most that a frame may have, checked before it is decoded; 8K where None.
+        isolate: read in a process of its own, which decodes ahead, and whose crash, hang or hunger for memory is
+            damage of the source and nothing worse (`protokv.video.isolated`).
 
     Raises:
         SourceNotFound: Nothing is there.
@@ -59,6 +67,10 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
         raise SourceUnreadable(
             f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
         )
+    if isolate:
+        from protokv.video.isolated import IsolatedSource
+
+        return IsolatedSource(source, decoder=decoder, max_pixels=max_pixels)
     module, name = SOURCES[kind]
     opened: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
     return opened

@@ -1,0 +1,125 @@
+"""The process that decodes: reads a source and sends the frames that are wanted to the process that started it.
+
+It is started by `protokv.video.isolated`, which may kill it at any time; it ends when that process does. Requests come
+as lines of JSON on stdin, answers go to stdout: the length of a JSON header, the header, and the bytes of one image.
+No pickle passes between the two, so that a decoder that was taken over can send nothing but pictures and numbers.
+While a frame takes long the process says every second that it is alive: from between the packets, so that a decoder
+that hangs says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import struct
+import sys
+import threading
+import time
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from protokv.errors import ProtoKVError
+from protokv.video.sampling import thin
+from protokv.video.source import Source
+
+LENGTH = struct.Struct("<I")
+ALIVE_S = 1.0
+
+# Address space for a decoder: what the interpreter and FFmpeg need, and the frames that a stream may refer to.
+BASE_BYTES, BYTES_PER_PIXEL = 2 << 30, 64
+
+
+def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
+    """Open the source that the first request names, then answer requests to read it until there are no more."""
+    opening = requests.get()
+    try:
+        module, name = opening.pop("opener").split(":")
+        if opening["kwargs"].get("decoder") != "decord":
+            _limit_memory(opening["kwargs"].get("max_pixels"))
+        source: Source = getattr(import_module(module), name)(opening["source"], **opening["kwargs"])
+        send(out, {"info": source.info.to_dict()})
+        while True:
+            _read(source, requests.get(), out)
+    except ProtoKVError as error:
+        send(out, {"error": type(error).__name__, "message": error.message, "hint": error.hint})
+
+
+def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
+    sent = time.monotonic()
+
+    def alive() -> bool:
+        nonlocal sent
+        if time.monotonic() - sent > ALIVE_S:
+            send(out, {})
+            sent = time.monotonic()
+        return False
+
+    frames = source.frames(
+        request["start_s"], fps=request["fps"], from_beginning=request["from_beginning"], should_stop=alive
+    )
+    if request["fps"] is not None:
+        frames = thin(frames, request["fps"])
+    for frame in frames:
+        image = frame.image
+        header = {
+            "time_s": frame.time_s,
+            "duration_s": frame.duration_s,
+            "decoder": frame.decoder,
+            "shape": image.shape,
+            "damage": _damage(source),
+        }
+        send(out, header, image.reshape(-1).data)
+        sent = time.monotonic()
+    send(out, {"end": True, "damage": _damage(source)})
+
+
+def _damage(source: Source) -> dict[str, Any]:
+    found = source.damage.to_dict()
+    del found["ok"]
+    return found
+
+
+def send(out: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+    """One message."""
+    data = json.dumps(header).encode()
+    out.write(LENGTH.pack(len(data)) + data)
+    if payload:
+        out.write(payload)
+    out.flush()
+
+
+def _limit_memory(max_pixels: int | None) -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    from protokv.video.container import MAX_PIXELS
+
+    limit = BASE_BYTES + BYTES_PER_PIXEL * (max_pixels or MAX_PIXELS)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _listen(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin.buffer:
+        requests.put(json.loads(line))
+    # Whoever started this process is gone, or done; the decoder may hang, so nothing is waited for.
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    # Ctrl-C is for the process that started this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.fdopen(os.dup(1), "wb")
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # libraries may print
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        serve(requests, out)
+    os._exit(0)
