@@ -1,0 +1,1 @@
+"""The blocked rule: Ward's merges planned in blocks, in bounded, fixed work (`rule`)."""

@@ -1,0 +1,83 @@
+"""Carrying a plan out: some of its merges at once, in every head, and tokens in the slots that they leave.
+
+A merge moves a centre towards what joins it, c + (m / M) (x - c), with M the mass of all that the step brings together:
+the mean of all members. Masses are whole numbers. Nothing depends on the order in which a device adds: what joins one
+prototype is added one after the other in the order of the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from protokv.memory.protokv.continuity import FarTokens
+
+
+class Prototypes(Protocol):
+    """What of a bank takes part: see `PrototypeBank`."""
+
+    key_center: Tensor
+    value_center: Tensor
+    mass: Tensor
+    mean: Tensor
+    position: Tensor
+    last_step: Tensor
+
+
+def merge_(bank: Prototypes, gone: Tensor, into: Tensor, anchor: str) -> None:
+    """Merge slots `gone` `[B, n]` into `into` `[B, n]`, B = L * H; what stood in `gone` is to be overwritten.
+
+    Args:
+        bank: changed.
+        gone: each slot at most once in a head, and none of `into`.
+        into: int64, a slot as often as others go into it.
+        anchor: of `DurableConfig`: which position a merged prototype has.
+    """
+    B, n = gone.shape
+    K = bank.mass.shape[2]
+    head = torch.arange(B, device=gone.device)[:, None] * K
+    source, target = (head + gone).view(-1), (head + into).view(-1)
+    mass = bank.mass.view(-1)
+    own = mass.index_select(0, source)
+    mass.index_put_((target,), own, accumulate=True)
+    share = (own.double() / mass.index_select(0, target).double())[:, None]
+    for center in (bank.key_center, bank.value_center, bank.mean):
+        _draw_(center.view(B * K, -1), source, target, share.to(center.dtype))
+    together = into[:, :, None] == into[:, None, :]
+    step = bank.last_step.view(-1)
+    newest = (together * step.index_select(0, source).view(B, 1, n)).amax(2).view(-1)
+    step.index_copy_(0, target, torch.maximum(newest, step.index_select(0, target)))
+    position = bank.position.view(B * K, -1)
+    if anchor == "average":
+        _draw_(position, source, target, share.to(position.dtype))
+        return
+    # The first component is time under M-RoPE and the index of the token under RoPE.
+    sign = 1 if anchor == "recent" else -1
+    times = sign * position[:, 0]
+    offered = times.index_select(0, source).view(B, 1, n)
+    best, which = offered.masked_fill(~together, -torch.inf).max(2)
+    chosen = source.view(B, n).gather(1, which).view(-1)
+    better = best.view(-1) > times.index_select(0, target)
+    rows = torch.where(better, chosen, target)
+    position.index_copy_(0, target, position.index_select(0, rows))
+
+
+def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
+    """Put some of the tokens into rows `[B * n]` of the bank, each alone: what stood there is gone."""
+    keys, values = tokens.keys[:, part], tokens.values[:, part]
+    B, n, D = keys.shape
+    bank.key_center.view(-1, D).index_copy_(0, rows, keys.reshape(-1, D))
+    bank.value_center.view(-1, D).index_copy_(0, rows, values.reshape(-1, D))
+    for held, given in ((bank.mean, tokens.seen.coordinates), (bank.position, tokens.seen.positions)):
+        held.flatten(0, 2).index_copy_(0, rows, given[part].to(held.dtype).expand(B, n, -1).reshape(B * n, -1))
+    bank.mass.view(-1).index_fill_(0, rows, 1)
+    bank.last_step.view(-1).index_fill_(0, rows, step)
+
+
+def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
+    """Move rows `target` `[m]` of `[B * K, F]` towards rows `source` by `share` `[m, 1]` of the way, all from where they
+    were."""
+    way = (center.index_select(0, source) - center.index_select(0, target)).mul_(share)
+    center.index_put_((target,), way, accumulate=True)

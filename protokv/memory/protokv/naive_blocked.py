@@ -1,0 +1,224 @@
+"""The blocked rule written out: `NaiveBlocked` is what `blocked` must equal bit for bit. For tests.
+
+One head after the other, one prototype after the other, with no batches, no packed numbers and no state but lists. The
+floats of a step are float32, one operation after the other as there; everything that the choice of merges depends on is
+a comparison of whole numbers or of such floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protokv.memory.protokv.blocked.sketch import signs_of
+
+SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, FEW, SIDE, USUAL, MOST = 20, 3, 64, 64, 512, 16, 16, 64.0, 127.0
+
+
+@dataclass(slots=True)
+class Prototype:
+    """One slot in use: centres `[D]`, mean coordinates `[2]`, position `[P]`."""
+
+    key: Tensor
+    value: Tensor
+    mass: int
+    mean: Tensor
+    position: Tensor
+    last_step: int
+
+
+@dataclass(slots=True)
+class Head:
+    """The slots of one head, and what is left of its plan: pairs of a slot that goes and the one that it goes into."""
+
+    slots: list[Prototype]
+    plan: list[tuple[int, int]] | None = None
+
+
+class NaiveBlocked:
+    """Heads of a model, K prototypes each."""
+
+    def __init__(self, prototypes: int, heads: int, *, anchor: str = "recent", merge_mass_power: float = 1.0) -> None:
+        self.K, self.anchor, self.power = prototypes, anchor, merge_mass_power
+        self.M = max(1, prototypes // SHARE)
+        self.heads = [Head([]) for _ in range(heads)]
+        self.turn = 0
+        # How often a plan was too short and neighbours were paired instead, and how often only some heads planned.
+        self.paired, self.turns = 0, 0
+
+    def absorb(self, keys: Tensor, values: Tensor, coordinates: Tensor, positions: Tensor, step: int) -> None:
+        """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`."""
+        T = keys.shape[1]
+        count = -(-T // self.M)
+        for piece in range(count):
+            some = range(T * piece // count, T * (piece + 1) // count)
+            tokens = [
+                [Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step) for t in some]
+                for b in range(len(self.heads))
+            ]
+            self._absorb(tokens)
+
+    def _absorb(self, tokens: list[list[Prototype]]) -> None:
+        n, filled = len(tokens[0]), len(self.heads[0].slots)
+        merges = max(0, filled + n - self.K)
+        if merges or filled > self.K - self.M:
+            groups = max(g for g in range(1, len(self.heads) + 1) if len(self.heads) % g == 0 and g <= max(1, self.M // n))
+            due = [head for number, head in enumerate(self.heads) if number % groups == self.turn % groups]
+            rest = [head for number, head in enumerate(self.heads) if number % groups != self.turn % groups]
+            if any(len(head.plan or []) < merges for head in rest):
+                due = self.heads
+            self.turns += len(due) < len(self.heads)
+            for head in due:
+                head.plan = self.plan_of(head.slots)
+            self.turn += 1
+        for head, new in zip(self.heads, tokens, strict=True):
+            opening = new[: n - merges]
+            head.slots.extend(opening)
+            if merges:
+                assert head.plan is not None
+                now, head.plan = head.plan[:merges], head.plan[merges:]
+                self._merge(head.slots, now)
+                for (gone, _), token in zip(now, new[n - merges :], strict=True):
+                    head.slots[gone] = token
+
+    def _merge(self, slots: list[Prototype], merges: list[tuple[int, int]]) -> None:
+        """All merges of one step: first what joins each target, then one mean of it."""
+        for target in dict.fromkeys(into for _, into in merges):
+            held = slots[target]
+            joining = [slots[gone] for gone, into in merges if into == target]
+            mass = held.mass + sum(other.mass for other in joining)
+            shares = [torch.tensor(other.mass / mass, dtype=torch.float64).float() for other in joining]
+            for name in ("key", "value", "mean", "position") if self.anchor == "average" else ("key", "value", "mean"):
+                center = getattr(held, name)
+                moved = center
+                for other, share in zip(joining, shares, strict=True):
+                    moved = moved + (getattr(other, name) - center) * share
+                setattr(held, name, moved)
+            for other in joining if self.anchor != "average" else []:
+                time, newest = float(other.position[0]), float(held.position[0])
+                if (time > newest) if self.anchor == "recent" else (time < newest):
+                    held.position = other.position
+            held.mass = mass
+            held.last_step = max(held.last_step, *(other.last_step for other in joining))
+
+    def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
+        """M merges, cheapest first."""
+        squares = self._squares(slots)
+        costs = self._costs(slots, squares)
+        place, content = self._by_place(slots), self._by_content(squares, len(slots))
+        proposals: dict[int, tuple[float, int]] = {}
+        for order in (place, content):
+            for slot, (cost, partner) in self._nearest(costs, order).items():
+                if slot not in proposals or cost < proposals[slot][0]:
+                    proposals[slot] = cost, partner
+
+        def proposes(slot: int) -> bool:
+            if slot not in proposals:
+                return False
+            partner = proposals[slot][1]
+            return (slots[partner].mass, -partner) > (slots[slot].mass, -slot)
+
+        accepted = [slot for slot in proposals if proposes(slot) and not proposes(proposals[slot][1])]
+        accepted.sort(key=lambda slot: (proposals[slot][0], slot))
+        del accepted[CHARGED * self.M :]
+        charged = []
+        for target in sorted({proposals[slot][1] for slot in accepted}):
+            joined = slots[target].mass
+            for slot in accepted:
+                if proposals[slot][1] == target:
+                    own, first, later = (self._weight(mass) for mass in (slots[slot].mass, slots[target].mass, joined))
+                    cost = torch.tensor(proposals[slot][0]) * (1 / own + 1 / first) / (1 / own + 1 / later)
+                    charged.append((float(cost), len(charged), slot, target))
+                    joined += slots[slot].mass
+        if len(charged) >= self.M:
+            return [(slot, target) for _, _, slot, target in sorted(charged)[: self.M]]
+        self.paired += 1
+        width = self._width()
+        pairs = []
+        for index in range(0, len(place) - 1, 2):
+            assert index // width == (index + 1) // width
+            target, slot = place[index], place[index + 1]
+            pairs.append((costs[slot][target], index, slot, target))
+        return [(slot, target) for _, _, slot, target in sorted(pairs)[: self.M]]
+
+    def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
+        """Whole numbers `[D]` float64, of free slots too."""
+        D = len(slots[0].key)
+        signs = signs_of(D, torch.device("cpu"))
+        zero = torch.zeros(D)
+        folded = [slot.key * signs[0] + slot.value * signs[1] for slot in slots]
+        folded += [zero] * (self.K - len(slots))
+        sample = _some(folded, SAMPLE)
+        some = _some(sample, FEW)
+        count = len(some)
+        while len(some) > 1:
+            half = len(some) // 2
+            some = [some[index] + some[half + index] for index in range(half)]
+        folded = [point - some[0] / count for point in folded]
+        sizes = sorted((point - some[0] / count).abs().max() for point in sample)
+        scale = USUAL / sizes[(len(sizes) - 1) // 2].clamp(min=1e-30)
+        return [(point * scale).round().clamp(-MOST, MOST).double() for point in folded]
+
+    def _by_place(self, slots: list[Prototype]) -> list[int]:
+        def place(slot: int) -> tuple[int, int, int]:
+            cell = [min(max(int(part), 0), SIDE - 1) for part in slots[slot].mean * SIDE]
+            bits = [(cell[axis] >> bit & 1) << (2 * bit + axis) for bit in range(4) for axis in range(2)]
+            return sum(bits), slots[slot].last_step, slot
+
+        return sorted(range(len(slots)), key=place)
+
+    def _by_content(self, squares: list[list[float]], filled: int) -> list[int]:
+        count = min(PIVOTS, self.K)
+        pivots = [index * (self.K // count) for index in range(count)]
+
+        def near(slot: int) -> tuple[int, float, int]:
+            measured = [(squares[slot][pivot], number) for number, pivot in enumerate(pivots) if pivot < filled]
+            square, number = min(measured)
+            return number, square, slot
+
+        return sorted(range(filled), key=near)
+
+    def _nearest(self, costs: list[list[float]], order: list[int]) -> dict[int, tuple[float, int]]:
+        """Of each slot the least cost and the partner, in its block."""
+        found = {}
+        width = self._width()
+        for start in range(0, len(order), width):
+            block = order[start : start + width]
+            for slot in block:
+                others = [(costs[slot][other], at, other) for at, other in enumerate(block) if other != slot]
+                if others:
+                    cost, _, partner = min(others)
+                    found[slot] = cost, partner
+        return found
+
+    def _squares(self, slots: list[Prototype]) -> list[list[float]]:
+        """Squared distances of the sketches: whole numbers, rounded to bfloat16 once."""
+        points = torch.stack(self.sketch_of(slots)[: len(slots)])
+        return (points[:, None] - points[None]).square().sum(2).float().bfloat16().tolist()
+
+    def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
+        """Ward's costs: float32 without the bits that the number of a column takes."""
+        share = torch.stack([1 / self._weight(slot.mass) for slot in slots])
+        costs = torch.tensor(squares) / (share[:, None] + share[None])
+        return (costs.view(torch.int32) & ~(self._width() - 1)).view(torch.float32).tolist()
+
+    def _width(self) -> int:
+        width = 2
+        while width < min(self.K, WIDTH):
+            width *= 2
+        return width
+
+    def _weight(self, mass: int) -> Tensor:
+        weight = torch.tensor(mass).float()
+        return weight if self.power == 1.0 else weight.pow(self.power)
+
+
+
+def _some(points: list[Tensor], most: int) -> list[Tensor]:
+    """As many of the points, evenly spaced, as the greatest power of two that there are, or as `most`."""
+    count = 1
+    while 2 * count <= min(most, len(points)):
+        count *= 2
+    return [points[index * (len(points) // count)] for index in range(count)]
