@@ -115,4 +115,4 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
             naive.absorb(step.keys, step.values, step.seen.coordinates, step.seen.positions, index)
     compare(held, naive)
     event("plans in turns" if naive.turns else "all plan at once")
-    event("pairs were needed" if naive.paired else "enough proposals")
+    event("lines" if naive.lines else "no lines")

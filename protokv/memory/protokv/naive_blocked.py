@@ -45,8 +45,8 @@ class NaiveBlocked:
         self.M = max(1, prototypes // SHARE)
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
-        # How often a plan was too short and neighbours were paired instead, and how often only some heads planned.
-        self.paired, self.turns = 0, 0
+        # In how many plans something goes into what goes itself, and how often only some heads planned.
+        self.lines, self.turns = 0, 0
 
     def absorb(self, keys: Tensor, values: Tensor, coordinates: Tensor, positions: Tensor, step: int) -> None:
         """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`."""
@@ -110,38 +110,28 @@ class NaiveBlocked:
         place, content = self._by_place(slots), self._by_content(squares, len(slots))
         proposals: dict[int, tuple[float, int]] = {}
         for order in (place, content):
-            for slot, (cost, partner) in self._nearest(costs, order).items():
+            for slot, (cost, partner) in self._nearest_heavier(slots, costs, order).items():
                 if slot not in proposals or cost < proposals[slot][0]:
                     proposals[slot] = cost, partner
 
-        def proposes(slot: int) -> bool:
-            if slot not in proposals:
-                return False
-            partner = proposals[slot][1]
-            return (slots[partner].mass, -partner) > (slots[slot].mass, -slot)
-
-        accepted = [slot for slot in proposals if proposes(slot) and not proposes(proposals[slot][1])]
-        accepted.sort(key=lambda slot: (proposals[slot][0], slot))
-        del accepted[CHARGED * self.M :]
+        cheapest = sorted(proposals, key=lambda slot: (proposals[slot][0], slot))[: CHARGED * self.M]
         charged = []
-        for target in sorted({proposals[slot][1] for slot in accepted}):
+        for target in sorted({proposals[slot][1] for slot in cheapest}):
             joined = slots[target].mass
-            for slot in accepted:
+            for slot in cheapest:
                 if proposals[slot][1] == target:
                     own, first, later = (self._weight(mass) for mass in (slots[slot].mass, slots[target].mass, joined))
                     cost = torch.tensor(proposals[slot][0]) * (1 / own + 1 / first) / (1 / own + 1 / later)
                     charged.append((float(cost), len(charged), slot, target))
                     joined += slots[slot].mass
-        if len(charged) >= self.M:
-            return [(slot, target) for _, _, slot, target in sorted(charged)[: self.M]]
-        self.paired += 1
-        width = self._width()
-        pairs = []
-        for index in range(0, len(place) - 1, 2):
-            assert index // width == (index + 1) // width
-            target, slot = place[index], place[index + 1]
-            pairs.append((costs[slot][target], index, slot, target))
-        return [(slot, target) for _, _, slot, target in sorted(pairs)[: self.M]]
+        goes = {slot: target for _, _, slot, target in sorted(charged)[: self.M]}
+        assert len(goes) == self.M
+
+        def end(slot: int) -> int:
+            return end(goes[slot]) if slot in goes else slot
+
+        self.lines += any(target in goes for target in goes.values())
+        return [(slot, end(slot)) for slot in goes]
 
     def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
         """Whole numbers `[D]` float64, of free slots too."""
@@ -180,17 +170,17 @@ class NaiveBlocked:
 
         return sorted(range(filled), key=near)
 
-    def _nearest(self, costs: list[list[float]], order: list[int]) -> dict[int, tuple[float, int]]:
-        """Of each slot the least cost and the partner, in its block."""
+    def _nearest_heavier(
+        self, slots: list[Prototype], costs: list[list[float]], order: list[int]
+    ) -> dict[int, tuple[float, int]]:
+        """Of each slot the least cost and the partner, in its block; of equal ones the heaviest."""
         found = {}
         width = self._width()
         for start in range(0, len(order), width):
-            block = order[start : start + width]
-            for slot in block:
-                others = [(costs[slot][other], at, other) for at, other in enumerate(block) if other != slot]
-                if others:
-                    cost, _, partner = min(others)
-                    found[slot] = cost, partner
+            block = sorted(order[start : start + width], key=lambda slot: (-slots[slot].mass, slot))
+            for at, slot in enumerate(block[1:], 1):
+                cost, place = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
+                found[slot] = cost, block[place]
         return found
 
     def _squares(self, slots: list[Prototype]) -> list[list[float]]:

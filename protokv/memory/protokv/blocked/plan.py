@@ -1,11 +1,9 @@
 """A plan: the merges that a head will make next, all found at once.
 
-Every prototype proposes to go into its nearest neighbour, by the nearer of two orders (`orders`, `nearest`). It may if
-that one is heavier, or as heavy and of a lower slot, and does not itself propose so: what is gone into stays. Several
-may go into one; each is charged with the mass that went in before it, cheapest first. The cheapest M are the plan.
-
-There are always M: where fewer propose, the head's plan is the M cheapest of the pairs 2 and 1, 4 and 3, ... in the order
-of place, of which there are enough as long as 2 M prototypes are alive.
+Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
+Several may go into one; each is charged with the mass that went in before it, cheapest first. The cheapest M are the
+plan: nearly all propose, so there are always so many. Where one goes into another that goes itself, both go into what is
+at the end of the line: what is gone into stays.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.nearest import NONE, Neighbours, nearest, rows_of
+from protokv.memory.protokv.blocked.nearest import NONE, nearest_heavier, rows_of
 from protokv.memory.protokv.blocked.orders import by_content, by_place
 from protokv.memory.protokv.blocked.sketch import FREE, sketch_of
 
@@ -66,48 +64,43 @@ def plan_of(points: Points, merges: int, signs: tuple[Tensor, Tensor], power: fl
     padding = torch.arange(K, rows, device=mass.device).expand(n, -1)
     place = torch.cat((by_place(points.mean, points.last_step, free), padding), 1)
     content = torch.cat((by_content(sketch, free, D), padding), 1)
-    standing, moved = (nearest(sketch, share, order, D) for order in (place, content))
-    is_moved = moved.bits < standing.bits
-    bits = torch.where(is_moved, moved.bits, standing.bits)
-    partner = torch.where(is_moved, moved.partner, standing.partner)
-    gone, into, enough = _cheapest_proposals(bits, partner, mass, merges, power)
-    gone_before, into_before = _cheapest_pairs(standing, place, merges)
-    return torch.where(enough, gone, gone_before), torch.where(enough, into, into_before)
+    bits, partner = nearest_heavier(sketch, mass, share, place, D)
+    moved_bits, moved_partner = nearest_heavier(sketch, mass, share, content, D)
+    is_moved = moved_bits < bits
+    bits, partner = torch.where(is_moved, moved_bits, bits), torch.where(is_moved, moved_partner, partner)
+    gone, into = _cheapest_proposals(bits, partner, mass, merges, power)
+    return gone, _ends_of_lines(gone, into, rows)
 
 
 def _cheapest_proposals(
     bits: Tensor, partner: Tensor, mass: Tensor, merges: int, power: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The cheapest proposals, and whether there are enough, `[n, 1]`."""
-    slot = torch.arange(mass.shape[1], device=mass.device)
-    other = mass.gather(1, partner)
-    proposes = ((other > mass) | ((other == mass) & (partner < slot))) & (bits < _REAL)
-    accepted = proposes & ~proposes.gather(1, partner)
-    bits = torch.where(accepted, bits, NONE)
-    count = min(_CHARGED * merges, bits.shape[1])
-    gone = _least(bits, count)
+) -> tuple[Tensor, Tensor]:
+    bits = torch.where(bits < _REAL, bits, NONE)
+    gone = _least(bits, min(_CHARGED * merges, bits.shape[1]))
     into = partner.gather(1, gone)
     # Those of one target stand together, cheapest first.
     together = into.argsort(dim=1, stable=True)
     gone, into = gone.gather(1, together), into.gather(1, together)
     bits = bits.gather(1, gone)
-    real = bits != NONE
     own, target = mass.gather(1, gone), mass.gather(1, into)
-    joined = own * real
+    joined = own * (bits != NONE)
     before = joined.cumsum(1) - joined
     is_first = torch.nn.functional.pad(into[:, 1:] != into[:, :-1], (1, 0), value=True)
     grown = target + before - (before * is_first).cummax(1).values
     weight, first, later = (_weight(part, power) for part in (own, target, grown))
     cost = bits.view(torch.float32) * (weight.reciprocal() + first.reciprocal_())
     cost /= weight.reciprocal_() + later.reciprocal_()
-    charged = torch.where(real, cost.view(torch.int32), NONE)
-    chosen = _least(charged, merges)
-    return gone.gather(1, chosen), into.gather(1, chosen), real.sum(1, keepdim=True) >= merges
+    chosen = _least(torch.where(bits != NONE, cost.view(torch.int32), NONE), merges)
+    return gone.gather(1, chosen), into.gather(1, chosen)
 
 
-def _cheapest_pairs(standing: Neighbours, place: Tensor, merges: int) -> tuple[Tensor, Tensor]:
-    chosen = _least(standing.before, merges)
-    return place.gather(1, 2 * chosen + 1), place.gather(1, 2 * chosen)
+def _ends_of_lines(gone: Tensor, into: Tensor, rows: int) -> Tensor:
+    """Where each goes in the end; a line leads from light to heavy, so it has one."""
+    slot = torch.arange(rows, device=gone.device).expand(len(gone), -1)
+    goes = slot.scatter(1, gone, into)
+    for _ in range(gone.shape[1].bit_length()):
+        goes = goes.gather(1, goes)
+    return goes.gather(1, gone)
 
 
 def _least(bits: Tensor, count: int) -> Tensor:
