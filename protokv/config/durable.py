@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final, Literal
 
 from protokv.config.prototypes import PrototypeConfig
+from protokv.errors import ConfigError
+
+Rule = Literal["auto", "exact", "blocked"]
+
+BLOCKED_FROM: Final = 4096
+"""Prototypes of a head from which on "auto" is the blocked rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +24,10 @@ class DurableConfig(PrototypeConfig):
     statistics are off: with S = 1 they show nothing.
 
     Attributes:
+        rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
+            grows with the bank and with what happens in the video; "blocked" plans many at once in bounded, fixed work
+            (`protokv.memory.protokv.policies.blocked`); "auto" is exact below 4096 prototypes and blocked from there
+            on, where it keeps what the exact one keeps.
         merge_mass_power: in the cost of a merge a prototype of mass n weighs n to this power: 1 is Ward's cost, 0 takes
             no notice of the mass.
     """
@@ -27,4 +37,20 @@ class DurableConfig(PrototypeConfig):
 
     pseudo_tokens: int = 1
     residual: bool = False
+    rule: Rule = "auto"
     merge_mass_power: float = 1.0
+
+    def check(self) -> None:
+        """Refuse a blocked rule where there is nothing to plan for, or with residuals, which it does not keep."""
+        super(DurableConfig, self).check()
+        if self.rule == "blocked" and self.prototypes == 1:
+            raise ConfigError("rule: 'blocked' merges prototypes with each other, and there is only one of them")
+        if self.rule == "blocked" and self.residual:
+            raise ConfigError("rule: 'blocked' keeps no residual statistics", hint="turn residual off")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the rule that serves is the blocked one."""
+        if self.rule == "auto":
+            return self.prototypes >= BLOCKED_FROM and not self.residual
+        return self.rule == "blocked"

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.errors import StateCorrupt
+from protokv.config import DurableConfig
+from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import MemoryShape
-from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv import naive_blocked
-from protokv.memory.protokv.blocked import nearest, parts, schedule
-from protokv.memory.protokv.blocked.rule import BlockedRule
-from protokv.memory.protokv.blocked.schedule import Schedule, merges_of
-from protokv.memory.protokv.continuity import FarTokens
+from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_blocked import NaiveBlocked
-from tests.memory.streams import shape_of
+from protokv.memory.protokv.policies import find_policy
+from protokv.memory.protokv.policies.agglomerative import Agglomerative
+from protokv.memory.protokv.policies.blocked import parts, schedule
+from protokv.memory.protokv.policies.blocked.rule import BlockedRule
+from protokv.memory.protokv.policies.blocked.schedule import Schedule, pieces_of
+from protokv.memory.protokv.policy import FarTokens
+from tests.memory.streams import World, copy_of, feed, same, shape_of
 
 STATE = ("key_center", "value_center", "mass", "mean", "position", "last_step")
 
@@ -27,11 +33,13 @@ class Held:
 
     def __init__(self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0) -> None:
         self.bank = PrototypeBank.empty(shape, K)
-        self.rule = BlockedRule(self.bank, shape, anchor=anchor, merge_mass_power=power)
+        settings = DurableConfig(budget=K, split=(0, 1), rule="blocked", anchor=anchor, merge_mass_power=power)
+        assert settings.prototypes == K
+        self.rule = BlockedRule(self.bank, settings, shape)
 
     def state(self) -> dict[str, Tensor]:
         bank = {name: getattr(self.bank, name).clone() for name in STATE}
-        return bank | {name: tensor.clone() for name, tensor in self.rule.tensors().items()}
+        return bank | {name: tensor.clone() for name, tensor in self.rule.held().items()}
 
 
 class Source:
@@ -111,8 +119,116 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
         naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power)
         for index, T in enumerate([K - K // 3, *lengths]):
             step = source.step(T)
-            held.rule.absorb_(step, index)
+            held.rule.absorb_(step, [], index)
             naive.absorb(step.keys, step.values, step.seen.coordinates, step.seen.positions, index)
     compare(held, naive)
     event("plans in turns" if naive.turns else "all plan at once")
     event("lines" if naive.lines else "no lines")
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_how_much_is_done_at_once_changes_no_byte(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> dict[str, Tensor]:
+        shape = shape_of(heads=2, size=8)
+        source, held = Source(shape, 1, "any"), Held(shape, 150)
+        for index in range(14):
+            held.rule.absorb_(source.step(17), [], index)
+        return held.state()
+
+    whole = state()
+    monkeypatch.setattr(parts, "_ROWS", rows)
+    assert same(whole, state())
+
+
+@given(KINDS, st.sampled_from([41, 130]), st.lists(st.integers(1, 9), min_size=6, max_size=20), st.integers(0, 2**16))
+def test_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
+    kind: str, K: int, lengths: list[int], seed: int
+) -> None:
+    settings = DurableConfig(budget=K, split=(1, 9), rule="blocked")
+    shape = shape_of(heads=3)
+    world = World(shape, seed)
+    kept, reloaded = (ProtoKV(settings, shape, world.rotary) for _ in range(2))
+    sink = world.sink()
+    kept.start(*sink)
+    reloaded.start(*sink)
+    for index, T in enumerate([K - 20, *lengths]):
+        step = world.step(index, T)
+        reloaded.load(copy_of(reloaded))
+        kept.append(step)
+        reloaded.append(step)
+        assert same(copy_of(kept), copy_of(reloaded))
+        one, other = kept.context(), reloaded.context()
+        assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("keys", "values", "bias"))
+
+
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=30), st.integers(2, 90), st.integers(0, 2**16))
+def test_every_token_is_in_some_prototype_and_none_is_hidden(lengths: list[int], K: int, seed: int) -> None:
+    shape = shape_of(heads=2)
+    source, held = Source(shape, seed, "things"), Held(shape, K)
+    for index, T in enumerate(lengths):
+        held.rule.absorb_(source.step(T), [], index)
+        mass = held.bank.mass
+        assert (mass.sum(2) == sum(lengths[: index + 1])).all()
+        assert ((mass > 0).sum(2) == min(K, sum(lengths[: index + 1]))).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("plan.gone", lambda plan: plan.fill_(3)),
+        ("plan.gone", lambda plan: plan.fill_(-1)),
+        ("plan.into", lambda plan: plan.fill_(60)),
+        ("plan.into", lambda plan: plan.copy_(plan.flip(2))),
+        ("plan.schedule", lambda plan: plan.fill_(61)),
+        ("plan.schedule", lambda plan: plan[:1].fill_(59)),
+    ],
+)
+def test_a_plan_that_no_stream_leaves_is_refused(name: str, change: Callable[[Tensor], Tensor]) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 0)
+    memory = ProtoKV(DurableConfig(budget=60, split=(0, 1), rule="blocked"), shape, world.rotary)
+    feed(memory, world, [40, 18, 1, 1, 1])
+    state = copy_of(memory)
+    if name == "plan.into":
+        # Each goes into the next that goes.
+        state["plan.into"] = state["plan.gone"].clone()
+    change(state[name])
+    with pytest.raises(StateCorrupt, match=name.partition(".")[0]):
+        memory.load(state)
+
+
+def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> None:
+    assert find_policy(DurableConfig(budget=151)) is Agglomerative
+    assert find_policy(DurableConfig(budget=6000)) is BlockedRule
+    assert find_policy(DurableConfig(budget=6000, rule="exact")) is Agglomerative
+    assert find_policy(DurableConfig(budget=151, rule="blocked")) is BlockedRule
+    assert find_policy(DurableConfig(budget=6000, residual=True)) is Agglomerative
+    with pytest.raises(ConfigError, match="residual"):
+        DurableConfig(rule="blocked", residual=True)
+    with pytest.raises(ConfigError, match="only one"):
+        DurableConfig(rule="blocked", budget=2)
+
+
+@given(st.integers(2, 5000), st.integers(1, 12), st.lists(st.integers(1, 300), min_size=1, max_size=60))
+def test_a_schedule_never_runs_out_of_plans(K: int, heads: int, lengths: list[int]) -> None:
+    schedule = Schedule(K, heads)
+    for T in lengths:
+        for part in pieces_of(T, schedule.merges):
+            n = part.stop - part.start
+            schedule.next_turn(n)
+            merges = n - len(range(*schedule.open(n).indices(K)))
+            schedule.carry_out(merges)
+            assert max(schedule.done) <= schedule.merges
+
+
+def test_heads_take_turns_evenly_once_the_bank_is_nearly_full() -> None:
+    K, T = 18_000, 196
+    schedule = Schedule(K, 112)
+    planning = []
+    for _ in range(K // T + 40):
+        turn = schedule.next_turn(T)
+        planning.append(0 if turn is None else len(range(*turn.indices(112))))
+        opened = schedule.open(T)
+        schedule.carry_out(T - (opened.stop - opened.start))
+    assert sorted(set(planning)) == [0, 28]
+    assert planning[-40:] == [28] * 40

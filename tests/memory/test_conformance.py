@@ -33,6 +33,8 @@ def configs() -> list[object]:
         "protokv-agglomerative-plain": small_durable(
             BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
         ),
+        "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked"),
+        "protokv-blocked-average": DurableConfig(budget=BUDGET, rule="blocked", split=(0, 1), anchor="average"),
         "protokv-joint": small_config(BUDGET, histograms="joint"),
         "protokv-variance": small_config(BUDGET, allocation="variance"),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),

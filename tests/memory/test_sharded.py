@@ -37,6 +37,8 @@ def configs() -> list[object]:
         "far only": small_config(BUDGET, split=(0, 1), anchor="first"),
         "no residual": small_config(BUDGET, residual=False, anchor="average"),
         "agglomerative": small_durable(BUDGET),
+        "blocked": DurableConfig(budget=BUDGET, rule="blocked"),
+        "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked"),
     }
     alone = [kind for kind, memory in MEMORIES.items() if memory.across_layers]
     others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES if kind not in alone}

@@ -32,7 +32,7 @@ from protokv.rotary import Rotary, rotate, unrotate
 class ProtoKV(Memory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
 
-    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS
+    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS | {"plan.schedule": None}
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary

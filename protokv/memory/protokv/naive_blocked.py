@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.sketch import signs_of
+from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
 SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, FEW, SIDE, USUAL, MOST = 20, 3, 64, 64, 512, 16, 16, 64.0, 127.0
 
@@ -64,7 +64,9 @@ class NaiveBlocked:
         n, filled = len(tokens[0]), len(self.heads[0].slots)
         merges = max(0, filled + n - self.K)
         if merges or filled > self.K - self.M:
-            groups = max(g for g in range(1, len(self.heads) + 1) if len(self.heads) % g == 0 and g <= max(1, self.M // n))
+            groups = max(
+                g for g in range(1, len(self.heads) + 1) if len(self.heads) % g == 0 and g <= max(1, self.M // n)
+            )
             due = [head for number, head in enumerate(self.heads) if number % groups == self.turn % groups]
             rest = [head for number, head in enumerate(self.heads) if number % groups != self.turn % groups]
             if any(len(head.plan or []) < merges for head in rest):
@@ -115,14 +117,14 @@ class NaiveBlocked:
                     proposals[slot] = cost, partner
 
         cheapest = sorted(proposals, key=lambda slot: (proposals[slot][0], slot))[: CHARGED * self.M]
-        charged = []
+        charged: list[tuple[float, int, int, int]] = []
         for target in sorted({proposals[slot][1] for slot in cheapest}):
             joined = slots[target].mass
             for slot in cheapest:
                 if proposals[slot][1] == target:
                     own, first, later = (self._weight(mass) for mass in (slots[slot].mass, slots[target].mass, joined))
-                    cost = torch.tensor(proposals[slot][0]) * (1 / own + 1 / first) / (1 / own + 1 / later)
-                    charged.append((float(cost), len(charged), slot, target))
+                    dearer = torch.tensor(proposals[slot][0]) * (1 / own + 1 / first) / (1 / own + 1 / later)
+                    charged.append((float(dearer), len(charged), slot, target))
                     joined += slots[slot].mass
         goes = {slot: target for _, _, slot, target in sorted(charged)[: self.M]}
         assert len(goes) == self.M
@@ -203,7 +205,6 @@ class NaiveBlocked:
     def _weight(self, mass: int) -> Tensor:
         weight = torch.tensor(mass).float()
         return weight if self.power == 1.0 else weight.pow(self.power)
-
 
 
 def _some(points: list[Tensor], most: int) -> list[Tensor]:

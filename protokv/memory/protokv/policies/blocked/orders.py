@@ -1,8 +1,8 @@
 """Two orders of the prototypes of a head that put next to each other what is likely to be merged.
 
-By place and time: the cell of a 16 x 16 grid that the mean coordinates fall into, cells in Morton's order, and in a cell
-by the last step. It finds what stands still. By content: the nearest of a few prototypes, the pivots, and the distance
-to it. It finds what moved. Slots that hold nothing are last.
+By place and time: the cell of a 16 x 16 grid that the mean coordinates fall into, cells in Morton's order, and in a
+cell by the last step. It finds what stands still. By content: the nearest of a few prototypes, the pivots, and the
+distance to it. It finds what moved. Slots that hold nothing are last.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.parts import parts_of
-from protokv.memory.protokv.blocked.sketch import turned
+from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.sketch import turned
 
 PIVOTS = 64
 _SIDE = 16

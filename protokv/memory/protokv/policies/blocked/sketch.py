@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.parts import parts_of
 
 FREE = 1e30
 """The squared norm of a row that holds nothing: it is far from everything."""
@@ -44,7 +44,8 @@ def sketch_of(keys: Tensor, values: Tensor, free: Tensor, signs: tuple[Tensor, T
     """The sketch of some heads.
 
     Args:
-        keys, values: centres, `[n, K, D]` float32.
+        keys: centres, `[n, K, D]` float32.
+        values: likewise.
         free: `[n, K]` bool, slots that hold nothing.
         signs: of `signs_of`.
         rows: of the result, at least K; those from K on hold nothing.

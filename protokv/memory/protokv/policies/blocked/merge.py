@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.continuity import FarTokens
+from protokv.memory.protokv.policy import FarTokens
 
 
 class Prototypes(Protocol):
@@ -77,7 +77,6 @@ def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step:
 
 
 def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
-    """Move rows `target` `[m]` of `[B * K, F]` towards rows `source` by `share` `[m, 1]` of the way, all from where they
-    were."""
+    """Move rows `target` `[m]` of `[B * K, F]` by `share` `[m, 1]` of the way to rows `source`, all at once."""
     way = (center.index_select(0, source) - center.index_select(0, target)).mul_(share)
     center.index_put_((target,), way, accumulate=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.parts import parts_of
-from protokv.memory.protokv.blocked.sketch import turned
+from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.sketch import turned
 
 WIDTH = 64
 """Prototypes of a block, at most; a power of two."""
@@ -30,9 +30,7 @@ def rows_of(prototypes: int) -> int:
     return -(-prototypes // width) * width
 
 
-def nearest_heavier(
-    sketch: Tensor, mass: Tensor, share: Tensor, order: Tensor, size: int
-) -> tuple[Tensor, Tensor]:
+def nearest_heavier(sketch: Tensor, mass: Tensor, share: Tensor, order: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Search all blocks.
 
     Args:

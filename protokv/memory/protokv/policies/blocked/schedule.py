@@ -1,8 +1,8 @@
 """`Schedule`: which heads plan in which step, and how far each has carried its plan out.
 
 Heads take turns, so that every step plans for as many: of the model's heads, counted through its layers, every G-th. A
-plan holds K / 20 merges, G steps or more. Everything here is whole numbers on the host that depend on the lengths of the
-steps alone, and it is the same for every part of a model that is spread over devices.
+plan holds K / 20 merges, enough for G steps. Everything here is whole numbers on the host that depend on the lengths of
+the steps alone, and it is the same for every part of a model that is spread over devices.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ class Schedule:
         """
         filled, turn, *done = numbers
         most = merges_of(prototypes)
-        if not (0 <= filled <= prototypes and turn >= 0 and done and 0 <= min(done) and max(done) <= most):
+        if not (0 <= filled <= prototypes and turn >= 0 and done and min(done) >= 0 and max(done) <= most):
             raise ValueError(f"no schedule of {prototypes} prototypes has the numbers {filled}, {turn}, ...")
         return cls(prototypes, len(done), filled, turn, done)

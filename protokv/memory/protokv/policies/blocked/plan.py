@@ -2,8 +2,8 @@
 
 Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
 Several may go into one; each is charged with the mass that went in before it, cheapest first. The cheapest M are the
-plan: nearly all propose, so there are always so many. Where one goes into another that goes itself, both go into what is
-at the end of the line: what is gone into stays.
+plan: nearly all propose, so there are always so many. Where one goes into another that goes itself, both go into what
+is at the end of the line: what is gone into stays.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.blocked.nearest import NONE, nearest_heavier, rows_of
-from protokv.memory.protokv.blocked.orders import by_content, by_place
-from protokv.memory.protokv.blocked.sketch import FREE, sketch_of
+from protokv.memory.protokv.policies.blocked.nearest import NONE, nearest_heavier, rows_of
+from protokv.memory.protokv.policies.blocked.orders import by_content, by_place
+from protokv.memory.protokv.policies.blocked.sketch import FREE, sketch_of
 
 # A cost above this is that of a slot which holds nothing.
 _REAL = int(torch.tensor(FREE / 1e6).view(torch.int32))

@@ -1,0 +1,148 @@
+"""`BlockedRule`: new tokens take the place of prototypes that a plan has merged away.
+
+For banks that are too large to find the cheapest of all merges after every step. Each head keeps a plan of its next
+merges (`plan`), a small part of the bank, and makes as many of them in a step as tokens come in: they are the last ones
+to see the merged prototypes apart, and take their slots at once, so no token is ever out of attention's sight. Which
+heads plan anew, a `Schedule` says. All shapes are fixed and nothing is asked of the device.
+
+Against exact greedy merging (`agglomerative`), a token can be merged once its head plans again, and a plan looks for
+the nearest in two blocks and not everywhere. With one block and one merge a plan, it is greedy Ward of the bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from protokv.config import DurableConfig
+from protokv.errors import StateCorrupt
+from protokv.memory.base import MemoryShape
+from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.policies.blocked.merge import merge_, place_
+from protokv.memory.protokv.policies.blocked.plan import Points, plan_of
+from protokv.memory.protokv.policies.blocked.schedule import Schedule, merges_of, pieces_of
+from protokv.memory.protokv.policies.blocked.sketch import signs_of
+from protokv.memory.protokv.policy import Assigned, FarTokens, Follower, Policy
+from protokv.memory.state import LAYER, Clock, TensorSpec
+
+
+class BlockedRule(Policy):
+    """Absorbs steps into one bank of `[L, H, K]` prototypes, K at least 2."""
+
+    @classmethod
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The plans, and where they stand in all layers of the model."""
+        M = merges_of(config.prototypes)
+        dims, size = (LAYER, "kv_head", "planned_merge"), (shape.layers, shape.kv_heads, M)
+        heads = shape.of_model[0] * shape.kv_heads
+        return (
+            TensorSpec("plan.gone", dims, size, torch.int32, "slots that are merged away next"),
+            TensorSpec("plan.into", dims, size, torch.int32, "slots that they go into"),
+            TensorSpec("plan.schedule", ("schedule",), (2 + heads,), torch.int64, "slots in use, turn, merges made"),
+        )
+
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        L, H, K = bank.mass.shape
+        layers, own = shape.of_model
+        self._bank, self._config = bank, config
+        self._own = slice(own.start * H, own.stop * H)
+        self._schedule = Schedule(K, layers * H)
+        self._gone, self._into = (spec.allocate(shape.device) for spec in self.declare(config, shape)[:2])
+        # As in the schedule, where plans are read.
+        self._done = torch.full((L * H, 1), self._schedule.merges, device=shape.device)
+        self._signs = signs_of(shape.head_size, shape.device)
+        self._head = torch.arange(L * H, device=shape.device)[:, None] * K
+
+    def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
+        """Put evicted tokens into the bank at time `step`; each stands for itself at first."""
+        T = tokens.keys.shape[1]
+        for part in pieces_of(T, self._schedule.merges):
+            self._absorb_part(tokens, part, step)
+        alone = torch.full((len(self._done), T), -1, device=self._done.device)
+        return Assigned(alone, tokens.keys, tokens.values)
+
+    def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
+        bank, schedule = self._bank, self._schedule
+        n = part.stop - part.start
+        turn = schedule.next_turn(n)
+        if turn is not None:
+            self._plan(self._of_mine(turn))
+        opened = schedule.open(n)
+        merges = n - (opened.stop - opened.start)
+        slots = torch.arange(opened.start, opened.stop, device=self._done.device).expand(len(self._done), -1)
+        if merges:
+            gone, into = self._next_merges(merges)
+            merge_(bank, gone, into, self._config.anchor)
+            bank.touch_((self._head + into).view(-1))
+            bank.merged += merges
+            slots = torch.cat((slots, gone), 1)
+        rows = (self._head + slots).view(-1)
+        place_(bank, rows, tokens, part, step)
+        bank.touch_(rows)
+        bank.opened += n
+
+    def _of_mine(self, heads: slice) -> slice:
+        """Every so many-th of the model's heads, counted among those of this memory."""
+        return slice((heads.start - self._own.start) % heads.step, None, heads.step)
+
+    def _plan(self, heads: slice) -> None:
+        bank = self._bank
+        parts = (bank.key_center, bank.value_center, bank.mass, bank.mean, bank.last_step)
+        points = Points(*(part.flatten(0, 1)[heads] for part in parts))
+        if not len(points.mass):
+            return
+        gone, into = plan_of(points, self._gone.shape[2], self._signs, self._config.merge_mass_power)
+        self._gone.flatten(0, 1)[heads] = gone.int()
+        self._into.flatten(0, 1)[heads] = into.int()
+        self._done[heads] = 0
+
+    def _next_merges(self, n: int) -> tuple[Tensor, Tensor]:
+        which = self._done + torch.arange(n, device=self._done.device)
+        self._done += n
+        self._schedule.carry_out(n)
+        gone, into = (plan.flatten(0, 1).gather(1, which).long() for plan in (self._gone, self._into))
+        return gone, into
+
+    def held(self) -> dict[str, Tensor]:
+        """The plans, and `Schedule.numbers`."""
+        return {
+            "plan.gone": self._gone,
+            "plan.into": self._into,
+            "plan.schedule": torch.tensor(self._schedule.numbers()),
+        }
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse plans that would read beyond the bank, or merge a slot twice."""
+        schedule = self._schedule_of(tensors)
+        alive = tensors["bank.mass"].flatten(0, 1) > 0
+        B, K = alive.shape
+        if not (alive == (torch.arange(K, device=alive.device) < schedule.filled)).all():
+            raise StateCorrupt("state: tensor bank.mass must be above 0 in as many slots as plan.schedule says")
+        gone, into = (tensors[f"plan.{name}"].flatten(0, 1).long() for name in ("gone", "into"))
+        for name, plan in (("gone", gone), ("into", into)):
+            if (plan < 0).any() or (plan >= K).any():
+                raise StateCorrupt(f"state: tensor plan.{name} must hold slots of the bank")
+        planned = torch.tensor(schedule.done[self._own], device=alive.device)[:, None] < schedule.merges
+        went = torch.zeros(B, K, dtype=torch.int64, device=alive.device)
+        went.scatter_add_(1, gone, torch.ones_like(gone))
+        if (((went > 1).any(1, keepdim=True) | (went.gather(1, into) > 0)) & planned).any():
+            raise StateCorrupt("state: tensor plan.gone must hold each slot once, and none of plan.into")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the plans of a checked state."""
+        self._schedule = self._schedule_of(tensors)
+        self._done.copy_(torch.tensor(self._schedule.done[self._own])[:, None])
+        self._gone.copy_(tensors["plan.gone"])
+        self._into.copy_(tensors["plan.into"])
+
+    def _schedule_of(self, tensors: Mapping[str, Tensor]) -> Schedule:
+        try:
+            return Schedule.of_numbers(self._bank.mass.shape[2], tensors["plan.schedule"].tolist())
+        except ValueError as error:
+            raise StateCorrupt(f"state: tensor plan.schedule: {error}") from error
+
+    def buffers(self) -> Sequence[Tensor]:
+        """Where the plans are read."""
+        return (self._done,)
