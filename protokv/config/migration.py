@@ -16,7 +16,7 @@ from protokv.config.paper import ContinuityConfig, PaperConfig
 
 _OLD_KIND: Final = "protokv"
 # What a setting was where a state does not say; all others had the paper's default.
-_OLD_DEFAULTS: Final[Mapping[str, Any]] = {"policy": "continuity", "merge_mass_power": 1.0}
+_OLD_DEFAULTS: Final[Mapping[str, Any]] = {"policy": "continuity", "merge_mass_power": 1.0, "rule": "exact"}
 
 
 def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
