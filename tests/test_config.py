@@ -115,9 +115,10 @@ OLD_CONTINUITY = {"pseudo_tokens": 1, "residual": False, "decay": "off", "recycl
         (OLD_CONTINUITY | {"recycle": True}, PaperConfig(budget=24, seed=5, mass_bias="off").with_fields(
             OLD_CONTINUITY | {"recycle": True})),
         ({"policy": "agglomerative", "pseudo_tokens": 1, "residual": False, "decay": "off", "merge": False},
-         DurableConfig(budget=24, seed=5, mass_bias="off")),
+         DurableConfig(budget=24, seed=5, mass_bias="off", rule="exact")),
         ({"policy": "agglomerative", "merge_mass_power": 0.5, "pseudo_tokens": 4},
-         DurableConfig(budget=24, seed=5, mass_bias="off", merge_mass_power=0.5, pseudo_tokens=4, residual=True, rule="exact")),
+         DurableConfig(budget=24, seed=5, mass_bias="off", merge_mass_power=0.5, pseudo_tokens=4, residual=True,
+                       rule="exact")),
     ],
 )  # fmt: skip
 def test_settings_of_old_states_are_those_of_the_memory_that_they_named(
