@@ -36,12 +36,12 @@ def name_at(path: Path, time_s: float, suffix: str) -> Path:
 
 
 def kept(path: StatePath, suffix: str) -> list[Path]:
-    """Everything beside a state that has the name of an earlier commit, oldest first."""
+    """Everything beside a state that has the name of an earlier commit and is no link, oldest first."""
     target = Path(os.path.realpath(path))
     stem = target.name.removesuffix(suffix)
     pattern = re.compile(re.escape(stem) + r"@(\d{6,}\.\d{3})s" + re.escape(suffix))
     try:
-        matches = [(pattern.fullmatch(one.name), one) for one in target.parent.iterdir()]
+        matches = [(pattern.fullmatch(one.name), one) for one in target.parent.iterdir() if not one.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [one for _, one in sorted((float(match[1]), one) for match, one in matches if match)]
@@ -63,7 +63,7 @@ def commit(form: LocalForm, state: State, path: Path, keep: int | None = None) -
         before = _header(form, target)
         if keep > 1 and before is not None and is_before(before, state):
             name = name_at(target, before.clock.stream_time_s, form.suffix)
-            if not os.path.lexists(name) or _is_kept(form, name, state):
+            if not os.path.lexists(name) or (name in kept(target, form.suffix) and _is_kept(form, name, state)):
                 keep_as(target, name, form.fs)
     except OSError as error:
         raise refused(path, error) from error
@@ -143,7 +143,7 @@ def _identity(header: Header) -> str:
 
 def _is_kept(form: LocalForm, path: Path, state: State) -> bool:
     """Whether a path is provably a kept commit of a state's stream, by its name and by its header."""
-    header = None if path.is_symlink() else _header(form, path)
+    header = _header(form, path)
     if header is None or not _same_stream(header, state):
         return False
     _, _, time = path.name.removesuffix(form.suffix).removesuffix("s").rpartition("@")

@@ -3,8 +3,8 @@
 The lock is never stale: what decides is the kernel's record of it, not the file, which only says who holds it and may
 be left behind by a killed process. Readers do not look at it. It belongs to a process, not to its children, so a
 forked helper cannot keep it alive. Network file systems: it holds between machines where the server keeps locks (NFS 4,
-NFS 3 with lockd, SMB); where a mount refuses them, `held` is False and nobody is kept out. A state in an object store
-has no lock: its writers must be kept apart by whoever starts them. Knows nothing of what is written.
+NFS 3 with lockd, SMB); where a mount refuses them, `held` is False and nobody is kept out. Knows nothing of what
+is written.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import threading
 from datetime import UTC, datetime
@@ -26,6 +27,10 @@ from protokv.snapshot.text import shown
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+# What opening a link, a folder or a device in the place of the lock file ends in.
+_NOT_OURS = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
+
+_FLAGS = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 
 # The kernel keeps processes apart, not the threads of one; and to close a second descriptor of a file would drop the
 # process's lock on it.
@@ -61,8 +66,11 @@ class Lock:
                 self._descriptor = self._locked()
             except OSError as error:
                 why = error.strerror or str(error)
+                if error.errno in _NOT_OURS:
+                    why = f"{self.file.name} beside it is no lock file of ours"
                 raise StateError(
-                    f"cannot lock the state {self.path}: {why}", hint="choose a folder that you may write to"
+                    f"cannot lock the state {self.path}: {why}",
+                    hint="free some space" if error.errno == errno.ENOSPC else "choose a folder that you may write to",
                 ) from error
             _OURS.add((os.getpid(), self.file))
         return self
@@ -84,8 +92,12 @@ class Lock:
 
     def _locked(self) -> int:
         while True:
-            number = os.open(self.file, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            number = os.open(self.file, _FLAGS, 0o666)
             try:
+                status = os.fstat(number)
+                # A second name of somebody's file, or no file: it would be written over.
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 self.held = _lock(number)
                 if _is_at(number, self.file):
                     _describe(number)
@@ -136,9 +148,11 @@ def _is_at(number: int, path: Path) -> bool:
 def _describe(number: int) -> None:
     """Write who holds the lock, for the message of whoever is refused."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    os.ftruncate(number, 0)
-    os.lseek(number, 0, os.SEEK_SET)
-    os.write(number, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}).encode())
+    # On a full disk the lock holds without saying whose it is.
+    with contextlib.suppress(OSError):
+        os.ftruncate(number, 0)
+        os.lseek(number, 0, os.SEEK_SET)
+        os.write(number, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}).encode())
 
 
 def _holder(number: int) -> str:

@@ -133,6 +133,20 @@ def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_stat
     assert same_state(load(mine[2]), at(make_state, 1))
 
 
+@EVERY_FORM
+def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
+    path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a@000002.000s{suffix}"
+    save(at(make_state, 1), elsewhere)
+    link.symlink_to(elsewhere)
+    for step in range(1, 5):
+        commit(at(make_state, step), path, 2)
+        assert form_of(path).moments(path) == [
+            2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1
+        ]
+    assert link.is_symlink()
+    assert load(elsewhere).clock.steps == 1
+
+
 def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
     path = tmp_path / "a.safetensors"
     for step in range(1, 6):

@@ -161,3 +161,41 @@ def test_a_file_system_without_locks_is_said_to_hold_none(number, tmp_path, monk
 def test_a_folder_that_is_not_there_is_one_error(tmp_path):
     with pytest.raises(StateError, match=r"cannot lock the state .*no/a"), Lock(tmp_path / "no" / "a"):
         pass
+
+
+@pytest.mark.parametrize("what", ["link", "link to nothing", "second name", "folder", "pipe"])
+def test_a_lock_file_that_is_not_ours_is_refused_and_nothing_of_the_users_is_written(what, tmp_path):
+    mine, lock = tmp_path / "mine.txt", tmp_path / ".a.lock"
+    mine.write_text("mine")
+    match what:
+        case "link":
+            lock.symlink_to(mine)
+        case "link to nothing":
+            lock.symlink_to(tmp_path / "new")
+        case "second name":
+            lock.hardlink_to(mine)
+        case "folder":
+            lock.mkdir()
+        case _:
+            os.mkfifo(lock)
+    with (
+        pytest.raises(StateError, match=r"cannot lock the state .*a: \.a\.lock beside it is no lock file"),
+        Lock(tmp_path / "a"),
+    ):
+        pass
+    assert mine.read_text() == "mine"
+    assert names(tmp_path) == [".a.lock", "mine.txt"]
+
+
+def test_on_a_full_disk_the_lock_holds_without_a_name(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with Lock(tmp_path / "a") as lock:
+        assert lock.held
+
+
+def test_the_lock_needs_no_torch():
+    code = "import sys, protokv.snapshot.lock; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
