@@ -301,7 +301,9 @@ def decode(
         if layout.dtype == "BOOL" and int(data.max()) > 1:
             raise corrupt(path, f"{where}: a truth value is neither 0 nor 1")
         made[key] = cpu.Buffer.from_array_like(data)
-        values[layout.slab(index)] = array[layout.slab(index) or ...]
+        # Into its place at once: a chunk in between would be copied twice.
+        slab = layout.slab(index) or ...
+        array.get_basic_selection(slab, out=cpu.NDBuffer.from_numpy_array(values[slab]))
         del made[key]
     return as_tensor(values, layout.dtype)
 
