@@ -62,7 +62,7 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
         "stream": {
             "source": source.get("name"),
             "decoder": source.get("decoder"),
-            "decoders": source.get("decoders") or [],
+            "decoders": source.get("decoders") or {},
             "damage": _damage(source),
             "duration_s": clock.stream_time_s,
             "steps": clock.steps,

@@ -56,6 +56,10 @@ def ingest(
         typer.Option("--append", help="Watch SOURCE behind what STATE has watched; start STATE if there is none."),
     ] = False,
     decoder: Annotated[str, typer.Option("--decoder", help="Of files: auto, pyav or decord.")] = "auto",
+    max_frame_pixels: Annotated[
+        int | None,
+        typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels; 8K by default."),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Insist that STATE exists and continues; without it, that is tried."),
@@ -110,6 +114,7 @@ def ingest(
                 resume=resume,
                 overwrite=force,
                 decoder=cast("Decoder", decoder),
+                max_frame_pixels=max_frame_pixels,
                 should_stop=lambda: bool(stop),
                 device=device,
                 dtype=dtype,

@@ -78,7 +78,10 @@ def _of_state(d: dict[str, Any]) -> Iterator[RenderableType]:
     """Stream, memory, bytes and, where the memory has them, bank and codebooks of every layer."""
     stream, memory, parts = d["stream"], d["memory"], d["bytes"]
     ended = "" if d["complete"] else ", not to its end"
-    decoders = ", ".join(map(str, stream["decoders"])) or stream["decoder"]
+    by = stream["decoders"]
+    # Who really decoded: the one that was asked for may have left frames to another.
+    decoders = ", ".join(f"{name}: {n} frames" for name, n in by.items()) if len(by) > 1 else "".join(by)
+    decoders = decoders or stream["decoder"]
     damage = {"damaged": stream["damage"]} if stream["damage"] else {}
     yield pairs(
         {

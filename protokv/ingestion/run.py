@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -43,6 +44,7 @@ def ingest(
     resume: bool = False,
     overwrite: bool = False,
     decoder: Decoder = "auto",
+    max_frame_pixels: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     device: str = "auto",
     dtype: str | None = None,
@@ -68,7 +70,8 @@ def ingest(
         append: watch the source behind what a finished state has watched; start a state where there is none.
         resume: a missing state is an error.
         overwrite: an existing state is not looked at; the first commit replaces it.
-        decoder: of a file; see `open_source`.
+        decoder: of a file, which is read in a process of its own; see `open_source`.
+        max_frame_pixels: the most that a frame of a file may have; 8K where None.
         should_stop: asked after every step, and while waiting for a frame.
         device: where the model is loaded; this and the next three as for `load_backbone`.
         dtype: of its weights; that of the state, or `auto`, where None.
@@ -92,7 +95,7 @@ def ingest(
     placement = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with ExitStack() as held:
         if isinstance(source, str | os.PathLike):
-            video: Source = held.enter_context(open_source(source, decoder))
+            video: Source = held.enter_context(open_source(source, decoder, max_pixels=max_frame_pixels, isolate=True))
         else:
             video = source
         check_target(path)
@@ -151,6 +154,12 @@ def record_of(state: State, fingerprint: str | None) -> Mapping[str, Any]:
     return next((one for one in records if fingerprint and one.get("fingerprint") == fingerprint), {})
 
 
+def _frames_by_decoder(said: object) -> Counter[str]:
+    """How many of the watched frames each decoder gave, as a state says it; none where that makes no sense."""
+    pairs = said.items() if isinstance(said, dict) else ()
+    return Counter({name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0})
+
+
 class _Run:
     """One run over one source: what is watched, what is committed, what is damaged."""
 
@@ -159,8 +168,7 @@ class _Run:
     ) -> None:
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._damage = Damage.from_dict(record.get("damage"))
-        said = record.get("decoders")
-        self._decoders = {name for name in said if isinstance(name, str)} if isinstance(said, list) else set()
+        self._decoders = _frames_by_decoder(record.get("decoders"))
         self._first = self._committed = session.clock
         self._began = self._committed_at = time.perf_counter()
         self._complete = segment.done
@@ -216,7 +224,7 @@ class _Run:
                 break
             session.watch(step.images, segment.start_s + step.time_s)
             self._damage = step.damage
-            self._decoders |= set(step.decoders)
+            self._decoders.update(step.decoders)
             yield self._progress()
             yield from self._events(self._writer.landed())
             if not asked() and self._due(every):
@@ -239,7 +247,7 @@ class _Run:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
             **self._source.info.to_dict(),
-            "decoders": sorted(self._decoders),
+            "decoders": dict(sorted(self._decoders.items())),
             "damage": None if self._damage.ok else self._damage.to_dict(),
         }
         state = to_state(self._session, source=self._segment.record(record), complete=self._complete)

@@ -17,11 +17,13 @@ from protokv.errors import ConfigError, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.session import Session
 from protokv.snapshot.sources import fingerprints
-from protokv.video import Damage, Frame, read_steps
+from protokv.video import Damage, Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.snapshot.nursery import Prepared
 from tests.test_checkpoint import CONFIGS
+from tests.video.conftest import Clip, write
 
+FRONT = {"movflags": "faststart"}
 A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
 
 
@@ -31,7 +33,7 @@ class Run:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
 
-    def __call__(self, path: Path | str, source: Prepared, **options: object) -> Summary:
+    def __call__(self, path: Path | str, source: Source, **options: object) -> Summary:
         stop_after = options.pop("stop_after", 10**9)
         options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
         events: list[object] = []
@@ -211,3 +213,49 @@ def test_a_damaged_source_is_continued_from_its_beginning(run: Run, tmp_path: Pa
     run(tmp_path / "s.safetensors", Damaged(1, 9), stop_after=2)
     run(tmp_path / "s.safetensors", Damaged(1, 9))
     assert readings == [False, True]
+
+
+DAMAGED = {
+    "a flipped byte": lambda data, at: data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :],
+    "a hole": lambda data, at: data[:at] + bytes(200) + data[at + 200 :],
+    "cut short": lambda data, at: data[:at],
+}
+
+
+@pytest.mark.parametrize("part", [0.35, 0.8])
+@pytest.mark.parametrize("deed", DAMAGED)
+@pytest.mark.parametrize("kind", ["mkv", "ts", "avi", "mp4"])
+def test_an_interrupted_run_over_a_damaged_file_ends_in_the_bytes_of_one_run(
+    kind: str, deed: str, part: float, run: Run, tmp_path: Path
+) -> None:
+    clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
+    data = write(clip, tmp_path / f"x.{kind}").read_bytes()
+    begin = data.index(b"mdat") if kind == "mp4" else 600
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(DAMAGED[deed](data, begin + round((len(data) - begin) * part)))
+    with open_source(path) as source:
+        whole = run(tmp_path / "whole.safetensors", source)
+        for stop_after in range(1, whole.steps, 3):
+            state = tmp_path / f"{stop_after}.safetensors"
+            run(state, source, stop_after=stop_after)
+            assert run(state, source).damage == whole.damage
+            assert state.read_bytes() == (tmp_path / "whole.safetensors").read_bytes(), stop_after
+
+
+def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_path: Path) -> None:
+    class Mixed(Prepared):
+        def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
+            for frame in super().frames(start_s, **options):
+                frame.decoder = "pyav" if frame.time_s >= 3.0 else "decord"
+                yield frame
+
+    path = tmp_path / "s.safetensors"
+    run(path, Mixed(1, 12))
+    whole = snapshot.read_header(path).source
+    assert whole is not None
+    assert whole["decoders"] == {"decord": 6, "pyav": 6}
+    for stop_after in (1, 3, 5):
+        path = tmp_path / f"{stop_after}.safetensors"
+        run(path, Mixed(1, 12), stop_after=stop_after)
+        run(path, Mixed(1, 12))
+        assert snapshot.read_header(path).source == whole
