@@ -6,6 +6,7 @@ the document, and the one way to say that a state is damaged. Knows nothing of w
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -189,5 +190,10 @@ def not_found(path: str | os.PathLike[str]) -> StateNotFound:
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> StateError:
     """The error of a state that the system does not let us read."""
+    number = getattr(error, "errno", None)
+    if number == errno.ELOOP:
+        return corrupt(path, "a link that leads to itself")
+    if number == errno.ENAMETOOLONG:
+        return not_found(path)
     why = getattr(error, "strerror", None) or str(error)
     return StateError(f"cannot read the state {os.fspath(path)}: {why}")

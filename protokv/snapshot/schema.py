@@ -32,6 +32,9 @@ _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 # Deeper than this no configuration of ours nests.
 _DEEPEST = 8
 
+# Far beyond any stream, and low enough that what is computed from it stays in 64 bits.
+_MOST = 2**48
+
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
@@ -125,9 +128,9 @@ def _identity(data: object) -> BackboneIdentity:
 
 def _clock(data: object) -> StreamClock:
     values = _object(data, "clock", [f.name for f in fields(StreamClock)])
-    for name in ("fps", "frames_per_step"):
-        if values[name] == 0:
-            raise StateCorrupt(f"clock.{name}: expected more than 0")
+    for name, least, most in (("fps", 1e-6, 1e6), ("frames_per_step", 1, 1000)):
+        if not least <= _number(values[name], f"clock.{name}") <= most:
+            raise StateCorrupt(f"clock.{name}: expected {least:g} to {most:g}, got {_kind(values[name])}")
     return StreamClock(
         steps=_count(values["steps"], "clock.steps"),
         stream_time_s=_number(values["stream_time_s"], "clock.stream_time_s"),
@@ -177,14 +180,14 @@ def _check_depth(data: object, name: str, depth: int = 0) -> None:
 
 
 def _count(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise StateCorrupt(f"{name}: expected a whole number from 0, got {_kind(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+        raise StateCorrupt(f"{name}: expected a whole number from 0 to {_MOST}, got {_kind(value)}")
     return value
 
 
 def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise StateCorrupt(f"{name}: expected a number from 0, got {_kind(value)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+        raise StateCorrupt(f"{name}: expected a number from 0 to {_MOST}, got {_kind(value)}")
     return float(value)
 
 

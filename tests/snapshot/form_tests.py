@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.errors import StateError, StateLocked, StateNotFound
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.snapshot import StreamClock, check_target, load, read_header, save, stored_bytes
 from protokv.snapshot.formats.registry import form_of
 from protokv.snapshot.writer import Writer
@@ -226,3 +226,32 @@ class FormTests:
         done.set()
         reader.join()
         assert not wrong
+
+
+class LocalFormTests(FormTests):
+    """A form in the file system."""
+
+    def test_a_link_that_leads_to_itself_is_corrupt_and_a_name_that_is_too_long_is_none(self, at, make_state):
+        path = at()
+        path.symlink_to(path.name)
+        for read in (load, read_header, stored_bytes):
+            with pytest.raises(StateCorrupt, match="leads to itself"):
+                read(path)
+        for name in ("x" * 300, "x" * 5000):
+            with pytest.raises(StateNotFound):
+                load(path.parent / f"{name}{self.suffix}")
+
+    @pytest.mark.parametrize("length", [208, 255])
+    def test_a_name_that_leaves_no_room_for_others_beside_it_fails_before_the_work(self, length, at):
+        path = at().parent / f"{'x' * (length - len(self.suffix))}{self.suffix}"
+        with pytest.raises(StateError, match="its name takes more than 207 bytes") as caught, Writer(path):
+            pass
+        assert caught.value.hint == "choose a shorter name"
+        assert not list(path.parent.iterdir())
+
+    def test_the_longest_name_has_room_for_all_that_stands_beside_it(self, at, make_state):
+        path = at().parent / f"{'x' * (207 - len(self.suffix))}{self.suffix}"
+        with Writer(path, keep=2) as writer:
+            for step in (1, 2, 3):
+                writer.commit(moment(make_state, step), wait=True)
+        assert form_of(path).moments(path) == [4.0, 6.0]

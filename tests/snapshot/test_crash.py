@@ -180,6 +180,8 @@ def test_a_full_disk_is_one_error_with_a_hint_and_the_old_state_stays(suffix, ke
         assert "free some space" in error.hint
         assert same_state(load(path), at(make_state, 5))
         assert {4.0} <= set(times(path)) if keep else times(path) == []
+        # A failed commit takes its own pieces with it, or a full disk stays full.
+        assert not [one.name for one in tmp_path.iterdir() if one.name.startswith(".")]
     assert n > 3
     assert same_state(load(path), at(make_state, 6))
     assert len([*tmp_path.iterdir()]) == (keep or 1)

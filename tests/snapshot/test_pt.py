@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from protokv.snapshot import save
-from tests.snapshot.form_tests import FormTests
+from tests.snapshot.form_tests import LocalFormTests
 
 
-class TestPt(FormTests):
+class TestPt(LocalFormTests):
     suffix = ".pt"
 
     def test_torch_reads_the_file_and_its_tensors_stand_alone(self, at, make_state):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from safetensors import safe_open
 
 from protokv.snapshot import load, save
-from tests.snapshot.form_tests import FormTests
+from tests.snapshot.form_tests import LocalFormTests
 
 
-class TestSafetensors(FormTests):
+class TestSafetensors(LocalFormTests):
     suffix = ".safetensors"
 
     def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(self, at, make_state):

@@ -17,7 +17,7 @@ from protokv.snapshot import check_target, load, save
 from protokv.snapshot.filesystem import FileSystem
 from protokv.snapshot.formats import hierarchy
 from protokv.snapshot.formats.zarr import ZarrForm
-from tests.snapshot.form_tests import FormTests
+from tests.snapshot.form_tests import LocalFormTests
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -28,7 +28,7 @@ def inodes(path: Path) -> dict[str, int]:
     return {str(p.relative_to(path)): p.stat().st_ino for p in path.rglob("*") if p.is_file()}
 
 
-class TestZarr(FormTests):
+class TestZarr(LocalFormTests):
     suffix = ".zarr"
 
     def test_the_same_state_gives_the_same_bytes(self, at, make_state):

@@ -187,8 +187,8 @@ def _tensor(root: Path, name: str, stored: Stored, path: StatePath, verify: bool
 
 def _root(path: StatePath) -> bytes:
     root = Path(os.path.realpath(path))
-    if root.exists() and not root.is_dir():
-        raise corrupt(path, "expected a folder")
+    if os.path.lexists(root) and not root.is_dir():
+        raise corrupt(path, "a link that leads to itself" if root.is_symlink() else "expected a folder")
     data = _bytes(root / ROOT, DOCUMENT_LIMIT_BYTES)
     if data is None:
         if root.is_dir() and any(root.iterdir()):
