@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.server import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 BUCKET = "bucket"
@@ -50,7 +50,7 @@ class S3Server:
         self.requests: list[Request] = []
         self.before: Callable[[str, str], int | None] = lambda method, key: None
         self.after: Callable[[str, str], int | None] = lambda method, key: None
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = create_backend_app("s3")
         self._one = threading.Lock()
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
