@@ -65,6 +65,7 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
             "decoders": source.get("decoders") or {},
             "damage": _damage(source),
             "duration_s": clock.stream_time_s,
+            "commits_s": snapshot.moments(path),
             "steps": clock.steps,
             "fps": clock.fps,
             "tokens_seen": clock.tokens_seen,

@@ -39,7 +39,7 @@ def inspect(
     """Show the stream, the memory, the bank of every layer and the codebooks of a state.
 
     With a second state: how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal and 1
-    if they differ. With -o: the same state in another form, .safetensors, .pt or .zarr.
+    if they differ. With -o: the same state in another form (.safetensors, .pt, .zarr) or place (s3://...).
 
     \b
     Examples:

@@ -83,10 +83,13 @@ def _of_state(d: dict[str, Any]) -> Iterator[RenderableType]:
     decoders = ", ".join(f"{name}: {n} frames" for name, n in by.items()) if len(by) > 1 else "".join(by)
     decoders = decoders or stream["decoder"]
     damage = {"damaged": stream["damage"]} if stream["damage"] else {}
+    commits = stream["commits_s"]
+    kept = {"commits": ", ".join(time_text(one) for one in commits)} if len(commits) > 1 else {}
     yield pairs(
         {
             "source": f"{stream['source']} ({decoders})" if stream["source"] else "frames from a program",
             "watched": f"{time_text(stream['duration_s'])}{ended}",
+            **kept,
             **damage,
             "steps": f"{stream['steps']} at {stream['fps']:g} frames/s",
             "tokens": f"{stream['tokens_seen']} seen, at most {stream['tokens_kept']} kept: "

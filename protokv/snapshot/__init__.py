@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protokv.records import BackboneIdentity, StreamClock
-    from protokv.snapshot.api import check_fits, check_target, load, read_header, save, stored_bytes
+    from protokv.snapshot.api import check_fits, check_target, load, moments, read_header, save, stored_bytes
     from protokv.snapshot.formats.base import StatePath
     from protokv.snapshot.formats.registry import DEFAULT_SUFFIX, FORMS, is_url
     from protokv.snapshot.schema import FORMAT_VERSION, Header, State
@@ -29,6 +29,7 @@ __all__ = [
     "check_target",
     "is_url",
     "load",
+    "moments",
     "read_header",
     "save",
     "stored_bytes",

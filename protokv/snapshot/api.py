@@ -58,6 +58,14 @@ def stored_bytes(path: StatePath) -> int:
     return form_to_read(path).stored_bytes(path)
 
 
+def moments(path: StatePath) -> list[float]:
+    """Stream times of the commits that `load` answers `at_s` from, ascending; the current one is the last.
+
+    Raises as `load`.
+    """
+    return form_to_read(path).moments(path)
+
+
 def check_fits(header: Header, identity: BackboneIdentity, memory_config: Mapping[str, Any] | None = None) -> None:
     """Check that a state was made by this model, and with this memory configuration where one is given.
 

@@ -6,7 +6,9 @@ writes what S3's are.
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -68,14 +70,19 @@ class S3Server:
         self._server.server_close()
         self._thread.join()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What points a program at this server."""
+        names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+        return {**names, "AWS_ENDPOINT_URL": self.url}
+
     def reset(self) -> None:
+        """Forget the requests and what was to be done about them; the objects stay."""
         self.requests.clear()
         self.before = self.after = lambda method, key: None
 
     def call(self, method: str, path: str, data: bytes = b"", query: str = "") -> bytes:
         """A request of the test itself, which is not counted. KeyError if it is refused."""
-        import io
-
         status: list[str] = []
         environ = {
             "REQUEST_METHOD": method,
@@ -99,8 +106,6 @@ class S3Server:
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Every object below a prefix, by key."""
-        import re
-
         listed = self.call("GET", f"/{BUCKET}", query=f"list-type=2&prefix={prefix}").decode()
         return {key: self.call("GET", f"/{BUCKET}/{key}") for key in re.findall(r"<Key>([^<]*)</Key>", listed)}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.snapshot import StreamClock
@@ -44,12 +45,7 @@ def server():
 def store(server, monkeypatch):
     """The server, as the environment names it."""
     server.reset()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server.url,
-    }.items():
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     yield server
     server.reset()
@@ -111,6 +107,34 @@ def test_the_same_state_again_is_no_commit(make_state, store, address):
     store.reset()
     FORM.save(make_state(), address)
     assert not [one for one in store.requests if one.method == "PUT"]
+
+
+def test_tensors_and_chunks_that_are_no_more_leave_nothing_behind(make_state, same_state, store, address, monkeypatch):
+    """Arrays, groups and chunks are those of a repository that never had any others."""
+    monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
+    long, short = torch.arange(100), torch.arange(40)
+    several = {
+        "near.step": long,
+        "warmup.keys": torch.ones(9),
+        "warmup.deep.er": torch.ones(2),
+        "offset": torch.ones(()),
+    }
+    for now in (several, {"near.step": short}, several, {"near.step": long.to(torch.int8)}, {"warmup": short}):
+        state = make_state(tensors=now)
+        FORM.save(state, address)
+        fresh = f"{address}{next(_numbers)}"
+        FORM.save(state, fresh)
+        assert listed(address) == listed(fresh)
+        assert same_state(FORM.load(address), state)
+
+
+def listed(address: str) -> list[str]:
+    store = repository.open_repository(address).readonly_session("main").store
+
+    async def keys() -> list[str]:
+        return sorted([key async for key in store.list()])
+
+    return sync(keys())
 
 
 def test_of_sixteen_writers_one_wins_each_round(make_state, same_state, store, address):
@@ -316,11 +340,22 @@ def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address,
     assert max(sizes[3:]) <= sizes[3]
 
 
-def test_a_writer_that_may_not_delete_commits_all_the_same(make_state, same_state, store, address):
-    store.before = lambda method, key: 403 if method in ("POST", "DELETE") else None
+def test_a_writer_that_may_not_delete_commits_all_the_same(make_state, same_state, store, address, monkeypatch):
+    for module in (icechunk_form, repository):
+        monkeypatch.setattr(module, "GRACE", timedelta(0))
+    refused = []
+
+    def refuse(method: str, key: str) -> int | None:
+        if method not in ("POST", "DELETE"):
+            return None
+        refused.append(key)
+        return 403
+
+    store.before = refuse
     with FORM.committer(address, keep=2) as committer:
         for step in (1, 2, 3):
             committer.commit(at(make_state, step))
+    assert refused
     assert same_state(FORM.load(address), at(make_state, 3))
 
 

@@ -6,7 +6,7 @@ size of every chunk without asking for it, so nothing larger than expected is fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from protokv.snapshot.formats.hierarchy import (
     DOCUMENT_LIMIT_BYTES,
     METADATA_LIMIT_BYTES,
     ROOT,
+    Layout,
     Stored,
     chunk_digests,
     decode,
@@ -48,14 +49,18 @@ def write_state(store: IcechunkStore, state: State, address: str) -> None:
         StateError: The state could not be read again, so nothing is put.
     """
     document_of(state, {})
-    before = _standing(store, address)
-    known, after = dict(chunk_digests(before, _SEPARATOR)), set[str]()
+    stored = _standing(store, address)
+    _remove(
+        store,
+        before={name: one.layout for name, one in stored.items()},
+        after={name: Layout.of(name, tensor) for name, tensor in state.tensors.items()},
+    )
+    known = dict(chunk_digests(stored, _SEPARATOR))
     digests: dict[str, list[str]] = {name: [] for name in state.tensors}
 
     def changes() -> Iterator[partial[None]]:
         for name, tensor in sorted(state.tensors.items()):
             for key, data in encode(name, tensor, _SEPARATOR):
-                after.add(key)
                 if key.endswith(ROOT):
                     # An array is there before its chunks. What is unchanged the session leaves out by itself.
                     _put(store, key, data)
@@ -66,11 +71,18 @@ def write_state(store: IcechunkStore, state: State, address: str) -> None:
 
     for _ in parallel(changes(), _AT_ONCE):
         pass
-    for key in set(known) - after:
-        sync(store.delete(key))
-    for folder in sorted(_folders(before) - {key.removesuffix(f"/{ROOT}") for key in after}):
-        sync(store.delete_dir(folder))
     _put(store, ROOT, encode_root(state, digests))
+
+
+def _remove(store: IcechunkStore, before: Mapping[str, Layout], after: Mapping[str, Layout]) -> None:
+    """Remove the arrays, groups and chunks of one state that another does not have."""
+    for folders in (_arrays, _groups):
+        for folder in sorted(folders(before) - folders(after)):
+            sync(store.delete_dir(folder))
+    for name in before.keys() & after.keys():
+        gone = set(before[name].chunk_keys(name, _SEPARATOR)) - set(after[name].chunk_keys(name, _SEPARATOR))
+        for key in gone:
+            sync(store.delete(key))
 
 
 def read_state(store: IcechunkStore, address: str, *, verify: bool = True) -> State:
@@ -128,10 +140,15 @@ def _standing(store: IcechunkStore, address: str) -> dict[str, Stored]:
         return {}
 
 
-def _folders(stored: dict[str, Stored]) -> set[str]:
-    """Groups and arrays of a state."""
-    parts = [path_of(name).split("/") for name in stored]
-    return {"/".join(one[: end + 1]) for one in parts for end in range(len(one))}
+def _arrays(names: Iterable[str]) -> set[str]:
+    """Where the arrays of tensors are."""
+    return {path_of(name) for name in names}
+
+
+def _groups(names: Iterable[str]) -> set[str]:
+    """Where the groups are that hold the arrays of tensors."""
+    parts = [path_of(name).split("/") for name in names]
+    return {"/".join(one[:end]) for one in parts for end in range(1, len(one))}
 
 
 def _put(store: IcechunkStore, key: str, data: memoryview) -> None:

@@ -1,0 +1,78 @@
+"""A state in an object store, from the command line: an S3 server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protokv import snapshot
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+pytest.importorskip("icechunk")
+pytest.importorskip("moto.server")
+
+from tests.snapshot.s3 import S3Server
+
+URL = "s3://bucket/shelf/clip"
+SMALL = ("--budget", "24", "--json")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.mark.usefixtures("store")
+def test_a_state_is_written_continued_asked_and_inspected_there_as_on_disk(protokv: Program, video: Path) -> None:
+    for command in (("query", URL, "what is first ?"), ("inspect", URL)):
+        result = protokv(*command)
+        assert result.code == Exit.NOT_FOUND
+        assert result.err.splitlines()[0] == f"Error: no state at {URL}"
+    for target in (URL, "clip.safetensors"):
+        result = protokv("ingest", video, "-o", target, *SMALL, "--every", "3s", "--keep", "3")
+        assert result.code == 0, result.err
+        assert result.rows()[-1]["state"] == target
+    assert protokv("inspect", URL, "clip.safetensors").code == 0
+    (document,) = protokv("inspect", URL, "--verify", "--json").rows()
+    assert document["stream"]["commits_s"] == [6.0, 9.0, 12.0]
+    for time, answered in [("6s", 6.0), ("11s", 9.0), ("1h", 12.0)]:
+        rows = [
+            protokv("query", state, "what is first ?", "--at", time).rows()[0] for state in (URL, "clip.safetensors")
+        ]
+        assert rows[0]["stream_time_s"] == answered
+        assert rows[0]["answer"] == rows[1]["answer"]
+    assert protokv("query", URL, "what is first ?", "--at", "5s").code == Exit.NOT_FOUND
+    assert protokv("inspect", URL, "-o", "back.zarr").code == 0
+    assert protokv("inspect", "back.zarr", URL).code == 0
+
+
+def test_a_writer_that_another_overtook_ends_with_its_own_exit_code(
+    protokv: Program, video: Path, store: S3Server
+) -> None:
+    assert protokv("ingest", video, "-o", "theirs.safetensors", *SMALL).code == 0
+    theirs, left = snapshot.load("theirs.safetensors"), [2]
+
+    def overtake(method: str, key: str) -> None:
+        """Commit something else when the program is about to put its own first commit in place."""
+        if method == "PUT" and key.endswith("branch.main/ref.json"):
+            left[0] -= 1
+            if left[0] == 0:
+                snapshot.save(theirs, URL)
+
+    store.before = overtake
+    result = protokv("ingest", video, "-o", URL, *SMALL, "--every", "3s")
+    assert result.code == Exit.LOCKED
+    assert result.err.splitlines()[-2].startswith(f"Error: the state {URL} was committed to by another writer")
+    assert protokv("inspect", URL, "theirs.safetensors").code == 0
+
+
+def test_an_address_that_names_no_place_is_one_line(protokv: Program, video: Path) -> None:
+    result = protokv("ingest", video, "-o", "s3://bucket", *SMALL)
+    assert result.code == Exit.FAILURE
+    assert "expected s3://BUCKET/NAME" in result.err
