@@ -50,15 +50,23 @@ class Chooser:
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
 
-    def __call__(self, logits: Tensor) -> int:
-        """One token id from `[vocabulary]` float32."""
+    def __call__(self, logits: Tensor) -> Tensor:
+        """One token id `[1]` int64 from `[vocabulary]` float32, on its device; nothing waits for it."""
         if self._decoding.temperature == 0:
-            return int(logits.argmax())
+            return logits.argmax(0, keepdim=True)
         probabilities = (logits / self._decoding.temperature).softmax(-1)
         ordered, ids = probabilities.sort(descending=True)
         # A token stays if the tokens likelier than it do not yet hold top_p: the likeliest always stays.
-        ordered[ordered.cumsum(0) - ordered >= self._decoding.top_p] = 0
-        return int(ids[torch.multinomial(ordered, 1, generator=self._generator)])
+        ordered.masked_fill_(ordered.cumsum(0) - ordered >= self._decoding.top_p, 0)
+        # The largest of p / e with e exponential is drawn with probability p. torch.multinomial does the same, but
+        # first asks the device whether the probabilities are sound.
+        drawn = (ordered / torch.empty_like(ordered).exponential_(generator=self._generator)).argmax(0, keepdim=True)
+        return ids[drawn]
+
+
+def read_token(token: Tensor) -> int:
+    """The id of a chosen token `[1]`: the one wait for the device that a generated token costs."""
+    return int(token)
 
 
 class TextStream:

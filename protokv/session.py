@@ -22,7 +22,7 @@ from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
-from protokv.generate import Chooser, Decoding, TextStream
+from protokv.generate import Chooser, Decoding, TextStream, read_token
 from protokv.memory import build_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
@@ -75,6 +75,7 @@ class Session:
         self.intact = True
         self._prefix = len(backbone.prefix_ids)
         self._warned = False
+        self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod
     def start(cls, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Session:
@@ -144,30 +145,32 @@ class Session:
         Several sessions of one backbone may share the embedding of a step.
         """
         clock, backbone = self.clock, self.backbone
-        positions = backbone.step_positions(
+        stands = backbone.step_positions(
             tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
         )
+        read, positions, coordinates = tokens, stands.places, self._coordinates_of(tokens)
         kept = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
-        read, rows = thinned(tokens, kept)
-        tail = backbone.new_tail(len(rows))
+        if kept is not None:
+            read, rows = thinned(tokens, kept)
+            positions, coordinates = positions[rows], coordinates[rows]
+        tail = backbone.new_tail(len(positions))
         context = self._placed(self.memory.context())
         if self.config.encode_with == "near":
             context = context.without_far()
-        shown = self._shifted(positions[rows], context)
+        shown = self._shifted(positions, context)
         backbone.forward(read.embeddings, shown, context, tail, step=read)
         # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
-        keys = turn(tail.keys, shown, positions[rows], backbone.rotary) if context.shift else tail.keys
+        keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
         self.intact = False
-        self.memory.append(StepKV(keys, tail.values, positions[rows], coordinates_of(tokens)[rows], clock.steps))
-        # Asked of the device together: each answer waits for all of the step.
-        last, last_shown = torch.stack((positions.max(), shown.max())).tolist()
-        self._warn_once(last_shown)
+        self.memory.append(StepKV(keys, tail.values, positions, coordinates, clock.steps))
+        moving = [component in backbone.moving for component in range(len(stands.highest))]
+        self._warn_once(max(p - context.shift * m for p, m in zip(stands.highest, moving, strict=True)))
         self.clock = replace(
             clock,
             steps=clock.steps + 1,
             stream_time_s=start_s + clock.step_seconds,
-            next_position=max(clock.next_position, last + 1),
-            tokens_seen=clock.tokens_seen + len(positions),
+            next_position=max(clock.next_position, max(stands.highest) + 1),
+            tokens_seen=clock.tokens_seen + len(stands.places),
         )
         self.intact = True
 
@@ -201,7 +204,8 @@ class Session:
             logits, context, tail = self._forward_question(question, room=decoding.max_new_tokens)
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
-        token = choose(logits[-1])
+        chosen = choose(logits[-1])
+        token = read_token(chosen)
         first = time.perf_counter()
         pieces, n_tokens, position = [], 0, self._behind(context) + tail.length
         while token not in self.backbone.stop_ids:
@@ -212,10 +216,11 @@ class Session:
             if n_tokens == decoding.max_new_tokens:
                 break
             with torch.inference_mode():
-                embedded = self.backbone.embed_text([token])
+                embedded = self.backbone.embed_token(chosen)
                 where = self.backbone.text_positions(position, 1)
                 hidden = self.backbone.forward(embedded, where, context, tail)
-                token = choose(self.backbone.logits(hidden[-1]))
+                chosen = choose(self.backbone.logits(hidden[-1]))
+            token = read_token(chosen)
             position += 1
         if piece := text.finish():
             pieces.append(piece)
@@ -253,8 +258,16 @@ class Session:
         if not context.shift:
             return positions
         shown = positions.clone()
-        shown[:, list(self.backbone.moving)] -= context.shift
+        for component in self.backbone.moving:
+            shown[:, component] -= context.shift
         return shown
+
+    def _coordinates_of(self, tokens: StepTokens) -> Tensor:
+        """`coordinates_of`, made when a step differs in its grid or in the text around it from the last one."""
+        form = (tokens.grid, tokens.visual, len(tokens.embeddings))
+        if self._form != form:
+            self._form, self._coordinates = form, coordinates_of(tokens)
+        return self._coordinates
 
     def _behind(self, context: Context) -> int:
         """Position of the first token behind the video."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepPositions, StepTokens
 from protokv.checkpoint import to_state
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError, PositionWarning
@@ -72,7 +72,12 @@ def test_the_comparison_would_notice_rows_taken_for_columns(
     tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     positions_of = tiny.step_positions
-    monkeypatch.setattr(tiny, "step_positions", lambda *tokens, **at: positions_of(*tokens, **at)[:, [0, 2, 1]])
+
+    def swapped(*tokens: StepTokens, **at: float) -> StepPositions:
+        stands = positions_of(*tokens, **at)  # type: ignore[arg-type]
+        return StepPositions(stands.places[:, [0, 2, 1]], stands.highest)
+
+    monkeypatch.setattr(tiny, "step_positions", swapped)
     session = watched(tiny, 4, PaperConfig(budget=400))
     assert (session.prefill(QUESTION) - plain_logits(upstream, 4)).abs().max() > 1e-2
 

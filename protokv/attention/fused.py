@@ -72,5 +72,7 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
     total = first * shares[..., :1]
     for index, (out, _) in enumerate(parts[1:], start=1):
-        total = torch.addcmul(total, out, shares[..., index : index + 1])
-    return total.to(first.dtype)
+        # The last sum is rounded to the dtype as it is written.
+        into = torch.empty_like(first) if index == len(parts) - 1 else None
+        total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
+    return total

@@ -17,9 +17,10 @@ class Tail:
     """Keys and values `[L, H, n, D]` of the tokens forwarded since the context was taken, each seen causally.
 
     While watching, the tail is one step and becomes what the memory appends. While asking, it is the question and
-    the answer so far, and is dropped afterwards: this is why asking changes nothing. The buffers are allocated once
-    for `capacity` tokens; each layer appends to them in turn, and `length` moves when the last layer has. Where the
-    layers of a model stand on several devices, each has its keys and values on its own.
+    the answer so far, and is dropped afterwards: this is why asking changes nothing. Each layer appends in turn, and
+    `length` moves when the last layer has. What fills the tail at once is kept as the model made it; otherwise there
+    are buffers for `capacity` tokens, allocated once. Where the layers of a model stand on several devices, each has
+    its keys and values on its own.
     """
 
     def __init__(
@@ -44,37 +45,39 @@ class Tail:
             device: of `keys` and `values`, and of all layers unless they have their own.
             layer_devices: device of each layer.
         """
-        runs = runs_of(layer_devices or [device] * layers)
-        self._device, self._layers, self._capacity = device, layers, capacity
-        sizes = [((len(run), kv_heads, capacity, head_size), run.device) for run in runs]
-        self._keys = [torch.zeros(size, dtype=dtype, device=where) for size, where in sizes]
-        self._values = [torch.zeros_like(part) for part in self._keys]
-        # Of each layer: its run, and its place in it.
-        self._place = [(index, place) for index, run in enumerate(runs) for place in range(len(run))]
+        self._runs = runs_of(layer_devices or [device] * layers)
+        self._device, self._layers, self._capacity, self._dtype = device, layers, capacity, dtype
+        self._size = (kv_heads, capacity, head_size)
+        # Of each layer: keys and values.
+        self._held: list[tuple[Tensor, Tensor]] = []
         self._masks: dict[tuple[int, int, int, torch.device], Tensor] = {}
         self.length = 0
 
     @property
     def keys(self) -> Tensor:
         """`[L, H, n, D]`, rotated as the model made them; joined on one device."""
-        return self._joined(self._keys)
+        return self._joined(0)
 
     @property
     def values(self) -> Tensor:
         """`[L, H, n, D]`; joined on one device."""
-        return self._joined(self._values)
+        return self._joined(1)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`, on its device."""
         start, stop = self.length, self.length + keys.shape[1]
         if stop > self._capacity:
             raise ValueError(f"a tail of {self._capacity} tokens cannot take {stop}")
-        run, place = self._place[layer]
-        held_keys, held_values = self._keys[run][place], self._values[run][place]
-        held_keys[:, start:stop] = keys
-        held_values[:, start:stop] = values
         if layer == self._layers - 1:
             self.length = stop
+        if not start and stop == self._capacity:
+            self._held.append((keys, values))
+            return keys, values
+        if not self._held:
+            self._allocate()
+        held_keys, held_values = self._held[layer]
+        held_keys[:, start:stop] = keys
+        held_values[:, start:stop] = values
         return held_keys[:, :stop], held_values[:, :stop]
 
     def mask(self, queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
@@ -87,9 +90,15 @@ class Tail:
             self._masks = {key: held for key, held in self._masks.items() if key[:3] == wanted[:3]} | {wanted: mask}
         return self._masks.get(wanted)
 
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        here = [part[:, :, : self.length] for part in parts]
-        return here[0] if len(here) == 1 else torch.cat([part.to(self._device) for part in here])
+    def _allocate(self) -> None:
+        for run in self._runs:
+            keys, values = torch.empty(2, len(run), *self._size, dtype=self._dtype, device=run.device)
+            self._held.extend(zip(keys, values, strict=True))
+
+    def _joined(self, part: int) -> Tensor:
+        if not self.length:
+            return torch.empty(self._layers, self._size[0], 0, self._size[2], dtype=self._dtype, device=self._device)
+        return torch.stack([held[part][:, : self.length].to(self._device) for held in self._held])
 
 
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:

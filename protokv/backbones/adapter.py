@@ -91,6 +91,11 @@ class Adapter(Backbone):
         embeddings: Tensor = self._embedding(torch.tensor(ids, device=self.device))
         return embeddings
 
+    def embed_token(self, token: Tensor) -> Tensor:
+        """`[1, E]`."""
+        embedding: Tensor = self._embedding(token)
+        return embedding
+
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The model's own angles; with several components, M-RoPE gives each frequency band its own.
 

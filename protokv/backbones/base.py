@@ -41,6 +41,19 @@ class StepTokens:
     deepstack: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepPositions:
+    """Where the tokens of a step stand in the stream.
+
+    Attributes:
+        places: `[T, P]` int64, on the backbone's device.
+        highest: the highest position of each component, known without asking the device.
+    """
+
+    places: Tensor
+    highest: tuple[int, ...]
+
+
 class Backbone(ABC):
     """A vision-language model that reads steps and text at positions of our choice.
 
@@ -96,6 +109,10 @@ class Backbone(ABC):
         """`[n, E]` in the model's dtype."""
 
     @abstractmethod
+    def embed_token(self, token: Tensor) -> Tensor:
+        """`[1, E]` of a generated token, whose id `[1]` int64 stays on the device."""
+
+    @abstractmethod
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
         """Tokens of one step.
 
@@ -105,8 +122,10 @@ class Backbone(ABC):
         """
 
     @abstractmethod
-    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
-        """Stream positions `[T, P]` int64 of a step.
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
+        """Stream positions of a step.
 
         Args:
             tokens: the step.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, check_images, guard_internals
-from protokv.backbones.base import StepTokens
+from protokv.backbones.base import StepPositions, StepTokens
 from protokv.backbones.frames import FrameConfig, normalise
 from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.placement import Placement
@@ -92,6 +92,9 @@ class LlavaOnevision(Adapter):
         features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
         return StepTokens(features, self._grid)
 
-    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
         """One position per token, in raster order, behind everything before it."""
-        return self.text_positions(start, len(tokens.embeddings))
+        T = len(tokens.embeddings)
+        return StepPositions(self.text_positions(start, T), (start + T - 1,))

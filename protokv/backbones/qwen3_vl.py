@@ -24,9 +24,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from protokv.backbones.base import StepTokens
+from protokv.backbones.base import StepPositions, StepTokens
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.processor_files import read_video_processor
 from protokv.backbones.qwen_vl import QwenVL
@@ -72,13 +71,18 @@ class Qwen3VL(QwenVL):
             deepstack=torch.stack([features.to(self.device) for features in output.deepstack_features]),
         )
 
-    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
         """One position per text token; visual tokens at the next one plus (0, row, column)."""
         assert tokens.visual is not None
         before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
         seen = start + before + self._grid_positions(tokens.grid, 0)
         end = start + before + max(tokens.grid)
-        return torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
+        places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
+        rows, columns = tokens.grid
+        last = end + behind - 1 if behind else start + before - 1
+        return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
 
     def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
         """The mask of visual tokens, and the features added to them behind each of the first layers."""

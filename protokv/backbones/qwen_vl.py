@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, check_images, guard_internals
-from protokv.backbones.base import StepTokens
+from protokv.backbones.base import StepPositions, StepTokens
 from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.placement import Placement
@@ -102,12 +102,16 @@ class QwenVL(Adapter):
         grid = torch.tensor([[1, rows * merge, columns * merge]], device=self.device)
         return self._visual(patches.to(self.device, self.dtype), grid_thw=grid), (rows, columns)
 
-    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
         """(t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
         # The small term undoes the rounding of sums such as 3 * 0.1; transformers truncates likewise.
         per_second = self._tokens_per_second
         t = index if per_second is None else int(time_s * per_second + 1e-6)
-        return origin + self._grid_positions(tokens.grid, t)
+        rows, columns = tokens.grid
+        highest = (origin + t, origin + rows - 1, origin + columns - 1)
+        return StepPositions(origin + self._grid_positions(tokens.grid, t), highest)
 
     def _grid_positions(self, grid: tuple[int, int], t: int) -> Tensor:
         """(t, row, column) of every visual token, `[rows * columns, 3]`."""

@@ -118,7 +118,7 @@ class Memory(ABC):
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix, `[L, H, P0, D]` each: exact, always kept. Once, before any step."""
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor:
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """Which visual tokens of the next step are forwarded at all; for most memories all of them.
 
         Called once a step and in order, before the model reads it. A memory that compares steps may keep features:
@@ -129,9 +129,9 @@ class Memory(ABC):
             grid: rows and columns of these, `V` together.
 
         Returns:
-            Indices `[n]` int64 into the features, increasing, at least one.
+            Indices `[n]` int64 into the features, increasing, at least one; None: all.
         """
-        return torch.arange(features.shape[0], device=features.device)
+        return None
 
     @abstractmethod
     def append(self, step: StepKV) -> None:

@@ -52,10 +52,10 @@ class LayerShards(Memory):
         for run, part in zip(self._runs, self._parts, strict=True):
             part.start(keys[run.layers].to(run.device), values[run.layers].to(run.device))
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor:
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """What the first part chooses. All are told, so that all have seen the same stream."""
         chosen = [part.select(features.to(run.device), grid) for run, part in zip(self._runs, self._parts, strict=True)]
-        return chosen[0].to(features.device)
+        return None if chosen[0] is None else chosen[0].to(features.device)
 
     def append(self, step: StepKV) -> None:
         """Take one step; each part takes its layers."""

@@ -98,7 +98,7 @@ def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upst
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
 
-@pytest.mark.parametrize("kind", ["full", "protokv", "sliding-window"])
+@pytest.mark.parametrize("kind", ["full", "paper", "sliding-window"])
 def test_logits_equal_the_whole_model_while_nothing_was_evicted(
     backbone: Backbone, upstream: Upstream, kind: str
 ) -> None:
@@ -139,6 +139,15 @@ def test_gray_frames_give_the_logits_of_the_whole_model(backbone: Backbone, upst
     steps = [images[..., :1].repeat(3, axis=3) for images in video(backbone, 2)]
     session = watched(backbone, everything(), steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Backbone, size: tuple[int, int]) -> None:
+    for index, images in enumerate(video(backbone, 3, size)):
+        stands = backbone.step_positions(
+            backbone.embed_step(images, 1e4 * index), origin=7, start=9 + 20 * index, index=index, time_s=1e4 * index
+        )
+        assert stands.places.amax(0).tolist() == list(stands.highest)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)], ids=["ratio 1", "ratio 4", "ratio 7"])

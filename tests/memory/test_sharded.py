@@ -92,7 +92,8 @@ def test_the_state_and_what_every_layer_reads_are_those_of_the_whole(
     whole, parts, world = both(config, devices)
     for index, tokens in enumerate(LENGTHS):
         step, features = world.step(index, tokens), torch.randn(12, 6, generator=world.generator)
-        assert torch.equal(whole.select(features, (3, 4)), parts.select(features, (3, 4)))
+        one, other = (memory.select(features, (3, 4)) for memory in (whole, parts))
+        assert (one is None and other is None) or torch.equal(one, other)
         whole.append(step)
         parts.append(step)
         if index % 7 == 0:

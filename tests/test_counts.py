@@ -1,0 +1,131 @@
+"""How many operations and host waits a session adds to a forward, counted at the shapes of a 7B model.
+
+How they are counted is in `counting`. The model is a stub that attends and does nothing else. Bounds are of one steady
+step at 28 layers, 4 KV heads of 128 and 196 tokens a step, in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from protokv import session as session_module
+from protokv.config import MemoryConfig
+from protokv.generate import Decoding
+from protokv.memory.base import StepKV
+from protokv.session import Session
+from tests.counting import Counting
+from tests.stub_backbone import StubBackbone
+
+# Memories whose steps do not wait for the device, and those whose decoding steps do not.
+WITHOUT_WAITS = ["sliding-window"]
+DECODED = ["sliding-window", "durable", "paper", "continuity"]
+OPERATIONS = 400
+
+
+@pytest.fixture(autouse=True)
+def _seen_by_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in inference mode is hidden from a dispatch mode in part."""
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
+
+
+def watch(session: Session) -> None:
+    step = session.backbone.embed_step(None)
+    with torch.no_grad():
+        Session.take.__wrapped__(session, step, session.clock.steps * 1.0)
+
+
+def filled(backbone: StubBackbone, kind: str, budget: int, steps: int) -> Session:
+    """A session that has seen as many steps; the model is left out for all but the last two."""
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
+    T = len(backbone.step.embeddings)
+    keys = torch.randn(backbone.layers, backbone.kv_heads, T, backbone.head_size).to(backbone.dtype)
+    for index in range(steps - 2):
+        places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).places
+        session.memory.append(StepKV(keys + index % 7, keys, places, torch.rand(T, 2), index))
+    session.clock = replace(session.clock, steps=steps - 2, next_position=14 + steps)
+    for _ in range(2):
+        watch(session)
+    return session
+
+
+@pytest.mark.parametrize("budget", [6000, 24_000])
+@pytest.mark.parametrize("kind", WITHOUT_WAITS)
+def test_a_steady_step_waits_for_nothing_and_costs_few_operations(kind: str, budget: int) -> None:
+    # Without data behind the tensors, a wait would raise.
+    with FakeTensorMode(), Counting() as counting:
+        session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
+        counting.waits.clear()
+        counts = []
+        for _ in range(3):
+            counting.operations.clear()
+            watch(session)
+            counts.append(counting.operations.total())
+    assert not counting.waits
+    assert max(counts) <= OPERATIONS, counting.operations
+    # The same work in every step.
+    assert len(set(counts)) == 1
+
+
+def test_the_proof_would_notice_a_wait() -> None:
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        int(torch.zeros(3).max())
+    with torch.no_grad(), Counting() as counting:
+        numbers = torch.arange(5)
+        numbers[numbers > 2]
+        numbers[numbers > 2] = 0
+        numbers.nonzero(as_tuple=True)
+        numbers.max().item()
+        numbers.tolist()
+    assert counting.waits == {"index": 1, "index_put_": 1, "nonzero": 1, "_local_scalar_dense": 1}
+
+
+class Spy:
+    """Stands for `read_token`: the operations between two reads are those of one decoding step."""
+
+    def __init__(self, counting: Counting) -> None:
+        self._counting, self.steps = counting, []
+
+    def __call__(self, token: torch.Tensor) -> int:
+        self.steps.append((Counter(self._counting.operations), Counter(self._counting.waits)))
+        self._counting.operations.clear()
+        self._counting.waits.clear()
+        return 7
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("decoding", [Decoding(6), Decoding(6, temperature=0.7, top_p=0.9)], ids=["greedy", "drawn"])
+def test_a_decoding_step_waits_for_its_token_alone(
+    kind: str, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The counts are those of any size; with data, since some memories wait before the question is forwarded.
+    backbone = StubBackbone(kv_heads=2, groups=2, head_size=16, grid=(3, 3))
+    session = filled(backbone, kind, 72, 20)
+    with Counting() as counting:
+        spy = Spy(counting)
+        monkeypatch.setattr(session_module, "read_token", spy)
+        for _ in range(2):
+            spy.steps.clear()
+            assert session.ask("what?", decoding).tokens == 6
+    _, *steps = spy.steps
+    assert len(steps) == 5
+    for operations, waits in steps:
+        assert not waits
+        assert operations.total() <= OPERATIONS, operations
+    assert len({operations.total() for operations, _ in steps}) == 1
+
+
+def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode(), Counting() as counting:
+        session = filled(StubBackbone(), "sliding-window", 24_000, 124)
+        spy = Spy(counting)
+        monkeypatch.setattr(session_module, "read_token", spy)
+        # Not to the end: how many tokens were visible is asked once an answer.
+        pieces = session.stream("what?", Decoding(6))
+        for _ in range(5):
+            next(pieces)
+    assert max(operations.total() for operations, _ in spy.steps[1:]) <= OPERATIONS
