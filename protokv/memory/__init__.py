@@ -13,6 +13,7 @@ from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
 from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.last_frames import LastFrames
+from protokv.memory.local import LocalMemory
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.rekv.memory import ReKV
 from protokv.memory.sharded import LayerShards
@@ -21,7 +22,7 @@ from protokv.rotary import Rotary
 
 __all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory"]
 
-MEMORIES: dict[str, type[Memory]] = {
+MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": ProtoKV,
     "paper": ProtoKV,
     "continuity": ProtoKV,

@@ -9,15 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
 from protokv.context import Context
-from protokv.errors import StateCorrupt
-from protokv.rotary import Rotary
+from protokv.memory.state import Clock, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +95,9 @@ class Memory(ABC):
 
     Attributes:
         bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
-        layer_axis: the axis of the layers in tensors of its state, by name, where it is not the first one; None where
-            the tensor is the same for all layers. Read where a model is spread over several devices (`sharded`).
-        across_layers: whether what a layer reads depends on another layer, so that all must be in one memory.
     """
 
-    bounded: ClassVar[bool] = True
-    layer_axis: ClassVar[Mapping[str, int | None]] = {}
-    across_layers: ClassVar[bool] = False
-
-    @abstractmethod
-    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        """An empty memory.
-
-        Raises:
-            ConfigError: the config does not fit the model.
-        """
+    bounded: bool = True
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -146,6 +131,10 @@ class Memory(ABC):
         return self.context()
 
     @abstractmethod
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What its state consists of."""
+
+    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
 
@@ -158,14 +147,18 @@ class Memory(ABC):
             leave.
         """
 
-    def finished(self) -> dict[str, Tensor]:
-        """Tensors that it has dropped from its state for good, as they would stand there if other layers had not."""
-        return {}
+    @abstractmethod
+    def check(self, clock: Clock) -> list[str]:
+        """Refuse to go on with a state that no stream leaves: numbers that are not finite, places beyond the stream,
+        counters that contradict each other or the clock. Cheap enough to run before each commit: one pass over the
+        state, and a few waits for the device.
 
-    @classmethod
-    def finished_with(cls, tensors: Mapping[str, Tensor]) -> frozenset[str]:
-        """Which tensors of a state a memory with this state has dropped."""
-        return frozenset()
+        Returns:
+            What was checked, a line each.
+
+        Raises:
+            StateCorrupt: naming the tensor.
+        """
 
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
@@ -174,30 +167,3 @@ class Memory(ABC):
     @abstractmethod
     def report(self) -> dict[str, Any]:
         """Plain numbers about the state, JSON-able."""
-
-
-Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def require(tensors: Mapping[str, Tensor], expected: Spec) -> None:
-    """Refuse a state unless it has exactly the expected names, shapes and dtypes.
-
-    Raises:
-        StateCorrupt: naming the first tensor that is missing, unknown or different.
-    """
-    for name, (shape, dtype) in expected.items():
-        if name not in tensors:
-            raise StateCorrupt(f"state: tensor {name} is missing")
-        found = tensors[name]
-        if tuple(found.shape) != shape or found.dtype != dtype:
-            raise StateCorrupt(
-                f"state: tensor {name} must be {list(shape)} {dtype}, got {list(found.shape)} {found.dtype}"
-            )
-    for name in tensors:
-        if name not in expected:
-            raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
-
-
-def size_of(*tensors: Tensor) -> int:
-    """Bytes of the tensors together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

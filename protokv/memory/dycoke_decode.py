@@ -1,10 +1,10 @@
 """`DyCokeDecode`: a full cache of which, while an answer is decoded, the deeper layers read only a part.
 
-Source: DyCoke (Tao et al., CVPR 2025), its second mechanism, and the released code: the query-conditioned reference of
-the ProtoKV paper. The same: the question reads everything; at each later token, the attention of layer l - 1 (mean over
-heads) over the visual tokens is compared with that of the token before, and where their cosine is below 0.9, or there
-is none before, the int(n (1 - p)) tokens with the most attention are chosen; layers l and deeper read the text and
-these. All keys and values are retained, at their positions.
+Source: DyCoke (Tao et al., CVPR 2025), arXiv 2411.15024, its second mechanism, and the released code: the
+query-conditioned reference of the ProtoKV paper. The same: the question reads everything; at each later token, the
+attention of layer l - 1 (mean over heads) over the visual tokens is compared with that of the token before, and where
+their cosine is below 0.9, or there is none before, the int(n (1 - p)) tokens with the most attention are chosen; layers
+l and deeper read the text and these. All keys and values are retained, at their positions.
 
 What differs: while the cosine stays at 0.9 or above, the earlier choice goes on; the released code forgets it at every
 token, so that it reads everything then. The heads' attentions are normalised over the prompt prefix and the visual
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from protokv.config import DyCokeDecodeConfig
 from protokv.context import Anchoring, Context, Segment
+from protokv.errors import ConfigError
 from protokv.memory.base import MemoryShape
 from protokv.memory.full import FullCache
 from protokv.rotary import Rotary, rotate
@@ -36,11 +37,13 @@ from protokv.rotary import Rotary, rotate
 class DyCokeDecode(FullCache):
     """The full cache; what a question recalls prunes itself."""
 
-    across_layers: ClassVar[bool] = True
-
     def __init__(self, config: DyCokeDecodeConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        if shape.part_of is not None:
+            raise ConfigError(
+                f"the memory {config.name} cannot be spread over devices: a layer of it looks at what another one did",
+                hint="load the model on one device, or choose another memory",
+            )
         super().__init__(config, shape, rotary)
-        self._config = config
 
     def recall(self) -> Context:
         """Everything for the question, and a part of it for the answer. Each call is for one question."""

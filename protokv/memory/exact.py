@@ -6,25 +6,33 @@ stay is for the memory that derives from it. Knows nothing of prototypes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from protokv.context import Context
-from protokv.memory.base import Memory, MemoryShape
-from protokv.memory.near import LAYER_AXIS, NearWindow
+from protokv.memory.base import MemoryShape
+from protokv.memory.local import LocalMemory
+from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
+from protokv.memory.state import StatePart, TensorSpec
 
 
-class ExactMemory(Memory):
+class ExactMemory(LocalMemory):
     """The prompt prefix and a ring of exact tokens."""
 
-    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS
-
-    _shape: MemoryShape
     _slots: Slots
     _near: NearWindow
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The prompt prefix and a window of W tokens, or of any number where it grows."""
+        return (*Slots.declare(shape), *NearWindow.declare(shape, config.near_tokens))
+
+    def parts(self) -> Sequence[StatePart]:
+        """The prompt prefix and the window."""
+        return self._slots, self._near
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -33,14 +41,6 @@ class ExactMemory(Memory):
     def context(self) -> Context:
         """All slots; their number changes only where the memory is unbounded and has grown."""
         return self._slots.context(self._near.positions)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state: sink and tokens, the room that is left included."""
-        return self._slots.tensors() | self._near.tensors()
-
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part, the room that is left included."""
-        return {"sink": self._slots.sink_nbytes(), "near": self._near.nbytes()}
 
     def report(self) -> dict[str, Any]:
         """Tokens held."""

@@ -9,18 +9,17 @@ order; the bias is 0 on these and -inf on all others. Knows nothing of who takes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt
-from protokv.memory.base import Spec, StepKV, size_of
+from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.slots import Slots
-
-# Of its part of the state, what is the same for all layers (`Memory.layer_axis`).
-LAYER_AXIS = dict.fromkeys(("near.positions", "near.coordinates", "near.step", "near.ring"))
+from protokv.memory.state import LAYER, Clock, StatePart, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,10 @@ class Tokens:
         return self.positions.shape[0]
 
 
-class NearWindow:
+class NearWindow(StatePart):
     """A ring of W exact tokens in the near part of the slots."""
+
+    promise: ClassVar[str] = "near window: its tokens in the order of the stream, up to the last step"
 
     def __init__(self, slots: Slots, position_components: int) -> None:
         near = slots.near
@@ -115,48 +116,84 @@ class NearWindow:
             self.coordinates[slots],
         )
 
-    def nbytes(self) -> int:
-        """Bytes of the window, its slots included."""
-        return size_of(self.keys, self.values, self._bias, self.positions, self.coordinates, self.step)
+    @staticmethod
+    def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
+        """A window of W tokens, or of any number (None)."""
+        L, H, D, W = shape.layers, shape.kv_heads, shape.head_size, tokens
+        kv = (LAYER, "kv_head", "near_token", "feature")
+        return (
+            TensorSpec("near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"),
+            TensorSpec("near.values", kv, (L, H, W, D), shape.dtype, "values of the near window"),
+            TensorSpec(
+                "near.positions",
+                ("near_token", "component"),
+                (W, shape.position_components),
+                torch.int64,
+                "stream position of each token of the near window",
+                "position",
+            ),
+            TensorSpec(
+                "near.coordinates",
+                ("near_token", "xy"),
+                (W, 2),
+                torch.float32,
+                "centre of each token's cell",
+                "share of the image",
+            ),
+            TensorSpec(
+                "near.step", ("near_token",), (W,), torch.int64, "step of each token; -1: free", "step", fill=-1
+            ),
+            TensorSpec("near.ring", ("field",), (3,), torch.int64, "first slot in use, slots in use, last step seen"),
+        )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Its part of the state; `near.ring` is (start, count, index of the last step seen)."""
+    def held(self) -> dict[str, Tensor]:
+        """Its part of the state."""
         return {
-            "near.keys": self.keys.contiguous(),
-            "near.values": self.values.contiguous(),
+            "near.keys": self.keys,
+            "near.values": self.values,
             "near.positions": self.positions,
             "near.coordinates": self.coordinates,
             "near.step": self.step,
             "near.ring": torch.tensor([self._start, len(self), self.last_step]),
         }
 
-    def spec(self) -> Spec:
-        """Shapes and dtypes of `tensors`."""
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors().items()}
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """The bias of its slots."""
+        return {"near": (self._bias,)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state whose shapes are checked: of a window of this size, or of a smaller one that never
-        evicted.
-
-        Raises:
-            StateCorrupt: ring and step indices contradict each other; nothing is changed.
-        """
-        W = tensors["near.step"].shape[0]
-        start, count, last_step = (int(value) for value in tensors["near.ring"].tolist())
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """The ring, its steps and its positions are in the order of the stream, up to the last step."""
+        steps, positions = tensors["near.step"], tensors["near.positions"]
+        W = steps.shape[0]
+        start, count, last_step = tensors["near.ring"].tolist()
         if not (0 <= start < max(W, 1) and 0 <= count <= W and last_step >= -1):
             raise StateCorrupt(f"state: tensor near.ring holds {start}, {count}, {last_step} for a window of {W}")
-        ring = [(start + offset) % W for offset in range(W)]
-        steps = tensors["near.step"].tolist()
-        held, free = [steps[slot] for slot in ring[:count]], [steps[slot] for slot in ring[count:]]
-        newest = held[-1] if held else last_step
-        if held != sorted(held) or min(held, default=0) < 0 or set(free) > {-1} or newest != last_step:
+        ring = (start + torch.arange(W, device=steps.device)) % max(W, 1)
+        steps = steps[ring]
+        held, free = steps[:count], steps[count:]
+        in_order = (held >= 0).all() & (held.diff() >= 0).all() & (free == -1).all()
+        newest = int(held[-1]) if count else last_step
+        if not in_order or newest != last_step:
             raise StateCorrupt("state: tensor near.step does not agree with near.ring")
+        if (positions[ring[:count], :1].diff(dim=0) < 0).any():
+            raise StateCorrupt("state: tensor near.positions is not in the order of the stream")
+        if clock is None:
+            return
+        if last_step != clock.steps - 1:
+            raise StateCorrupt(f"state: tensor near.ring ends at step {last_step}, the clock at {clock.steps - 1}")
+        if count > clock.tokens_seen:
+            raise StateCorrupt(f"state: tensor near.ring holds {count} tokens of {clock.tokens_seen} seen")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state: of a window of this size, or of a smaller one that never evicted."""
+        W = tensors["near.step"].shape[0]
+        self._start, count, self.last_step = tensors["near.ring"].tolist()
         self.keys[:, :, :W] = tensors["near.keys"]
         self.values[:, :, :W] = tensors["near.values"]
         self.positions[:W] = tensors["near.positions"]
         self.coordinates[:W] = tensors["near.coordinates"]
         self.step[:W] = tensors["near.step"]
-        self._start, self.last_step = start, last_step
-        self._lengths = deque(held.count(step) for step in dict.fromkeys(held))
+        ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
+        self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         self._bias.fill_(-torch.inf)
-        self._bias[:, :, torch.tensor(ring[:count], dtype=torch.int64, device=self.step.device)] = 0.0
+        self._bias[:, :, ring] = 0.0

@@ -3,7 +3,7 @@
 Every memory treats layers apart, so a part that is given the keys and values of some layers does to them what the whole
 would do; only the choice of a device differs. Owns the dealing out of steps and the joining of states and contexts: the
 state has the names, shapes and bytes of the memory of all layers, and one may load what the other saved. Knows no kind
-of memory: which of its tensors have layers, and where, a memory says itself (`Memory.layer_axis`, `finished`).
+of memory: which tensors have layers, and where, is declared (`TensorSpec`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, Segment
-from protokv.errors import ConfigError, StateCorrupt
 from protokv.layers import LayerRun, runs_of
 from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.memory.local import LocalMemory
+from protokv.memory.migration import migrate
+from protokv.memory.state import LAYER, Clock, TensorSpec, check_shapes, shapes_of
 from protokv.rotary import Rotary
+
+CPU = torch.device("cpu")
 
 
 class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
-    def __init__(self, cls: type[Memory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         """Empty memories.
 
         Args:
@@ -38,11 +42,7 @@ class LayerShards(Memory):
         Raises:
             ConfigError: the config does not fit the model, or this kind needs all layers on one device.
         """
-        if cls.across_layers:
-            raise ConfigError(
-                f"the memory {config.name} cannot be spread over devices: a layer of it looks at what another one did",
-                hint="load the model on one device, or choose another memory",
-            )
+        self.bounded = cls.bounded
         self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary
         self._runs = runs_of(shape.layer_devices or [shape.device] * shape.layers)
         self._parts = self._empty_parts()
@@ -78,38 +78,43 @@ class LayerShards(Memory):
         """What a question attends to in all parts."""
         return ShardedContext.of(self._runs, [part.recall() for part in self._parts])
 
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Those of the memory of all layers."""
+        return self._cls.declare(self._config, self._shape)
+
     def tensors(self) -> dict[str, Tensor]:
         """The state of the memory of all layers, on the CPU."""
         states = [part.tensors() for part in self._parts]
-        finished = [part.finished() for part in self._parts]
         joined = {}
-        for name in dict.fromkeys(name for state in states for name in state):
-            axis = self._cls.layer_axis.get(name, 0)
-            if axis is None:
-                joined[name] = states[0][name].cpu()
-            else:
-                pieces = [state.get(name, done.get(name)) for state, done in zip(states, finished, strict=True)]
-                joined[name] = torch.cat([piece.cpu() for piece in pieces if piece is not None], axis)
+        for spec in self.specs():
+            if not any(spec.name in state for state in states):
+                continue
+            if spec.layer_axis is None:
+                joined[spec.name] = states[0][spec.name].cpu()
+                continue
+            pieces = []
+            for run, state in zip(self._runs, states, strict=True):
+                absent = spec.name not in state
+                # A part that needs it no longer, while others do.
+                pieces.append(_narrow(spec, run).allocate(CPU) if absent else state[spec.name].cpu())
+            joined[spec.name] = torch.cat(pieces, spec.layer_axis)
         return joined
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, from wherever it was saved."""
-        for name in self._cls.finished_with(tensors):
-            raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
-        for name, tensor in tensors.items():
-            axis = self._cls.layer_axis.get(name, 0)
-            layers = self._shape.layers
-            if axis is not None and (tensor.ndim <= axis or tensor.shape[axis] != layers):
-                raise StateCorrupt(
-                    f"state: tensor {name} must have {layers} layers in axis {axis}, got {list(tensor.shape)}"
-                )
+        tensors = migrate(tensors)
+        specs = self.specs()
+        check_shapes(shapes_of(tensors), specs)
         # Into new parts, so that nothing has changed when the last of them refuses.
         parts = self._empty_parts()
         for run, part in zip(self._runs, parts, strict=True):
-            mine = {name: self._layers_of(name, tensor, run) for name, tensor in tensors.items()}
-            finished = self._cls.finished_with(mine)
-            part.load({name: tensor for name, tensor in mine.items() if name not in finished})
+            part.load({spec.name: _cut(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
         self._parts = parts
+
+    def check(self, clock: Clock) -> list[str]:
+        """Refuse to go on with a part that no stream leaves."""
+        checked = [part.check(clock) for part in self._parts]
+        return checked[0]
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part of the state, over all devices; what all layers share is held once a device."""
@@ -130,12 +135,8 @@ class LayerShards(Memory):
         }
         return least | {"layers": [layer for report in reports for layer in report["layers"]]}
 
-    def _empty_parts(self) -> list[Memory]:
+    def _empty_parts(self) -> list[LocalMemory]:
         return [self._cls(self._config, _part(self._shape, run), self._rotary) for run in self._runs]
-
-    def _layers_of(self, name: str, tensor: Tensor, run: LayerRun) -> Tensor:
-        axis = self._cls.layer_axis.get(name, 0)
-        return tensor if axis is None else tensor.narrow(axis, run.start, len(run)).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +202,15 @@ def _part(shape: MemoryShape, run: LayerRun) -> MemoryShape:
         part_of=shape.layers,
         first_layer=run.start,
     )
+
+
+def _narrow(spec: TensorSpec, run: LayerRun) -> TensorSpec:
+    """The declaration of some layers of a tensor."""
+    shape = tuple(len(run) if dim == LAYER else size for dim, size in zip(spec.dims, spec.shape, strict=True))
+    return replace(spec, shape=shape)
+
+
+def _cut(spec: TensorSpec, tensor: Tensor, run: LayerRun) -> Tensor:
+    """Some layers of a tensor; all of it where it has none."""
+    axis = spec.layer_axis
+    return tensor if axis is None else tensor.narrow(axis, run.start, len(run)).contiguous()

@@ -1,17 +1,13 @@
-"""`SlidingWindow`: the last |M| visual tokens, exact, behind the prompt prefix. The baseline "SWA" of the
-paper.
+"""`SlidingWindow`: the last |M| visual tokens, exact, behind the prompt prefix. The baseline "SWA" of the ProtoKV paper
+(arXiv 2606.26762).
 
 The whole budget is the near window of `near`; what leaves it is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from protokv.config import MemoryConfig
-from protokv.memory.base import MemoryShape, StepKV, require
+from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
@@ -22,17 +18,11 @@ class SlidingWindow(ExactMemory):
     """W = budget exact tokens, whole steps leaving oldest first."""
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._shape = shape
+        self._config, self._shape = config, shape
         self._slots = Slots(shape, far=0, near=config.near_tokens)
         self._near = NearWindow(self._slots, shape.position_components)
 
     def append(self, step: StepKV) -> None:
         """Take one step; the oldest ones are forgotten to make room."""
-        self._slots.check(step, self._shape, self._near.last_step)
+        self._slots.check_step(step, self._shape, self._near.last_step)
         self._near.append(step)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave."""
-        require(tensors, dict(self._slots.spec()) | dict(self._near.spec()))
-        self._near.load(tensors)
-        self._slots.load(tensors)

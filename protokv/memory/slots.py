@@ -6,16 +6,17 @@ view of it. The shape is fixed when it is made. Free slots hold finite numbers a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from protokv.context import SlotContext
-from protokv.memory.base import MemoryShape, Spec, StepKV, size_of
+from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.state import LAYER, StatePart, TensorSpec
 
 
-class Slots:
+class Slots(StatePart):
     """`[L, H, P0 + far + near, D]` keys and values and their bias, all free at first."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
@@ -48,7 +49,7 @@ class Slots:
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
-    def check(self, step: StepKV, shape: MemoryShape, last_step: int) -> None:
+    def check_step(self, step: StepKV, shape: MemoryShape, last_step: int) -> None:
         """Refuse a step that does not fit the memory or the order of the stream.
 
         Raises:
@@ -78,23 +79,25 @@ class Slots:
 
         return SlotContext(self.keys, self.values, self.bias, self.far, positions)
 
-    def tensors(self) -> dict[str, Tensor]:
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The prompt prefix."""
-        return {
-            "sink.keys": self.keys[:, :, self.sink].contiguous(),
-            "sink.values": self.values[:, :, self.sink].contiguous(),
-        }
+        dims = (LAYER, "kv_head", "sink_token", "feature")
+        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
+        return (
+            TensorSpec("sink.keys", dims, size, shape.dtype, "keys of the prompt prefix, rotated"),
+            TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
+        )
 
-    def spec(self) -> Spec:
-        """Shapes and dtypes of `tensors`."""
-        size = tuple(self.keys[:, :, self.sink].shape)
-        return {"sink.keys": (size, self.keys.dtype), "sink.values": (size, self.keys.dtype)}
+    def held(self) -> dict[str, Tensor]:
+        """The prompt prefix."""
+        return {"sink.keys": self.keys[:, :, self.sink], "sink.values": self.values[:, :, self.sink]}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the prompt prefix of a checked state."""
         self.started = False
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
-    def sink_nbytes(self) -> int:
-        """Bytes of the slots of the prompt prefix."""
-        return size_of(*(part[:, :, self.sink] for part in (self.keys, self.values, self.bias)))
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """The bias of the prompt prefix."""
+        return {"sink": (self.bias[:, :, self.sink],)}

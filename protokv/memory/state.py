@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -85,7 +85,13 @@ class Clock(Protocol):
 
 
 class StatePart(ABC):
-    """Who holds some tensors of a memory's state."""
+    """Who holds some tensors of a memory's state.
+
+    Attributes:
+        promise: what `check` holds a state to, in one line for people; empty where it has nothing to say.
+    """
+
+    promise: ClassVar[str] = ""
 
     @abstractmethod
     def held(self) -> dict[str, Tensor]:
@@ -95,20 +101,37 @@ class StatePart(ABC):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a whole state that was checked, copying its part of it."""
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:  # noqa: B027 - by default, nothing
-        """Refuse a whole state, whose shapes are checked, that no stream leaves. Cheap: it runs before each commit.
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse a whole state that no stream leaves; shapes, dtypes and units are checked. Cheap: it runs before each
+        commit.
 
         Args:
-            tensors: the state, of this memory or to be taken.
+            tensors: the state, this memory's or one that is to be taken. Nothing of `self` is looked at but settings.
             clock: where the stream stands; None where that is not known.
 
         Raises:
             StateCorrupt: naming the tensor.
         """
+        return
 
-    def buffers(self) -> Sequence[Tensor]:
-        """What it holds besides and can make again from the state."""
-        return ()
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """What it holds besides and can make again from the state, by the group of tensors that it goes with."""
+        return {}
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by group of tensors, buffers included."""
+        sizes: dict[str, int] = {}
+        for name, tensor in self.held().items():
+            group = name.partition(".")[0]
+            sizes[group] = sizes.get(group, 0) + size_of(tensor)
+        for group, tensors in self.buffers().items():
+            sizes[group] = sizes.get(group, 0) + size_of(*tensors)
+        return sizes
+
+
+def size_of(*tensors: Tensor) -> int:
+    """Bytes of the tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: Iterable[TensorSpec]) -> None:
@@ -137,6 +160,11 @@ def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: 
     for name in found:
         if name not in declared:
             raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Sequence[int], torch.dtype]]:
+    """Shape and dtype of each tensor."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def check_values(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], clock: Clock | None) -> None:

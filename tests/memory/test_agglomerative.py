@@ -196,7 +196,7 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
         slot = int(held)
         assert float(state["bank.mass"][0, head, slot]) == 1.0
         assert int(state["bank.last_step"][0, head, slot]) == 0
-        assert torch.equal(state["bank.position"][0, head, slot], cue.positions[0].float())
+        assert torch.equal(state["bank.position"][0, head, slot], cue.positions[0].double())
 
 
 @pytest.mark.parametrize(("anchor", "expected"), [("recent", 9.0), ("first", 2.0), ("average", 6.0)])

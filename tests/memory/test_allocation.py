@@ -151,7 +151,7 @@ def test_the_bias_and_the_position_of_a_slot_are_those_of_its_owner() -> None:
         assert torch.equal(positions[head, :n], anchors[head].long()[owner])
         assert (bias[head, n:] == -torch.inf).all()
         # What everybody has of a prototype is its mass, however many slots show it.
-        torch.testing.assert_close(bias[head].exp().sum(), mass[head].sum())
+        torch.testing.assert_close(bias[head].exp().sum(), mass[head].sum().float())
 
 
 def test_until_there_are_codebooks_everyone_alive_has_one_slot() -> None:

@@ -32,7 +32,7 @@ class Held:
     """A bank under the blocked rule."""
 
     def __init__(self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0) -> None:
-        self.bank = PrototypeBank.empty(shape, K)
+        self.bank = PrototypeBank(shape, K)
         settings = DurableConfig(budget=K, split=(0, 1), rule="blocked", anchor=anchor, merge_mass_power=power)
         assert settings.prototypes == K
         self.rule = BlockedRule(self.bank, settings, shape)
@@ -63,7 +63,7 @@ class Source:
             features = self.things[:, torch.randint(9, (T,), generator=self.generator)] + 0.1 * features
         D, P = self.shape.head_size, self.shape.position_components
         times = self.time + torch.arange(T)
-        positions = (times[:, None] if P == 1 else torch.stack((times // 4, times % 2, times % 3), 1)).float()
+        positions = (times[:, None] if P == 1 else torch.stack((times // 4, times % 2, times % 3), 1)).double()
         self.time += T
         seen = Seen(torch.rand(T, 2, generator=self.generator), positions)
         return FarTokens(features[..., :D].contiguous(), features[..., D:].contiguous(), seen)

@@ -122,7 +122,7 @@ def test_the_features_that_are_kept_are_those_of_one_step() -> None:
         memory.select(frame.T.contiguous().T, (3, 4))
         assert memory.tensors()["merge.reference"].is_contiguous()
         sizes.append(memory.nbytes())
-    assert sizes[0]["merge"] == 12 * 6 * 4
+    assert sizes[0]["merge"] == 12 * 6 * 4 + 3 * 8
     assert all(size == sizes[0] for size in sizes)
 
 

@@ -10,39 +10,56 @@ anchor of their prototype.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
 from protokv.context import Context
-from protokv.memory.base import Memory, MemoryShape, StepKV, require, size_of
-from protokv.memory.near import LAYER_AXIS, NearWindow, Tokens
+from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.local import LocalMemory
+from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.protokv.allocation import Layout, by_variance
 from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv.policies import find_policy
 from protokv.memory.protokv.policy import FarTokens, Policy
 from protokv.memory.protokv.residuals import Residuals
 from protokv.memory.slots import Slots
+from protokv.memory.state import StatePart, TensorSpec, size_of
 from protokv.rotary import Rotary, rotate, unrotate
 
 
-class ProtoKV(Memory):
+class ProtoKV(LocalMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
-
-    layer_axis: ClassVar[Mapping[str, int | None]] = LAYER_AXIS | {"plan.schedule": None}
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
-        self._bank = PrototypeBank.empty(shape, K)
+        self._bank = PrototypeBank(shape, K)
         self._policy: Policy | None = find_policy(config)(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
         self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The prompt prefix, the near window, the bank, its rule's own and residual statistics."""
+        K = config.prototypes
+        return (
+            *Slots.declare(shape),
+            *NearWindow.declare(shape, config.near_tokens),
+            *PrototypeBank.declare(shape, K),
+            *(find_policy(config).declare(config, shape) if K else ()),
+            *(Residuals.declare(config, shape, K) if config.residual and K else ()),
+        )
+
+    def parts(self) -> Sequence[StatePart]:
+        """Who holds these."""
+        optional = (self._policy, self._residuals)
+        return self._slots, self._near, self._bank, *(part for part in optional if part is not None)
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -50,7 +67,7 @@ class ProtoKV(Memory):
 
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
-        self._slots.check(step, self._shape, self._near.last_step)
+        self._slots.check_step(step, self._shape, self._near.last_step)
         leaving = self._near.append(step)
         if self._policy is None or not len(leaving):
             return
@@ -64,7 +81,7 @@ class ProtoKV(Memory):
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)
         keys = unrotate(tokens.keys.float(), cos, sin)
-        seen = Seen(tokens.coordinates, tokens.positions.float())
+        seen = Seen(tokens.coordinates, tokens.positions.double())
         return FarTokens(keys.flatten(0, 1), tokens.values.float().flatten(0, 1), seen)
 
     def context(self) -> Context:
@@ -129,59 +146,17 @@ class ProtoKV(Memory):
         """The logit bias of each prototype, `[L, H, K]`; log 0 = -inf hides free slots."""
         mass = self._bank.mass
         if self._config.mass_bias == "off":
-            return torch.zeros_like(mass).masked_fill_(mass == 0, -torch.inf)
+            return torch.zeros_like(mass, dtype=torch.float32).masked_fill_(mass == 0, -torch.inf)
         if self._config.mass_bias == "log_n_over_s":
             return mass.log() - self._layout.counts.view(mass.shape).clamp(min=1).log()
         return mass.log()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state: sink, near window, bank and residual statistics."""
-        residual = {} if self._residuals is None else self._residuals.tensors()
-        residual |= {} if self._policy is None else self._policy.held()
-        return self._slots.tensors() | self._near.tensors() | self._bank.tensors() | residual
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave."""
-        expected = dict(self._slots.spec()) | dict(self._near.spec()) | dict(self._bank.spec())
-        if self._residuals is not None:
-            fitted = tensors.get("codebook.fitted")
-            expected |= self._residuals.spec(fitted=fitted is not None and bool(fitted.all()))
-        own = () if self._policy is None else self._policy.declare(self._config, self._shape)
-        require(tensors, expected | {spec.name: (tuple(size or 0 for size in spec.shape), spec.dtype) for spec in own})
-        bank = self._bank.loaded(tensors)
-        residuals = None if self._residuals is None else self._residuals.loaded(tensors, bank.mass > 0)
-        if self._policy is not None:
-            self._policy.check(tensors, None)
-        self._near.load(tensors)
-        self._slots.load(tensors)
-        self._bank.take(bank)
-        self._residuals = residuals
-        if self._policy is not None:
-            self._policy.take(tensors)
-
-    def finished(self) -> dict[str, Tensor]:
-        """The reservoir of codebooks, once all of its heads are fitted."""
-        return {} if self._residuals is None else self._residuals.finished()
-
-    @classmethod
-    def finished_with(cls, tensors: Mapping[str, Tensor]) -> frozenset[str]:
-        """The reservoir, where all heads are fitted."""
-        fitted = tensors.get("codebook.fitted")
-        done = fitted is not None and bool(fitted.all())
-        return frozenset(name for name in tensors if done and name.startswith("warmup."))
-
     def nbytes(self) -> dict[str, int]:
         """Bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
         slots = self._slots
-        residual = {} if self._residuals is None else self._residuals.nbytes()
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
-        return {
-            "sink": slots.sink_nbytes(),
-            "near": self._near.nbytes(),
-            "bank": self._bank.nbytes() + (0 if self._policy is None else size_of(*self._policy.buffers())),
-            **residual,
-            "context": size_of(*far, self._layout.counts, self._layout.start, self._layout.owner),
-        }
+        layout = self._layout
+        return super().nbytes() | {"context": size_of(*far, layout.counts, layout.start, layout.owner)}
 
     def report(self) -> dict[str, Any]:
         """Tokens held exactly, and for each layer what its prototypes hold and what happened to them."""

@@ -105,7 +105,7 @@ class NaiveProtoKV:
                     keys[layer, head, t],
                     values[layer, head, t],
                     step.coordinates[t],
-                    step.positions[t].float(),
+                    step.positions[t].double(),
                 )
                 for layer in range(self.shape.layers)
                 for head in range(self.shape.kv_heads)

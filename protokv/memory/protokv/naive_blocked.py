@@ -91,12 +91,12 @@ class NaiveBlocked:
             held = slots[target]
             joining = [slots[gone] for gone, into in merges if into == target]
             mass = held.mass + sum(other.mass for other in joining)
-            shares = [torch.tensor(other.mass / mass, dtype=torch.float64).float() for other in joining]
+            shares = [torch.tensor(other.mass / mass, dtype=torch.float64) for other in joining]
             for name in ("key", "value", "mean", "position") if self.anchor == "average" else ("key", "value", "mean"):
                 center = getattr(held, name)
                 moved = center
                 for other, share in zip(joining, shares, strict=True):
-                    moved = moved + (getattr(other, name) - center) * share
+                    moved = moved + (getattr(other, name) - center) * share.to(center.dtype)
                 setattr(held, name, moved)
             for other in joining if self.anchor != "average" else []:
                 time, newest = float(other.position[0]), float(held.position[0])

@@ -82,7 +82,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         chosen = times.index(max(times) if self.config.anchor == "recent" else min(times))
         position = members[chosen].position
         if self.config.anchor == "average":
-            position = mean([member.position for member in members]).float()
+            position = mean([member.position for member in members])
         joint = [member.joint_counts for member in members if member.joint_counts is not None]
         joined = Prototype(
             key_center=mean([member.key_center for member in members]).float(),

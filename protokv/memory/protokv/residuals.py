@@ -11,24 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memory.base import MemoryShape, Spec, size_of
+from protokv.memory.base import MemoryShape
 from protokv.memory.protokv import quantizer
 from protokv.memory.protokv.policy import Assigned
+from protokv.memory.state import LAYER, Clock, StatePart, TensorSpec
 
 
-class Residuals:
+class Residuals(StatePart):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
+
+    promise: ClassVar[str] = "residuals: every subspace counts the updates of its prototype"
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> None:
         L, H, D, K = shape.layers, shape.kv_heads, shape.head_size, prototypes
-        G, C, device = config.subquantizers, config.codewords, shape.device
+        G = config.subquantizers
         if D % G:
             raise ConfigError(
                 f"subquantizers: {G} parts do not divide the head size {D} of this model",
@@ -36,36 +39,61 @@ class Residuals:
             )
         self._config = config
         self._size = (L, H, K, D)
-        self._counts = {
-            name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype) in self._counts_spec().items()
-        }
-        self.updates = torch.zeros(L, H, K, dtype=torch.int32, device=device)
-        self.key_codebook = torch.zeros(L, H, G, C, D // G, device=device)
-        self.value_codebook = torch.zeros_like(self.key_codebook)
-        self.fitted = torch.zeros(L, H, dtype=torch.bool, device=device)
-        self._warmup: dict[str, Tensor] = {
-            name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype) in self._warmup_spec().items()
-        }
-        if self._warmup:
-            self._warmup["warmup.owner"].fill_(-1)
+        state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
+        self._counts = {name: state[name] for name in _COUNTS if name in state}
+        self.updates, self.fitted = state["residual.updates"], state["codebook.fitted"]
+        self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
+        self._warmup = {name: state[name] for name in _WARMUP}
+        self._warmup["warmup.count"].zero_()
 
-    def _counts_spec(self) -> Spec:
-        L, H, K, _ = self._size
-        G, C = self._config.subquantizers, self._config.codewords
-        if self._config.histograms == "joint":
-            return {"residual.joint_counts": ((L, H, K, G, C, C), torch.int32)}
-        size = (L, H, K, G, C)
-        return {"residual.key_counts": (size, torch.int32), "residual.value_counts": (size, torch.int32)}
-
-    def _warmup_spec(self) -> Spec:
-        L, H, _, D = self._size
-        R = self._config.warmup_residuals
-        return {
-            "warmup.keys": ((L, H, R, D), torch.float32),
-            "warmup.values": ((L, H, R, D), torch.float32),
-            "warmup.owner": ((L, H, R), torch.int64),
-            "warmup.count": ((L, H), torch.int64),
-        }
+    @staticmethod
+    def declare(config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Statistics of K prototypes. The reservoir is gone once all heads are fitted."""
+        L, H, D, K = shape.layers, shape.kv_heads, shape.head_size, prototypes
+        G, C, R = config.subquantizers, config.codewords, config.warmup_residuals
+        head, slot, part = (LAYER, "kv_head"), (LAYER, "kv_head", "prototype"), "subquantizer"
+        if config.histograms == "joint":
+            dims, size = (*slot, part, "key_codeword", "value_codeword"), (L, H, K, G, C, C)
+            counts = [TensorSpec("residual.joint_counts", dims, size, torch.int32, "pairs of codes counted", "tokens")]
+        else:
+            counts = [
+                TensorSpec(
+                    f"residual.{kind}_counts",
+                    (*slot, part, "codeword"),
+                    (L, H, K, G, C),
+                    torch.int32,
+                    f"{kind} codes counted",
+                    "tokens",
+                )
+                for kind in ("key", "value")
+            ]
+        words = (*head, part, "codeword", "part_feature")
+        waiting = (*head, "residual")
+        return (
+            *counts,
+            TensorSpec("residual.updates", slot, (L, H, K), torch.int32, "residuals counted or waiting", "tokens"),
+            TensorSpec("codebook.keys", words, (L, H, G, C, D // G), torch.float32, "codewords of key residuals"),
+            TensorSpec("codebook.values", words, (L, H, G, C, D // G), torch.float32, "codewords of value residuals"),
+            TensorSpec("codebook.fitted", head, (L, H), torch.bool, "whether a head has its codebooks"),
+            *(
+                TensorSpec(
+                    f"warmup.{kind}",
+                    (*waiting, "feature"),
+                    (L, H, R, D),
+                    torch.float32,
+                    f"{kind[:-1]} residuals that wait for the codebooks",
+                    optional=True,
+                )
+                for kind in ("keys", "values")
+            ),
+            TensorSpec(
+                "warmup.owner", waiting, (L, H, R), torch.int64, "their prototype; -1: none", fill=-1, optional=True
+            ),
+            # A head that is fitted has had all of them.
+            TensorSpec(
+                "warmup.count", head, (L, H), torch.int64, "residuals that came", "tokens", fill=R, optional=True
+            ),
+        )
 
     def record_(self, assigned: Assigned) -> Tensor:
         """Take the residuals of one step; return which heads `[L * H]` bool were fitted by it."""
@@ -225,15 +253,7 @@ class Residuals:
         held = [counts[layer].sum(1) for counts in self._counts.values()]
         return (held[0].sum(3), held[0].sum(2)) if self._config.histograms == "joint" else (held[0], held[1])
 
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part."""
-        return {
-            "residual": size_of(*self._counts.values(), self.updates),
-            "codebook": size_of(self.key_codebook, self.value_codebook, self.fitted),
-            "warmup": size_of(*self._warmup.values()),
-        }
-
-    def tensors(self) -> dict[str, Tensor]:
+    def held(self) -> dict[str, Tensor]:
         """Its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
         return {
             **self._counts,
@@ -243,60 +263,47 @@ class Residuals:
             "codebook.fitted": self.fitted,
         } | self._warmup
 
-    def finished(self) -> dict[str, Tensor]:
-        """The reservoir as it stands in the state of a memory with other layers too, once these have dropped theirs."""
-        if self._warmup:
-            return {}
-        fill = {"warmup.owner": -1, "warmup.count": self._config.warmup_residuals}
-        return {
-            name: torch.full(size, fill.get(name, 0), dtype=dtype, device=self.updates.device)
-            for name, (size, dtype) in self._warmup_spec().items()
-        }
-
-    def spec(self, *, fitted: bool) -> Spec:
-        """Shapes and dtypes of `tensors`, when all heads are fitted or before."""
-        fixed = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("warmup.")}
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in fixed.items()}
-        return shapes if fitted else shapes | dict(self._warmup_spec())
-
-    def loaded(self, tensors: Mapping[str, Tensor], prototypes_in_use: Tensor) -> Residuals:
-        """Statistics like these that hold a state whose shapes are checked.
-
-        Raises:
-            StateCorrupt: the state breaks an invariant.
-        """
-        new = object.__new__(Residuals)
-        new._config, new._size = self._config, self._size
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state; a reservoir that no head waits for is left out."""
+        fitted = bool(tensors["codebook.fitted"].all())
         device = self.updates.device
-        held = {name: tensors[name].to(device, copy=True).contiguous() for name in self.spec(fitted=True)}
-        new._counts = {name: held[name] for name in self._counts}
-        new.updates, new.fitted = held["residual.updates"], held["codebook.fitted"]
-        new.key_codebook, new.value_codebook = held["codebook.keys"], held["codebook.values"]
-        warm = () if bool(new.fitted.all()) else self._warmup_spec()
-        new._warmup = {name: tensors[name].to(device, copy=True).contiguous() for name in warm}
-        new._check(prototypes_in_use)
-        return new
+        self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
+        for name, tensor in self.held().items():
+            if name not in _WARMUP:
+                tensor.copy_(tensors[name])
 
-    def _check(self, in_use: Tensor) -> None:
-        for name, tensor in self.tensors().items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise StateCorrupt(f"state: tensor {name} holds a number that is not finite")
-        if (self.updates < 0).any() or self.updates[~in_use].any():
-            raise StateCorrupt("state: tensor residual.updates must not be negative, and 0 where a slot is free")
-        counted = torch.where(self.fitted[..., None], self.updates, 0)[..., None]
-        for name, counts in self._counts.items():
-            if (counts < 0).any() or (counts.flatten(4).sum(4) != counted).any():
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by group; a reservoir that is gone counts as 0."""
+        return {"warmup": 0} | super().nbytes()
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Every subspace of a fitted head counts the updates; a reservoir is there while a head waits for it."""
+        updates, fitted = tensors["residual.updates"], tensors["codebook.fitted"]
+        if updates[tensors["bank.mass"] == 0].any():
+            raise StateCorrupt("state: tensor residual.updates must be 0 where a slot is free")
+        counted = torch.where(fitted[..., None], updates, 0)[..., None]
+        for name in _COUNTS:
+            if name in tensors and (tensors[name].flatten(4).sum(4) != counted).any():
                 raise StateCorrupt(f"state: tensor {name} must sum to residual.updates in every subspace")
-        if self._warmup:
-            R, K = self._config.warmup_residuals, self._size[2]
-            owner, count = self._warmup["warmup.owner"], self._warmup["warmup.count"]
-            if (count < 0).any() or (count > R).any() or ((count == R) != self.fitted).any():
-                raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
-            if (owner < -1).any() or (owner >= K).any():
-                raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
+        waiting = [name for name in _WARMUP if name in tensors]
+        if not waiting and bool(fitted.all()):
+            return
+        missing = set(_WARMUP).difference(waiting)
+        if missing:
+            raise StateCorrupt(f"state: tensor {min(missing)} is missing while heads wait for their codebooks")
+        R, K = self._config.warmup_residuals, self._size[2]
+        owner, count = tensors["warmup.owner"], tensors["warmup.count"]
+        if (count > R).any() or ((count == R) != fitted).any():
+            raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
+        if (owner < -1).any() or (owner >= K).any():
+            raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
 
 
 def _usage_entropy(used: Tensor) -> float:
     """Bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`; at most log2 C."""
     share = used.double() / used.sum(2, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share).sum(2).mean()) / math.log(2)
+
+
+_COUNTS = ("residual.key_counts", "residual.value_counts", "residual.joint_counts")
+_WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")

@@ -13,21 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt
-from protokv.memory.base import MemoryShape, Spec, StepKV, size_of
+from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.state import LAYER, Clock, StatePart, TensorSpec, size_of
 from protokv.rotary import Rotary, unrotate
-
-# Of its part of the state, what does not have the layers first (`Memory.layer_axis`).
-LAYER_AXIS = {
-    "archive.positions": None,
-    "archive.lengths": None,
-    "archive.count": None,
-    "archive.block_keys": 1,
-}
 
 # Blocks that the table of keys has room for at first; it doubles.
 _ROOM = 16
@@ -56,8 +50,10 @@ class Block:
         return min(self.low[c] for c in components), max(self.high[c] for c in components)
 
 
-class Archive:
+class Archive(StatePart):
     """Blocks in stream order, newest last."""
+
+    promise: ClassVar[str] = "archive: its blocks cut its tokens, and its counts agree with them"
 
     def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int, capacity: int) -> None:
         """An empty archive.
@@ -106,8 +102,35 @@ class Archive:
             values[:, rows].copy_(block.kv[layer, 1], non_blocking=True)
             start += len(block)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state, copied; `archive.count` is (tokens dropped, position of the token that would come next)."""
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """As many tokens and blocks as there are."""
+        L, H, D, P = shape.layers, shape.kv_heads, shape.head_size, shape.position_components
+        kv = (LAYER, "kv_head", "archived_token", "feature")
+        return (
+            TensorSpec("archive.keys", kv, (L, H, None, D), shape.dtype, "keys of the archive, rotated"),
+            TensorSpec("archive.values", kv, (L, H, None, D), shape.dtype, "values of the archive"),
+            TensorSpec(
+                "archive.positions",
+                ("archived_token", "component"),
+                (None, P),
+                torch.int64,
+                "stream position of each token of the archive",
+                "position",
+            ),
+            TensorSpec("archive.lengths", ("block",), (None,), torch.int64, "tokens of each block", "tokens"),
+            TensorSpec(
+                "archive.block_keys",
+                ("block", LAYER, "kv_head", "feature"),
+                (None, L, H, D),
+                torch.float32,
+                "mean of each block's keys, rotation removed",
+            ),
+            TensorSpec("archive.count", ("field",), (2,), torch.int64, "tokens dropped, position of the next token"),
+        )
+
+    def held(self) -> dict[str, Tensor]:
+        """The state, its blocks copied into one tensor."""
         shape = self._shape
         size = (shape.layers, shape.kv_heads, 0, shape.head_size)
         nothing, nowhere = torch.zeros(size, dtype=shape.dtype), torch.zeros(0, shape.position_components).long()
@@ -120,14 +143,11 @@ class Archive:
             "archive.count": torch.tensor([self.dropped, self.next_position]),
         }
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse a state, whose shapes fit `spec`, that no stream leaves.
-
-        Raises:
-            StateCorrupt: lengths, counts or positions contradict each other or the settings.
-        """
-        lengths, n = tensors["archive.lengths"].tolist(), tensors["archive.positions"].shape[0]
-        if sum(lengths) != n or min(lengths, default=1) < 1 or max(lengths, default=0) > self._block_tokens:
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Lengths, counts and positions agree with each other and with the settings."""
+        lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
+        in_bounds = not lengths.numel() or bool((lengths >= 1).all() & (lengths <= self._block_tokens).all())
+        if not in_bounds or int(lengths.sum()) != n:
             raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
         if self._capacity and n > self._capacity:
             raise StateCorrupt(f"state: tensor archive.lengths has {n} tokens where {self._capacity} are the most")
@@ -136,24 +156,7 @@ class Archive:
         if dropped < 0 or following < max(self._shape.sink_tokens, highest + 1) or (dropped and not self._capacity):
             raise StateCorrupt(f"state: tensor archive.count holds {dropped}, {following}, which no stream leaves")
 
-    def spec(self, tensors: Mapping[str, Tensor]) -> Spec:
-        """Shapes and dtypes of a state of as many tokens and blocks as the given one seems to have."""
-        shape = self._shape
-        L, H, D, P = shape.layers, shape.kv_heads, shape.head_size, shape.position_components
-        n, B = (
-            len(tensors[name]) if name in tensors and tensors[name].ndim else 0
-            for name in ("archive.positions", "archive.lengths")
-        )
-        return {
-            "archive.positions": ((n, P), torch.int64),
-            "archive.lengths": ((B,), torch.int64),
-            "archive.keys": ((L, H, n, D), shape.dtype),
-            "archive.values": ((L, H, n, D), shape.dtype),
-            "archive.block_keys": ((B, L, H, D), torch.float32),
-            "archive.count": ((2,), torch.int64),
-        }
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
         lengths = tensors["archive.lengths"].tolist()
         self.blocks.clear()
@@ -168,7 +171,8 @@ class Archive:
         self.dropped, self.next_position = tensors["archive.count"].tolist()
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes on the host, and of the table of keys on the device, its spare room included."""
+        """Bytes on the host, `archive`, and of the table of keys on the device, its spare room included, `block_keys`;
+        both grow with the stream."""
         held = sum(size_of(block.kv, block.positions) for block in self.blocks)
         return {"archive": held, "block_keys": size_of(self._table)}
 

@@ -1,9 +1,9 @@
 """`ReKV`: all keys and values are kept outside the device; each layer retrieves blocks of them for a question.
 
-Source: ReKV (Di et al., ICLR 2025) and its released code. The same: a block is one frame (here a step); a new step
-attends to the prompt prefix and the most recent tokens, and is filed at once; a block's key is the mean of its
-keys before rotation; a question's query is the mean over its tokens before rotation; the score is the plain dot
-product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
+Source: ReKV (Di et al., ICLR 2025), arXiv 2503.00540, and its released code. The same: a block is one frame (here a
+step); a new step attends to the prompt prefix and the most recent tokens, and is filed at once; a block's key is the
+mean of its keys before rotation; a question's query is the mean over its tokens before rotation; the score is the plain
+dot product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
 `positions="compact"`, shows them packed behind the prefix in place of the recent tokens; the answer's tokens read what
 the question chose.
 
@@ -26,28 +26,28 @@ Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from protokv.config import ReKVConfig
 from protokv.context import Context
 from protokv.errors import StateCorrupt
-from protokv.memory.base import MemoryShape, StepKV, require
+from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
 from protokv.memory.near import NearWindow
-from protokv.memory.rekv.archive import LAYER_AXIS, Archive
+from protokv.memory.rekv.archive import Archive
 from protokv.memory.rekv.retrieval import Retrieval
 from protokv.memory.slots import Slots
+from protokv.memory.state import Clock, StatePart, TensorSpec
 from protokv.rotary import Rotary
 
 
 class ReKV(ExactMemory):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
-    bounded: ClassVar[bool] = False
-    layer_axis: ClassVar[Mapping[str, int | None]] = {**ExactMemory.layer_axis, **LAYER_AXIS}
+    bounded = False
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
@@ -55,9 +55,18 @@ class ReKV(ExactMemory):
         self._near = NearWindow(self._slots, shape.position_components)
         self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
 
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The local window and the archive."""
+        return (*super().declare(config, shape), *Archive.declare(shape))
+
+    def parts(self) -> Sequence[StatePart]:
+        """Those of the window, and the archive."""
+        return (*super().parts(), self._archive)
+
     def append(self, step: StepKV) -> None:
         """File one step, and let it enter the local window."""
-        self._slots.check(step, self._shape, self._near.last_step)
+        self._slots.check_step(step, self._shape, self._near.last_step)
         self._archive.append(step)
         self._near.append(step)
 
@@ -73,23 +82,10 @@ class ReKV(ExactMemory):
             next_position=self._archive.next_position,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state: sink, local window, and a copy of the archive."""
-        return super().tensors() | self._archive.tensors()
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave, of any length."""
-        require(tensors, {**self._slots.spec(), **self._near.spec(), **self._archive.spec(tensors)})
-        self._archive.check(tensors)
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        super()._check(tensors, clock)
         if (int(tensors["near.ring"][2]) < 0) != (tensors["archive.lengths"].numel() == 0):
             raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
-        self._near.load(tensors)
-        self._slots.load(tensors)
-        self._archive.load(tensors)
-
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part; `archive` is on the host, `block_keys` on the device, and both grow with the stream."""
-        return super().nbytes() | self._archive.nbytes()
 
     def report(self) -> dict[str, Any]:
         """Tokens in the local window, in the archive, and dropped from it."""

@@ -76,9 +76,9 @@ class Agglomerative(Policy):
         self._bound.zero_()
         self._measured, self._width = False, 0
 
-    def buffers(self) -> Sequence[Tensor]:
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """The bounds."""
-        return (self._bound,)
+        return {"bank": (self._bound,)}
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.
@@ -152,7 +152,7 @@ class Agglomerative(Policy):
 
     def _weight(self) -> Tensor:
         """What each prototype weighs in the cost of a merge, `[B, K]`; 0 where a slot is free."""
-        mass = self._bank.mass.flatten(0, 1)
+        mass = self._bank.mass.flatten(0, 1).float()
         return mass.pow(self._config.merge_mass_power).masked_fill_(mass == 0, 0.0)
 
     def _measure_all(self) -> None:

@@ -174,7 +174,7 @@ def _note(bank: PrototypeBank, positions: Tensor, prototype: Tensor, step: int, 
     head, token = (prototype >= 0).nonzero(as_tuple=True)
     flat = head * K + prototype[head, token]
     mass, position = bank.mass.view(-1), bank.position.view(-1, P)
-    added = torch.zeros_like(mass).index_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
+    added = torch.zeros_like(mass).index_add_(0, flat, torch.ones_like(flat))
     rows = added.nonzero().squeeze(1)
     if config.anchor == "recent":
         last = torch.full(mass.shape, -1, device=mass.device).scatter_reduce_(0, flat, token, "amax")

@@ -107,7 +107,7 @@ class ClusterWriter:
         def pick(held: Tensor, new: Tensor) -> Tensor:
             return torch.where(is_token.view(-1, *[1] * (held.ndim - 1)), new, held)
 
-        n = pick(bank.mass.view(-1)[row], torch.ones_like(row, dtype=torch.float32)).double()[:, None]
+        n = pick(bank.mass.view(-1)[row], torch.ones_like(row)).double()[:, None]
         mu = pick(bank.mean.view(-1, 2)[row], tokens.seen.coordinates[token]).double()
         eye = torch.eye(2, device=row.device).view(1, 4)
         sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
@@ -129,7 +129,7 @@ class ClusterWriter:
             total[members.cluster[some]] += weighted[some]
         means = total / total[:, :1]
         means[:, 0] = total[:, 0]
-        anchor = means[:, -P:].float() if self._anchor == "average" else position[self._extreme(members, position)]
+        anchor = means[:, -P:] if self._anchor == "average" else position[self._extreme(members, position)]
         last_step = torch.full((members.clusters,), -1, device=row.device)
         last_step.scatter_reduce_(0, members.cluster, step, "amax")
         return means[:, : means.shape[1] - P], anchor, last_step
@@ -138,7 +138,7 @@ class ClusterWriter:
         """The member of each cluster that is newest, or first; of equal ones the first in order."""
         # The first component is time under M-RoPE and the index of the token under RoPE.
         time = position[:, 0] if self._anchor == "recent" else -position[:, 0]
-        best = torch.full((members.clusters,), -torch.inf, device=time.device)
+        best = torch.full((members.clusters,), -torch.inf, dtype=time.dtype, device=time.device)
         best.scatter_reduce_(0, members.cluster, time, "amax")
         index = torch.arange(len(time), device=time.device)
         is_best = time == best[members.cluster]
@@ -177,7 +177,7 @@ class ClusterWriter:
         bank = self._bank
         D, P = bank.key_center.shape[3], bank.position.shape[3]
         mass, keys, values, mu, second = means.split_with_sizes([1, D, D, 2, 4], 1)
-        bank.mass.view(-1)[rows] = mass[:, 0].float()
+        bank.mass.view(-1)[rows] = mass[:, 0].round().long()
         bank.key_center.view(-1, D)[rows] = keys.float()
         bank.value_center.view(-1, D)[rows] = values.float()
         bank.mean.view(-1, 2)[rows] = mu.float()

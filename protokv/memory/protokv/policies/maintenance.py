@@ -66,7 +66,7 @@ def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config
     """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
     idle = (bank.mass > 0) & (step - bank.last_step > config.idle_steps)
     kept = config.kept_mass
-    less = (bank.mass.long() * kept.numerator).div(kept.denominator, rounding_mode="floor").float()
+    less = (bank.mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
     died = idle & (less == 0)
     bank.mass.copy_(torch.where(idle, less, bank.mass))
     rows = died.view(-1).nonzero().squeeze(1)

@@ -143,6 +143,6 @@ class BlockedRule(Policy):
         except ValueError as error:
             raise StateCorrupt(f"state: tensor plan.schedule: {error}") from error
 
-    def buffers(self) -> Sequence[Tensor]:
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Where the plans are read."""
-        return (self._done,)
+        return {"plan": (self._done,)}

@@ -1,0 +1,89 @@
+"""`LocalMemory`: a memory whose state is on one device, declared once and held in parts.
+
+Owns what follows from a declaration: what is saved, what is refused, what is counted. Knows no kind of memory.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from protokv.memory.base import Memory, MemoryShape
+from protokv.memory.migration import migrate
+from protokv.memory.state import Clock, StatePart, TensorSpec, check_shapes, check_values, shapes_of
+from protokv.rotary import Rotary
+
+
+class LocalMemory(Memory):
+    """A memory in parts."""
+
+    _config: Any
+    _shape: MemoryShape
+
+    @abstractmethod
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+        """An empty memory.
+
+        Raises:
+            ConfigError: the config does not fit the model.
+        """
+
+    @classmethod
+    @abstractmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The tensors of its state under these settings. Allocates nothing."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[StatePart]:
+        """Who holds its state."""
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What its state consists of."""
+        return self.declare(self._config, self._shape)
+
+    def held(self) -> dict[str, Tensor]:
+        """The whole state by name: live tensors, contiguous or not."""
+        return {name: tensor for part in self.parts() for name, tensor in part.held().items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
+        return {name: tensor.contiguous() for name, tensor in self.held().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state that `tensors` gave, on any device. Nothing is changed when it is refused."""
+        tensors = migrate(tensors)
+        check_shapes(shapes_of(tensors), self.specs())
+        self._check(tensors, None)
+        self._take(tensors)
+
+    def check(self, clock: Clock) -> list[str]:
+        """Refuse to go on with a state that no stream leaves."""
+        held = self.held()
+        self._check(held, clock)
+        floats = sum(tensor.is_floating_point() for tensor in held.values())
+        placed = [spec.name for spec in self.specs() if spec.unit and spec.name in held]
+        return [
+            f"values: finite in all {floats} tensors of floating-point numbers",
+            f"places and counts: {', '.join(placed)} within the stream",
+            *(part.promise for part in self.parts() if part.promise),
+        ]
+
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        check_values(tensors, self.specs(), clock)
+        for part in self.parts():
+            part.check(tensors, clock)
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        for part in self.parts():
+            part.take(tensors)
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part."""
+        sizes: dict[str, int] = {}
+        for part in self.parts():
+            for group, size in part.nbytes().items():
+                sizes[group] = sizes.get(group, 0) + size
+        return sizes
