@@ -16,7 +16,6 @@ pytest.importorskip("moto.server")
 
 from tests.snapshot.s3 import S3Server
 
-URL = "s3://bucket/shelf/clip"
 SMALL = ("--budget", "24", "--json")
 
 
@@ -29,32 +28,34 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_state_is_written_continued_asked_and_inspected_there_as_on_disk(protokv: Program, video: Path) -> None:
-    for command in (("query", URL, "what is first ?"), ("inspect", URL)):
+def test_a_state_is_written_asked_and_inspected_there_as_on_disk(protokv: Program, video: Path) -> None:
+    url = "s3://bucket/shelf/clip"
+    for command in (("query", url, "what is first ?"), ("inspect", url)):
         result = protokv(*command)
         assert result.code == Exit.NOT_FOUND
-        assert result.err.splitlines()[0] == f"Error: no state at {URL}"
-    for target in (URL, "clip.safetensors"):
+        assert result.err.splitlines()[0] == f"Error: no state at {url}"
+    for target in (url, "clip.safetensors"):
         result = protokv("ingest", video, "-o", target, *SMALL, "--every", "3s", "--keep", "3")
         assert result.code == 0, result.err
         assert result.rows()[-1]["state"] == target
-    assert protokv("inspect", URL, "clip.safetensors").code == 0
-    (document,) = protokv("inspect", URL, "--verify", "--json").rows()
+    assert protokv("inspect", url, "clip.safetensors").code == 0
+    (document,) = protokv("inspect", url, "--verify", "--json").rows()
     assert document["stream"]["commits_s"] == [6.0, 9.0, 12.0]
     for time, answered in [("6s", 6.0), ("11s", 9.0), ("1h", 12.0)]:
         rows = [
-            protokv("query", state, "what is first ?", "--at", time).rows()[0] for state in (URL, "clip.safetensors")
+            protokv("query", state, "what is first ?", "--at", time).rows()[0] for state in (url, "clip.safetensors")
         ]
         assert rows[0]["stream_time_s"] == answered
         assert rows[0]["answer"] == rows[1]["answer"]
-    assert protokv("query", URL, "what is first ?", "--at", "5s").code == Exit.NOT_FOUND
-    assert protokv("inspect", URL, "-o", "back.zarr").code == 0
-    assert protokv("inspect", "back.zarr", URL).code == 0
+    assert protokv("query", url, "what is first ?", "--at", "5s").code == Exit.NOT_FOUND
+    assert protokv("inspect", url, "-o", "back.zarr").code == 0
+    assert protokv("inspect", "back.zarr", url).code == 0
 
 
 def test_a_writer_that_another_overtook_ends_with_its_own_exit_code(
     protokv: Program, video: Path, store: S3Server
 ) -> None:
+    url = "s3://bucket/shelf/overtaken"
     assert protokv("ingest", video, "-o", "theirs.safetensors", *SMALL).code == 0
     theirs, left = snapshot.load("theirs.safetensors"), [2]
 
@@ -63,13 +64,13 @@ def test_a_writer_that_another_overtook_ends_with_its_own_exit_code(
         if method == "PUT" and key.endswith("branch.main/ref.json"):
             left[0] -= 1
             if left[0] == 0:
-                snapshot.save(theirs, URL)
+                snapshot.save(theirs, url)
 
     store.before = overtake
-    result = protokv("ingest", video, "-o", URL, *SMALL, "--every", "3s")
+    result = protokv("ingest", video, "-o", url, *SMALL, "--every", "3s")
     assert result.code == Exit.LOCKED
-    assert result.err.splitlines()[-2].startswith(f"Error: the state {URL} was committed to by another writer")
-    assert protokv("inspect", URL, "theirs.safetensors").code == 0
+    assert result.err.splitlines()[-2].startswith(f"Error: the state {url} was committed to by another writer")
+    assert protokv("inspect", url, "theirs.safetensors").code == 0
 
 
 def test_an_address_that_names_no_place_is_one_line(protokv: Program, video: Path) -> None:
