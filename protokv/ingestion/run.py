@@ -169,6 +169,8 @@ class _Run:
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = _frames_by_decoder(record.get("decoders"))
+        mark = record.get("mark")
+        self._mark = mark if type(mark) is int else None
         self._first = self._committed = session.clock
         self._began = self._committed_at = time.perf_counter()
         self._complete = segment.done
@@ -207,6 +209,7 @@ class _Run:
             self._first.steps - segment.first_step,
             # Frames behind a damaged place are the same only if the decoder comes from the same place.
             from_beginning=not self._damage.ok,
+            mark=self._mark,
             should_stop=asked,
         )
         while not stopped:
@@ -225,6 +228,7 @@ class _Run:
             session.watch(step.images, segment.start_s + step.time_s)
             self._damage = step.damage
             self._decoders.update(step.decoders)
+            self._mark = step.mark
             yield self._progress()
             yield from self._events(self._writer.landed())
             if not asked() and self._due(every):
@@ -248,6 +252,7 @@ class _Run:
         record = {
             **self._source.info.to_dict(),
             "decoders": dict(sorted(self._decoders.items())),
+            "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
         }
         state = to_state(self._session, source=self._segment.record(record), complete=self._complete)

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 _REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
 
 
+# Where a frame is cut short these show what their memory held before, without a word, unless they are told to refuse.
+_SHOWING_MEMORY = {"mjpeg"}
+
 # In a row; each is a packet that was read.
 MOST_STRANGERS = 1 << 20
+
+# Packets that are held while looking for the key frame before a time.
+HELD_BYTES = 256 << 20
+
+# These have no index, or none of the file as a whole.
+WITHOUT_INDEX = {"mpegts", "mpeg", "h264", "hevc", "flv"}
 
 # 8K in whole blocks. Decoders hold up to 17 frames of a stream, so this bounds what a small file can make them take.
 MAX_PIXELS = 8192 * 4352
@@ -55,7 +64,10 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
         if width * height > max_pixels:
             raise too_large(path, width, height, max_pixels)
         # What the stream itself says later is held against it by the decoder, before it allocates a frame.
-        stream.codec_context.options = {"max_pixels": str(max_pixels)}
+        checks = {"max_pixels": str(max_pixels)}
+        if stream.codec_context.name in _SHOWING_MEMORY:
+            checks["err_detect"] = "explode"
+        stream.codec_context.options = checks
         yield container, stream
 
 
@@ -117,6 +129,26 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
             end_s = max(end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
         yield packet
     _settle_promises(probe, stream, report, last_dts, end_s)
+
+
+def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+    """Packets from the last key frame before the first packet that is later than `start_s`.
+
+    What a seek does, where there is an index; without one FFmpeg guesses by time stamps, and lands elsewhere in a
+    damaged file. Nothing before is decoded. Where too much would have to be held, what is held goes first.
+    """
+    held: list[Any] = []
+    size = 0
+    for packet in packets:
+        time_s = expected_s(probe, packet)
+        if packet.is_keyframe and (time_s is None or time_s <= start_s):
+            held, size = [], 0
+        held.append(packet)
+        size += packet.size
+        if size > HELD_BYTES or (time_s is not None and time_s > start_s):
+            break
+    yield from held
+    yield from packets
 
 
 def expected_s(probe: Probe, packet: Any) -> float | None:

@@ -94,7 +94,8 @@ class DecordSource(PyAVSource):
         first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
         keep[first] = True
         if wanted.fps is not None and not listed[-1].duration_s and len(listed) > 1:
-            listed[-1] = Shown(listed[-1].time_s, listed[-1].time_s - listed[-2].time_s)
+            gap_s = listed[-1].time_s - listed[-2].time_s
+            listed[-1] = Shown(listed[-1].time_s, min(gap_s, 1.0 / wanted.fps))
         before: Image | None = None
         while first < len(listed):
             if wanted.should_stop():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import expected_s, opened, packets, reason
+from protokv.video.container import WITHOUT_INDEX, expected_s, opened, packets, reason, skip_to_key
 from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
@@ -96,12 +96,16 @@ class PyAVSource:
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         start_s = wanted.start_s
-        for from_s in (0.0,) if wanted.from_beginning else _starts(start_s):
+        by_reading = self.probe.container in WITHOUT_INDEX and not wanted.from_beginning and start_s > 0
+        for from_s in (0.0,) if wanted.from_beginning or by_reading else _starts(start_s):
             self._report = report = DecodeReport(0.0 if wanted.from_beginning else start_s)
             with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
                     sent = packets(self.probe, container, stream, from_s, report)
-                    given = decode(self.probe, stream, sent, report, wanted.should_stop, drop_leading=from_s > 0)
+                    if by_reading:
+                        sent = skip_to_key(self.probe, sent, start_s)
+                    after_key = by_reading or from_s > 0
+                    given = decode(self.probe, stream, sent, report, wanted.should_stop, drop_leading=after_key)
                     first = next(given, None)
                 except Exception as error:
                     if from_s <= 0:

@@ -8,6 +8,7 @@ gives what an uninterrupted reading would have given. Knows nothing of files, de
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -41,6 +42,7 @@ class Step:
         images: uint8 `[F, h, w, 3]`.
         decoders: what decoded each image.
         damage: what the reading had lost when it had given this step.
+        mark: crc32 of the last image: who resumes behind this step can tell whether the same was read before it.
     """
 
     index: int
@@ -48,13 +50,15 @@ class Step:
     images: Image
     decoders: tuple[str, ...]
     damage: Damage = WHOLE
+    mark: int = 0
 
 
 def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
     """The frame shown at each `k / fps` with `start_s <= k / fps < until_s`, up to the end of the last frame.
 
-    The last frame ends after its own duration; where it has none, after the gap before it; a lone frame
-    after `1 / fps`. Before the first frame (a damaged beginning) the first frame is shown.
+    The last frame ends after its own duration; where it has none, after the gap before it, but after `1 / fps` at
+    the latest: so who begins one sample earlier sees that gap, and finds the same end. Before the first frame (a
+    damaged beginning) the first frame is shown.
     ConfigError where fps is not a positive number.
     """
     _check_rate(fps)
@@ -69,7 +73,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
             yield Sample(k / fps, before.image, before.decoder)
             k += 1
         if shown is not None:
-            gap_s = frame.time_s - shown.time_s
+            gap_s = min(frame.time_s - shown.time_s, 1.0 / fps)
         shown = frame
     if shown is None:
         return
@@ -90,7 +94,7 @@ def thin(frames: Iterable[Frame], fps: float) -> Iterator[Frame]:
         while k / fps + SLACK_S < frame.time_s:
             shown, k = held is not None, k + 1
         if held is not None:
-            gap_s = frame.time_s - held.time_s
+            gap_s = min(frame.time_s - held.time_s, 1.0 / fps)
             if shown:
                 yield held
                 first = False
@@ -124,6 +128,7 @@ def read_steps(
     until_s: float | None = None,
     *,
     from_beginning: bool = False,
+    mark: int | None = None,
     should_stop: ShouldStop = never,
 ) -> Iterator[Step]:
     """The steps of a source from `first_index` on: equal to those of a reading from the start, found by seeking.
@@ -135,14 +140,27 @@ def read_steps(
         first_index: the first step wanted.
         until_s: where to end; within a step it makes that step a short, filled one, like the end of the video.
         from_beginning: as `Source.frames` says. A damaged file needs it to give the same steps again.
+        mark: that of the step before the first one wanted, where it is known: if a seek does not lead to the picture
+            that was there, the source is read from its beginning instead.
         should_stop: asked between frames and while waiting for one; nothing is made of what was read of a step.
     """
     _check_rate(fps)
     start_s = first_index * frames_per_step / fps
     # Losses between the last sample that was taken and the first that is wanted belong to this reading.
-    frames = source.frames(max(0.0, start_s - 1 / fps), fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+    begin_s = max(0.0, start_s - 1 / fps)
+
+    def read(from_beginning: bool) -> Iterator[Frame]:
+        frames = source.frames(begin_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+        return _until(frames, should_stop)
+
     try:
-        for step in steps(sample(_until(frames, should_stop), fps, start_s, until_s), frames_per_step, first_index):
+        known = first_index and mark is not None and not from_beginning
+        samples = sample(read(from_beginning), fps, begin_s if known else start_s, until_s)
+        if known:
+            before = next(samples, None)
+            if before is None or _mark(before.image) != mark:
+                samples = sample(read(True), fps, start_s, until_s)
+        for step in steps(samples, frames_per_step, first_index):
             yield replace(step, damage=source.damage)
     except _Stopped:
         return
@@ -166,7 +184,12 @@ def _check_rate(fps: float) -> None:
         raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
 
 
+def _mark(image: Image) -> int:
+    return zlib.crc32(np.ascontiguousarray(image).reshape(-1).data)
+
+
 def _step(index: int, group: list[Sample], frames_per_step: int) -> Step:
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
-    return Step(index, group[0].time_s, np.stack(images), tuple(one.decoder for one in group))
+    decoders = tuple(one.decoder for one in group)
+    return Step(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))

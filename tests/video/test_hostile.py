@@ -207,3 +207,24 @@ def test_an_error_while_opening_is_a_source_error(make_clip, monkeypatch):
     monkeypatch.setattr(av, "open", broken)
     with pytest.raises(SourceUnreadable, match="out of range"):
         open_source(make_clip("constant rate"))
+
+
+@pytest.mark.parametrize("name", ["late start", "variable rate", "matroska in milliseconds", "avi"])
+def test_a_mark_that_is_not_found_again_leads_to_a_reading_from_the_beginning(name, make_clip, monkeypatch):
+    import protokv.video.pyav_source as module
+
+    asked = []
+    real = module.PyAVSource._read
+
+    def seen(self, wanted):
+        asked.append(wanted.from_beginning)
+        return real(self, wanted)
+
+    monkeypatch.setattr(module.PyAVSource, "_read", seen)
+    with open_source(make_clip(name)) as source:
+        whole = list(read_steps(source, 5.0, 1))
+        for mark, readings in ((whole[3].mark, [False]), (whole[3].mark ^ 1, [False, True])):
+            asked.clear()
+            rest = list(read_steps(source, 5.0, 1, 4, mark=mark))
+            assert asked == readings
+            assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in whole[4:]]

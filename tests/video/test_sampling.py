@@ -35,7 +35,10 @@ def test_times_rounded_to_the_millisecond_give_the_same_frames():
 
 
 def test_a_slow_video_repeats_its_frames():
-    assert numbers(sample(frames_at([0.0, 1.0, 2.0]), 3.0)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    slow = frames_at([0.0, 1.0, 2.0], [1.0, 1.0, 1.0])
+    assert numbers(sample(slow, 3.0)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    # A last frame that does not say how long it stays is not believed to stay for more than one sample.
+    assert numbers(sample(frames_at([0.0, 1.0, 2.0]), 3.0)) == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_the_last_frame_is_shown_for_its_own_duration():
@@ -83,7 +86,7 @@ def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
     assert [s.time_s for s in got] == [k / fps for k in range(len(got))]
     for one, number in zip(got, numbers(got), strict=True):
         assert number == max(i for i, t in enumerate(times) if t <= one.time_s + SLACK_S)
-    end = times[-1] + gaps[-1]
+    end = times[-1] + min(gaps[-1], 1 / fps)
     assert len(got) / fps + SLACK_S >= end > (len(got) - 1) / fps
 
 
