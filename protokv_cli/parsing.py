@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from protokv.config import parse_setting
 from protokv.errors import ConfigError
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
+    from protokv.replay.studies import Variation
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -75,3 +77,22 @@ def parse_scene(text: str) -> tuple[int, int] | None:
     if not (colon and shortest.isdecimal() and longest.isdecimal()):
         raise ConfigError(f"cuts: expected SHORTEST:LONGEST in seconds or none, got {text!r}", hint="such as 6:20")
     return int(shortest), int(longest)
+
+
+def parse_variation(text: str) -> Variation:
+    """A setting and its values from `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`.
+
+    Raises:
+        ConfigError: there is no name or no value.
+    """
+    from protokv.replay.studies import Variation
+
+    name, _, values = text.partition("=")
+    memory, _, field = name.strip().rpartition(".")
+    parts = parse_list(values)
+    if not parts:
+        parse_setting(text)
+    settings = [parse_setting(f"{field}={part}") for part in parts]
+    return Variation(
+        memory or None, settings[0][0], [(part, value) for part, (_, value) in zip(parts, settings, strict=True)]
+    )

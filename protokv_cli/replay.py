@@ -11,7 +11,7 @@ from protokv.config import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_duration, parse_list, parse_scene, parse_seeds
+from protokv_cli.parsing import parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.signals import stopping
 
 
@@ -21,7 +21,7 @@ def replay(
         typer.Argument(metavar="SOURCE...", help="Video files; with --report, files of results."),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources.")
+        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources; see below.")
     ] = None,
     world: Annotated[
         str | None,
@@ -39,7 +39,10 @@ def replay(
     per_type: Annotated[
         int | None, typer.Option("--per-type", help="Questions per type and procedural stream.")
     ] = None,
-    delays: Annotated[str | None, typer.Option("--delays", help="After the reference time: 0,30s,2m,10m.")] = None,
+    delays: Annotated[
+        str | None,
+        typer.Option("--delays", help="After the reference time: 0,30s,2m,10m; what fits, if left out."),
+    ] = None,
     memories: Annotated[
         str | None, typer.Option("--memory", metavar="NAMES", help="Memories to compare: durable,paper,infinipot-v.")
     ] = None,
@@ -54,12 +57,24 @@ def replay(
     budgets: Annotated[
         str | None, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[MEMORY.]NAME=VALUE,...",
+            help="Change a setting of the memories, or of one of them; several values are compared.",
+        ),
+    ] = None,
     intersection: Annotated[
         bool,
         typer.Option("--intersection/--no-intersection", help="Only questions that can be asked at every delay."),
     ] = True,
     types: Annotated[
-        str | None, typer.Option("--types", help="Question types to ask; the retrospective ones if left out.")
+        str | None,
+        typer.Option(
+            "--types",
+            help="Question types to ask, or all; the retrospective and unnamed if left out.",
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run goes on with what is there.")
@@ -72,7 +87,7 @@ def replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over and replace the results.")] = False,
     model: options.Model = None,
-    fps: Annotated[float | None, typer.Option("--fps", help="Frames a second to sample.")] = None,
+    fps: Annotated[float | None, typer.Option("--fps", help="Frames per second to sample.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -84,8 +99,16 @@ def replay(
 ) -> None:
     """Watch streams once, ask every question at each delay under every memory, and compare.
 
-    A question is asked when its evidence was last seen a delay ago (or, where that is not known, its own time). Without
-    SOURCE and --world, procedural streams are made. The same command goes on where an earlier run stopped.
+    Without SOURCE and --world, procedural streams are made. The same command goes on where an earlier run stopped; a
+    file of results holds one study, and another study is refused.
+
+    \b
+    Questions are JSON, one object per line:
+      {"question": "Who came in?", "answer": "the postman", "ask_s": 95}
+    ask_s         when it can be asked, in seconds; evidence_s, if known, when the answer was last to be seen
+    type, id      optional: a name of the kind of question, and of the question
+    video         the file's name, where there are several sources
+    Delays count from evidence_s, and from ask_s where there is none.
 
     \b
     Examples:
@@ -98,10 +121,14 @@ def replay(
     with out.errors():
         from dataclasses import replace
 
+        from protokv.backbones import EMBEDDED, load_backbone
+        from protokv.replay.figure import check_figure
         from protokv.replay.plan import make_plan, run
         from protokv.replay.rows import RowFile, read_rows
+        from protokv.replay.runner import Setup
+        from protokv.replay.schedule import LADDER
         from protokv.replay.streams import make_worlds, open_files
-        from protokv.replay.studies import find_study, name_memories
+        from protokv.replay.studies import default_budgets, find_study, name_memories, vary_memories
         from protokv_cli.replay_tables import following, show, show_cost
 
         if report:
@@ -111,8 +138,14 @@ def replay(
             raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
         if sources and questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
+        check_figure(plot)
+        if html:
+            check_figure()
         named = find_study(study)
-        tokens = [parse_budget(text) for text in parse_list(budgets)] if budgets else list(named.budgets)
+        name = model or EMBEDDED
+        tokens = [parse_budget(text) for text in parse_list(budgets)] if budgets else default_budgets(named, name)
+        variants = named.variants(tokens) if memories is None else name_memories(parse_list(memories), tokens)
+        variants = vary_memories(variants, [parse_variation(text) for text in settings or ()])
         after = named.pressure
         if pressure is not None:
             after = replace(after, events_per_minute=pressure)
@@ -133,27 +166,29 @@ def replay(
         )
         plan = make_plan(
             streams,
-            named.variants(tokens) if memories is None else name_memories(parse_list(memories), tokens),
-            named.delays_s if delays is None else [parse_duration(text) for text in parse_list(delays)],
+            variants,
+            None if delays is None else [parse_duration(text) for text in parse_list(delays)],
+            wanted_s=LADDER if sources else named.delays_s,
             intersection=intersection,
             types=None if types is None else parse_list(types),
         )
-        from protokv.backbones import EMBEDDED, load_backbone
-
         backbone = load_backbone(
-            model or EMBEDDED, device=device, dtype=dtype or "auto", device_map=device_map, quantization=quantization
+            name, device=device, dtype=dtype or "auto", device_map=device_map, quantization=quantization
         )
-        rate = fps or backbone.default_fps
+        setup = Setup.of(backbone, fps=fps)
+        trials = plan.trials(setup)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
-            show_cost(out, plan.cost(rate, backbone.frames_per_step, {row.key for row in done}))
+            show_cost(out, plan.cost(setup, {row.key for row in done}))
             return
         results = RowFile(output, start_over=force)
-        cost = plan.cost(rate, backbone.frames_per_step, results.rows.keys())
+        cost = plan.cost(setup, results.rows.keys())
         with stopping(out.warn) as stop, following(out, cost["answers"]) as follow:
-            for event in run(plan, backbone, results, fps=fps, should_stop=lambda: bool(stop)):
+            for event in run(plan, backbone, setup, results, should_stop=lambda: bool(stop)):
                 follow(event)
-        show(out, list(results.rows.values()), dropped=plan.dropped, plot=plot, html=html)
+        asked = [results.rows[trial.key] for trial in trials if trial.key in results.rows]
+        if stop.exit is None or asked:
+            show(out, asked, dropped=plan.dropped, plot=plot, html=html)
         if stop.exit is not None:
             out.warn(f"stopped; what is done is in {output}. Continue with the same command.")
             raise typer.Exit(stop.exit)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError
-from protokv.replay.report import summarise
+from protokv.replay.report import format_delay, format_group, summarise
 from protokv.replay.rows import Row
 from protokv.replay.runner import Watched
 from protokv_cli.output import Format, Output
@@ -81,7 +84,7 @@ def show(
         reasons = "; ".join(f"{n} {why}" for why, n in (dropped or {}).items())
         raise ConfigError(
             f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
-            hint="shorter --delays, a longer stream, --no-intersection or --types may leave some",
+            hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
         )
     report = summarise(rows)
     if dropped is not None:
@@ -92,15 +95,16 @@ def show(
         for table in _tables(report):
             out.console.print(table)
             out.console.print()
-    if plot or html:
-        from protokv.replay.figure import save_html, save_png
+    if plot:
+        from protokv.replay.figure import save_figure
 
-        if plot:
-            save_png(report, plot)
-            out.note(f"figure: {plot}")
-        if html:
-            save_html(report, html)
-            out.note(f"page: {html}")
+        save_figure(report, plot)
+        out.note(f"figure: {plot}")
+    if html:
+        from protokv.replay.page import save_page
+
+        save_page(report, html, made=datetime.now().astimezone(), command=shlex.join(["protokv", *sys.argv[1:]]))
+        out.note(f"page: {html}")
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
@@ -108,36 +112,36 @@ def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
     facts = {
         "asked": f"{report['questions']} questions about {report['videos']} videos",
         "delay counted": references,
-        "floor": f"{report['floor']:.2f}, always the most frequent answer of a type",
+        "floor": f"{report['floor']:.0%}, always the most frequent answer of a type",
     }
     facts |= {f"left out, {why}": str(n) for why, n in report.get("dropped", {}).items()}
     yield pairs(facts)
     for name in ("all", *report["curves"][0]["groups"]):
         yield grid(
-            ["memory", "budget", "n", *(time_text(delay) for delay in report["delays_s"])],
+            ["memory", "budget", "n", *(format_delay(delay) for delay in report["delays_s"])],
             (
                 (curve["memory"], curve["budget"], _counts(points), *_cells(points, report))
                 for curve in report["curves"]
                 for points in [curve["all"] if name == "all" else curve["groups"][name]]
             ),
-            title=f"accuracy against delay, {name} questions (with 95 % interval)",
+            title=f"accuracy against delay, {format_group(name)} (with 95 % interval)",
         )
     yield grid(
-        ["memory", "budget", "TTFT ms", "p95", "total", "p95", "step", "state", "ratio"],
+        ["memory", "budget", "first", "p95", "answer", "p95", "step", "state", "seen/shown"],
         (
             (
                 cost["memory"],
                 cost["budget"],
                 *(
-                    cost[name]
+                    f"{cost[name]:.1f}"
                     for name in ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
                 ),
                 bytes_text(cost["state_bytes"]),
-                f"{cost['compression']:.0f}x",
+                f"{cost['compression']:.1f}",
             )
             for cost in report["costs"]
         ),
-        title="cost (medians; 95th percentiles)",
+        title="cost: ms to the first token, of an answer and of a step (medians, 95th percentiles)",
     )
 
 

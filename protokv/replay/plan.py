@@ -12,9 +12,9 @@ from typing import Any
 
 from protokv.backbones.base import Backbone
 from protokv.errors import ConfigError
-from protokv.replay.rows import Row, RowFile
-from protokv.replay.runner import Variant, Watched, key_of, replay
-from protokv.replay.schedule import Schedule, schedule
+from protokv.replay.rows import Row, RowFile, Trial
+from protokv.replay.runner import Setup, Variant, Watched, replay
+from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
@@ -35,35 +35,45 @@ class Plan:
         """Reason -> questions left out for it, over all streams."""
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
-    def cost(self, fps: float, frames_per_step: int, done: Collection[Any] = ()) -> dict[str, Any]:
+    def trials(self, setup: Setup) -> list[Trial]:
+        """Every question at every delay under every memory."""
+        return [
+            setup.trial(stream, ask, variant)
+            for stream, asked in self.streams
+            for variant in self.variants
+            for ask in asked.asks
+        ]
+
+    def cost(self, setup: Setup, done: Collection[str] = ()) -> dict[str, Any]:
         """What a run would do: streams, questions, steps to encode (summed over memories) and answers to give."""
         left = [
-            (stream, variant, [ask for ask in asked.asks if key_of(stream, ask, variant) not in done])
+            [ask for ask in asked.asks if setup.trial(stream, ask, variant).key not in done]
             for stream, asked in self.streams
             for variant in self.variants
         ]
-        steps_per_second = fps / frames_per_step
+        steps_per_second = setup.fps / setup.frames_per_step
         # A pass ends with its last question.
-        steps = sum(-(-asks[-1].at_s * steps_per_second // 1) for _, _, asks in left if asks)
+        steps = sum(-(-asks[-1].at_s * steps_per_second // 1) for asks in left if asks)
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
             "steps": int(steps),
-            "answers": sum(len(asks) for _, _, asks in left),
+            "answers": sum(map(len, left)),
         }
 
 
 def make_plan(
     streams: Sequence[Stream],
     variants: Sequence[Variant],
-    delays_s: Sequence[float],
+    delays_s: Sequence[float] | None,
     *,
+    wanted_s: Sequence[float] = LADDER,
     intersection: bool = True,
     types: Collection[str] | None = None,
 ) -> Plan:
-    """Schedule every stream; see `schedule` for the arguments.
+    """Schedule every stream; see `schedule` for the arguments. Without delays, `wanted_s` are fitted to the streams.
 
     Raises:
         ConfigError: two memories have the same name and budget, or two streams the same name.
@@ -75,6 +85,9 @@ def make_plan(
         twice = [name for name, n in Counter(names).items() if n > 1]
         if twice:
             raise ConfigError(f"{what} {twice[0]} is there twice", hint="results could not be told apart")
+    if delays_s is None:
+        rooms = [stream.length_s - question.reference_s for stream in streams for question in stream.questions]
+        delays_s = fit_delays(rooms, wanted_s)
     scheduled = [
         (stream, schedule(stream.questions, delays_s, stream.length_s, intersection=intersection, types=types))
         for stream in streams
@@ -85,15 +98,20 @@ def make_plan(
 def run(
     plan: Plan,
     backbone: Backbone,
+    setup: Setup,
     results: RowFile,
     *,
-    fps: float | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row | Watched]:
-    """Do what is left of a plan; every row is in the file before it is yielded."""
+    """Do what is left of a plan; every row is in the file before it is yielded.
+
+    Raises:
+        ConfigError: the file holds results of another study.
+    """
+    results.check(plan.trials(setup))
     for stream, asked in plan.streams:
         for event in replay(
-            backbone, stream, asked, plan.variants, fps=fps, done=results.rows.keys(), should_stop=should_stop
+            backbone, stream, asked, plan.variants, setup, done=results.rows.keys(), should_stop=should_stop
         ):
             if isinstance(event, Row):
                 results.append(event)

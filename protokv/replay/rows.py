@@ -1,7 +1,8 @@
 """Results as JSON lines: one row per question, delay and memory, appended as soon as it is known.
 
-Owns the row, the file and what is already done in it. A killed run leaves at most one torn last line, which is dropped
-when the run is resumed.
+Owns the row, what makes it this row and no other, the file, and what is already done in it. A killed run leaves at most
+one torn last line, which is dropped when the run is resumed. A file holds one study: rows that contradict each other
+about a stream, a question, a memory or the model are refused, not mixed.
 """
 
 from __future__ import annotations
@@ -9,31 +10,31 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
+from protokv.config.base import shorten
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import Reference
 
+PROTOCOL: Final = 1
+"""Counts up when the same settings give other questions, times or frames."""
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One answer under one memory.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One question at one delay under one memory: everything that decides the answer.
 
     Attributes:
-        video, question_id, question, type, expected: what was asked about what.
-        reference, reference_s, delay_s, asked_s: what t0 is and when, the delay, and the stream time of the asking:
-            the end of the first step that is not before t0 + delay.
-        memory: the label of the run; `budget` and `config` say what it was.
-        prediction, correct: what came.
-        ttft_ms, total_ms: from the question's arrival to the first and to the last token.
-        context_tokens: slots of memory that attention could see.
-        state_bytes: of the memory.
-        peak_bytes: of the process so far, or of the device's allocator where the model runs on one.
-        seconds_per_step: of the memory's updates until then, encoding included, the shared vision tower not.
-        tokens_seen: visual tokens of the stream until then.
+        video, question_id, question, type, expected: what is asked about what.
+        reference, reference_s, delay_s: what t0 is and when, and the delay behind it.
+        memory: the label of the memory; `budget` and `config` say what it is.
+        stream: what decides the frames: the world's settings or the file's fingerprint, and the sampling.
+        model: which model answers, as states name it.
+        decoding: how answers are generated.
+        protocol: `PROTOCOL` of the program.
     """
 
     video: str
@@ -44,24 +45,64 @@ class Row:
     reference: Reference
     reference_s: float
     delay_s: float
-    asked_s: float
     memory: str
     budget: int
     config: dict[str, Any]
+    stream: dict[str, Any]
+    model: dict[str, Any]
+    decoding: dict[str, Any]
+    protocol: int = PROTOCOL
+
+    @property
+    def study(self) -> dict[str, Any]:
+        """Fact -> value: what trials of one study agree on wherever they name the same fact."""
+        # A model goes by many names; its digest tells whether it is the same.
+        model = {
+            name: value for name, value in self.model.items() if name != "name" or not self.model["weights_digest"]
+        }
+        return {
+            "the protocol": self.protocol,
+            "the model": model,
+            "the decoding": self.decoding,
+            f"the stream {self.video}": self.stream,
+            f"question {self.question_id} about {self.video}": {
+                "text": self.question, "expected answer": self.expected, "reference time": self.reference_s
+            },
+            f"the memory {self.memory} at {self.budget} tokens": self.config,
+        }  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """All that decides the answer, as one canonical text: equal keys are the same trial."""
+        where = [self.video, self.question_id, self.memory, self.budget, self.delay_s]
+        return json.dumps([where, self.study], sort_keys=True, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Trial):
+    """A trial and what came of it.
+
+    Attributes:
+        asked_s: stream time of the asking: the end of the first step that is not before t0 + delay.
+        prediction, correct: the answer.
+        ttft_ms, total_ms: from the question's arrival to the first and to the last token.
+        context_tokens: tokens of the stream that attention could see; the prompt is not counted.
+        state_bytes: of the memory.
+        step_ms: mean time of the memory's updates until then, encoding included, the shared vision tower not.
+        tokens_seen: visual tokens of the stream until then.
+        device: where it ran, since times depend on it.
+    """
+
+    asked_s: float
     prediction: str
     correct: bool
     ttft_ms: float
     total_ms: float
     context_tokens: int
     state_bytes: int
-    peak_bytes: int
-    seconds_per_step: float
+    step_ms: float
     tokens_seen: int
-
-    @property
-    def key(self) -> tuple[str, str, str, int, float]:
-        """What makes it this row: stream, question, memory, budget and delay."""
-        return self.video, self.question_id, self.memory, self.budget, self.delay_s
+    device: str
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -73,6 +114,8 @@ class Row:
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
         names = [field.name for field in fields(cls)]
+        if "protocol" not in data and "question_id" in data:
+            raise ValueError("it is from an older version, which did not note the model and the stream")
         missing = [name for name in names if name not in data]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
@@ -84,13 +127,15 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
 
     Raises:
         SourceNotFound: a file does not exist.
-        ConfigError: a line that is not the last of its file is no row, or a packed file is damaged.
+        ConfigError: a line that is not the last of its file is no row, a packed file is damaged, or the rows are of
+            different studies.
     """
-    rows: dict[tuple[str, str, str, int, float], Row] = {}
+    rows: dict[str, Row] = {}
+    facts: dict[str, Any] = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        lines = _text(path).split("\n")
+        lines = _read_text(path).split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 row = Row.from_json(json.loads(line)) if line.strip() else None
@@ -99,15 +144,39 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
                     continue
                 raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
             if row:
+                facts = agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
                 rows[row.key] = row
     return list(rows.values())
+
+
+def agree(facts: Mapping[str, Any], trial: Trial, where: str, *, hint: str) -> dict[str, Any]:
+    """The facts of a study with those of one more trial.
+
+    Raises:
+        ConfigError: the trial contradicts one of the facts; it is named with both values.
+    """
+    for name, value in trial.study.items():
+        if name in facts and facts[name] != value:
+            was, now = _differ(facts[name], value)
+            raise ConfigError(f"{where} of another study: {name} had {was} and now has {now}", hint=hint)
+    return {**facts, **trial.study}
+
+
+def _differ(old: Any, new: Any) -> tuple[str, str]:
+    """How two values differ, shortly: of two objects only the first key that does."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *old]:
+            if old.get(key) != new.get(key):
+                was, now = _differ(old.get(key), new.get(key))
+                return f"{key} {was}", f"{key} {now}"
+    return shorten(old), shorten(new)
 
 
 # What a row begins with; only a torn row may be cut off.
 _ROW_START: Final = b'{"video": '
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
@@ -138,3 +207,16 @@ class RowFile:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
         self.rows[row.key] = row
+
+    def check(self, trials: Iterable[Trial]) -> None:
+        """Refuse to mix studies in one file.
+
+        Raises:
+            ConfigError: a row that is there and a trial contradict each other.
+        """
+        facts: dict[str, Any] = {}
+        hint = "name another file with -o, or start over with --force"
+        for row in self.rows.values():
+            facts.update(row.study)
+        for trial in trials:
+            agree(facts, trial, f"{self._path} holds results", hint=hint)

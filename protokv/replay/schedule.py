@@ -2,7 +2,8 @@
 
 A question with reference time t0 can be asked at delay Delta iff t0 + Delta is not beyond the end of its stream. By
 default only questions that can be asked at every delay are asked at all, so that all points of a curve stand on the
-same questions. Knows no video and no model.
+same questions. Questions whose type says that their answer changes with time are left out of a sweep; those without a
+type are asked. Knows no video and no model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from protokv.replay.questions import RETROSPECTIVE, Question
 
 # Container durations are rounded: an ask this far behind the end still counts as at the end.
 SLACK_S = 1e-6
+
+LADDER = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+"""Delays in seconds to choose from where nobody names any."""
+
+ALL_TYPES = "all"
+"""In place of the names of types: ask every question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,8 @@ def schedule(
         delays_s: the sweep.
         length_s: of the stream.
         intersection: ask only what can be asked at every delay.
-        types: names of question types to ask; the retrospective ones where None. A single delay of 0 is no sweep:
-            then every type is asked.
+        types: names of question types to ask, or `ALL_TYPES`; where None, the retrospective ones and questions
+            without a type. A single delay of 0 is no sweep: then every type is asked.
 
     Raises:
         ConfigError: there is no delay.
@@ -71,10 +78,10 @@ def schedule(
     asks: list[Ask] = []
     dropped: Counter[str] = Counter()
     for question in questions:
-        if types is not None and question.type not in types:
+        if types is not None and question.type not in types and ALL_TYPES not in types:
             dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
-        elif types is None and sweep and question.type not in RETROSPECTIVE:
-            dropped[f"type {question.type or 'unnamed'} is not retrospective"] += 1
+        elif types is None and sweep and question.type and question.type not in RETROSPECTIVE:
+            dropped[f"type {question.type} is not known to be retrospective"] += 1
         else:
             valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]
             if not valid or (intersection and len(valid) < len(delays_s)):
@@ -83,3 +90,19 @@ def schedule(
                 asks += [Ask(question, delay) for delay in valid]
     asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
     return Schedule(tuple(asks), dropped)
+
+
+def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = LADDER, *, most: int = 4) -> list[float]:
+    """Choose delays that at least half of the questions leave room for.
+
+    Args:
+        rooms_s: of every question, the seconds between its reference time and the end of its stream.
+        wanted: delays to choose from; `LADDER` stands in if only 0 of them fits.
+        most: delays to return at most: 0, if it is wanted, and the longest that fit.
+    """
+    ordered = sorted(rooms_s)
+    room = ordered[len(ordered) // 2] if ordered else 0.0
+    fitting = [delay for delay in sorted(wanted) if delay <= room + SLACK_S]
+    if not any(fitting):
+        fitting = [delay for delay in LADDER if delay <= room + SLACK_S] or [0.0]
+    return fitting if len(fitting) <= most else [fitting[0], *fitting[1 - most :]]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +31,13 @@ class Stream(ABC):
     Attributes:
         name: as it stands in the results.
         length_s: seconds of stream time.
+        facts: what decides its frames, plain JSON.
         questions: about it.
     """
 
     name: str
     length_s: float
+    facts: dict[str, Any]
     questions: Sequence[Question]
 
     @abstractmethod
@@ -53,9 +56,11 @@ class FileStream(Stream):
         """
         self._path = path
         with open_source(path) as source:
-            if source.info.duration_s is None:
+            info = source.info
+            if info.duration_s is None:
                 raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
-            self.name, self.length_s = source.info.name, source.info.duration_s
+            self.name, self.length_s = info.name, info.duration_s
+            self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
         self.questions = questions
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -110,6 +115,7 @@ class WorldStream(Stream):
         )
         self._world = World(config)
         self.name, self.length_s = f"world-{seed}", float(length_s)
+        self.facts = {"world": asdict(config) | {"cut_s": list(config.cut_s) if config.cut_s else None}}
         self.questions = find_lasting_questions(self._world, float(evidence_s), per_type)
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:

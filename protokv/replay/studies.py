@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protokv.config import FullConfig, MemoryConfig, PaperConfig
+from protokv.backbones import EMBEDDED
+from protokv.config import DEFAULT, FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.replay.runner import Variant
 from protokv.replay.streams import Pressure
@@ -48,26 +49,82 @@ class Study:
     delays_s: tuple[float, ...] = (0, 30, 120, 180)
 
     def variants(self, budgets: Sequence[int] | None = None) -> list[Variant]:
-        """The memories at each budget, each of them once; the full cache, which has no budget, only at the first.
+        """The memories at each budget; see `drop_repeated`.
 
         Raises:
             ConfigError: a memory does not fit a budget.
         """
-        found: dict[tuple[str, int], Variant] = {}
-        for budget in budgets or self.budgets:
-            for variant in self.memories(budget):
-                size = 0 if variant.config.name == FullConfig.name else variant.config.budget
-                found.setdefault((variant.label, size), variant)
-        return list(found.values())
+        return drop_repeated([variant for budget in budgets or self.budgets for variant in self.memories(budget)])
+
+
+def default_budgets(study: Study, model: str) -> list[int]:
+    """The budgets of a study with the embedded model, whose steps have nine tokens; the usual one with any other."""
+    return list(study.budgets) if model == EMBEDDED else [MemoryConfig.of(DEFAULT).budget]
+
+
+def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
+    """Each memory once per budget, and the full cache, which has none, at the first only."""
+    found: dict[tuple[str, int], Variant] = {}
+    for variant in variants:
+        size = 0 if variant.config.name == FullConfig.name else variant.config.budget
+        found.setdefault((variant.label, size), variant)
+    return list(found.values())
 
 
 def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
-    """Memories by their names, at each budget.
+    """Memories by their names, at each budget; see `drop_repeated`.
 
     Raises:
         ConfigError: a name is unknown.
     """
-    return [name_memory(name, budget) for budget in budgets for name in names]
+    return drop_repeated([name_memory(name, budget) for budget in budgets for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A setting and the values to compare.
+
+    Attributes:
+        memory: whose setting it is; None: that of every memory.
+        setting: the name of the field.
+        values: each as it is written in tables, with the value itself.
+    """
+
+    memory: str | None
+    setting: str
+    values: Sequence[tuple[str, Any]]
+
+
+def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) -> list[Variant]:
+    """Replace each memory by one variant per combination of values.
+
+    Raises:
+        ConfigError: a variation names a memory that is not there, or a setting or value that the memory does not have.
+    """
+    found = list(variants)
+    for variation in variations:
+        names = {variant.config.name for variant in found}
+        if variation.memory is not None and variation.memory not in names:
+            raise ConfigError(
+                f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared",
+                hint=f"memories: {', '.join(sorted(names))}",
+            )
+        found = [
+            changed
+            for variant in found
+            for changed in (
+                [variant]
+                if variation.memory not in (None, variant.config.name)
+                else [
+                    Variant(
+                        f"{variant.label} {variation.setting}={text}",
+                        variant.config.with_fields({variation.setting: value}),
+                    )
+                    for text, value in variation.values
+                ]
+            )
+        ]
+    return found
 
 
 def name_memory(name: str, budget: int) -> Variant:

@@ -6,7 +6,15 @@ import pytest
 
 from protokv.errors import ConfigError
 from protokv.ingestion import MINUTELY, NEVER, Every
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_scene, parse_seeds
+from protokv.replay.studies import Variation
+from protokv_cli.parsing import (
+    parse_duration,
+    parse_every,
+    parse_list,
+    parse_scene,
+    parse_seeds,
+    parse_variation,
+)
 
 
 def test_a_list_has_no_empty_parts() -> None:
@@ -63,3 +71,11 @@ def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str | None,
 def test_what_is_no_interval_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot commit every"):
         parse_every(text)
+
+
+def test_a_variation_has_a_memory_or_none_and_its_values() -> None:
+    assert parse_variation("paper.split=1:5,1:3") == Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])
+    assert parse_variation("pseudo-tokens=4") == Variation(None, "pseudo_tokens", [("4", 4)])
+    for wrong in ("split", "split=", "=1"):
+        with pytest.raises(ConfigError, match="NAME=VALUE"):
+            parse_variation(wrong)

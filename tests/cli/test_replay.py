@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Result, write_video
 
 SMALL = (
     "--world",
@@ -27,6 +27,15 @@ SMALL = (
 
 def results(program: Program, name: str = "results.jsonl") -> list[dict[str, object]]:
     return [json.loads(line) for line in (program.folder / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> bytes:
+    """The results of `SMALL` at 24 tokens."""
+    program = Program(tmp_path_factory.mktemp("finished"), tiny_folder)
+    path = program.folder / "results.jsonl"
+    assert program("replay", *SMALL, "--budget", "24", "-o", path, "--json").code == 0
+    return path.read_bytes()
 
 
 def test_one_row_a_memory_question_and_delay_and_a_report_on_stdout(protokv: Program) -> None:
@@ -80,7 +89,7 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
     (report,) = protokv("replay", video, *options).rows()
     assert report["questions"] == 1
     assert report["dropped"] == {
-        "type now is not retrospective": 1,
+        "type now is not known to be retrospective": 1,
         "beyond the end of the stream at some delay": 1,
     }
     assert {row["asked_s"] for row in results(protokv)} == {3.0, 8.0}
@@ -107,6 +116,78 @@ def test_what_cannot_be_replayed_is_one_clear_line(
     result = protokv("replay", *arguments)
     assert result.code == code
     assert said in result.err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (("--length", "40s"), "world length_s 30 and now has world length_s 40"),
+        (("--fps", "1"), "fps 2.0 and now has fps 1.0"),
+        (("--pressure", "20"), "world events_per_minute 6.0 and now has world events_per_minute 20.0"),
+        (("--cuts", "none"), "world cut_s [6, 20] and now has world cut_s None"),
+        (("--moving", "1"), "world moving 0.3 and now has world moving 1.0"),
+    ],
+    ids=str,
+)
+def test_results_of_another_study_are_refused_and_left_as_they_are(
+    protokv: Program, finished: bytes, change: tuple[str, ...], fact: str
+) -> None:
+    (protokv.folder / "results.jsonl").write_bytes(finished)
+    result = protokv("replay", *SMALL, "--budget", "24", *change)
+    assert result.code == Exit.USAGE
+    assert f"results.jsonl holds results of another study: the stream world-3 had {fact}" in result.err
+    assert (protokv.folder / "results.jsonl").read_bytes() == finished
+
+
+def test_only_the_memories_that_were_asked_for_are_shown(protokv: Program, finished: bytes) -> None:
+    (protokv.folder / "results.jsonl").write_bytes(finished)
+    (report,) = protokv("replay", *SMALL, "--budget", "24", "--memory", "sliding-window", "--json").rows()
+    assert [curve["memory"] for curve in report["curves"]] == ["sliding-window"]
+    assert (protokv.folder / "results.jsonl").read_bytes() == finished
+
+
+def test_settings_of_one_memory_are_compared(protokv: Program) -> None:
+    options = ("--budget", "24", "--memory", "paper,full", "--set", "paper.decay=floor,off", "--json")
+    (report,) = protokv("replay", *SMALL, *options).rows()
+    assert [curve["memory"] for curve in report["curves"]] == ["paper decay=floor", "paper decay=off", "full"]
+
+
+def test_a_plain_file_of_questions_works_as_it_is(protokv: Program, video: Path) -> None:
+    (protokv.folder / "q.jsonl").write_text(
+        '{"question": "what is the star ?", "answer": "red", "ask_s": 1}\n'
+        '{"question": "what is the ring ?", "answer": "blue", "ask_s": 2}\n'
+    )
+    (report,) = protokv(
+        "replay", video, "--questions", "q.jsonl", "--memory", "durable", "--budget", "24", "--json"
+    ).rows()
+    assert report["questions"] == 2
+    assert report["delays_s"] == [0.0, 5.0, 10.0]
+    assert report["dropped"] == {}
+
+
+def test_another_video_or_expected_answer_is_another_study(protokv: Program, video: Path) -> None:
+    def ask(name: object, answer: str) -> Result:
+        row = {"question": "what is the star ?", "answer": answer, "ask_s": 1}
+        (protokv.folder / "q.jsonl").write_text(json.dumps(row))
+        return protokv("replay", name, "--questions", "q.jsonl", "--memory", "full", "--budget", "24", "--json")
+
+    path = protokv.folder / "clip.mp4"
+    path.write_bytes(video.read_bytes())
+    assert ask(path, "red").code == 0
+    changed = ask(path, "blue")
+    assert changed.code == Exit.USAGE
+    assert "question 1 about clip.mp4 had expected answer 'red' and now has expected answer 'blue'" in changed.err
+    write_video(path, 12, seed=5)
+    assert "the stream clip.mp4 had" in ask(path, "red").err
+
+
+def test_a_missing_plot_library_is_told_before_the_run(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protokv.replay.figure.find_spec", lambda name: None)
+    for option in ("--plot", "--html"):
+        result = protokv("replay", *SMALL, option, "x.svg")
+        assert result.code == Exit.USAGE
+        assert "figures need matplotlib" in result.err
+    assert not list(protokv.folder.iterdir())
 
 
 @pytest.mark.parametrize("text", ["my notes\nof today\n", "my notes", '{"other": 1}'])

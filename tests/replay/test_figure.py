@@ -1,0 +1,71 @@
+"""Figure and page are written, need nothing else, and are refused before the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from protokv.errors import ConfigError
+from protokv.replay.figure import check_figure, draw, save_figure
+from protokv.replay.page import save_page
+from protokv.replay.report import summarise
+from tests.replay.rows import example_rows
+
+
+def test_figure_and_page_are_written_and_need_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = summarise([*example_rows(), *(replace(row, budget=16) for row in example_rows())])
+    save_figure(report, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    save_page(report, tmp_path / "x.html")
+    page = (tmp_path / "x.html").read_text()
+    assert "<svg" in page
+    assert "window, 16" in page
+    assert not [mark for mark in ("<script", "src=", "@import", 'href="http') if mark in page]
+    with pytest.raises(ConfigError, match=r"x\.doc"):
+        save_figure(report, tmp_path / "x.doc")
+
+
+def test_the_page_says_what_made_it_and_what_it_cost(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = summarise(example_rows())
+    made = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+    save_page(report, tmp_path / "x.html", made=made, command="protokv replay --set 'a<b>=1'")
+    page = (tmp_path / "x.html").read_text()
+    for said in ("m, float32", "2 frames per second", "2026-03-04 05:06 UTC", "Costs", "state, MiB", 'name="viewport"'):
+        assert said in page, said
+    assert "a&lt;b&gt;=1" in page
+    assert "2 min" in page
+
+
+def test_every_panel_has_its_floor_and_a_tick_of_its_own_for_each_delay() -> None:
+    pytest.importorskip("matplotlib")
+    figure = draw(summarise(example_rows()))
+    panels = [axis for axis in figure.axes if axis.get_visible() and axis.get_xlabel() == "delay"]
+    assert len(panels) == 1 + 2 + 2
+    for axis in panels:
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0 s", "30 s", "2 min"]
+        assert [line for line in axis.get_lines() if line.get_label() == "most frequent answer"]
+
+
+def test_equal_curves_do_not_hide_each_other() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [replace(row, correct=True) for row in example_rows()]
+    axis = draw(summarise(rows)).axes[0]
+    full, window = (bars.lines[0] for bars in axis.containers)
+    assert not set(full.get_xdata()) & set(window.get_xdata())
+    assert full.get_linewidth() > window.get_linewidth()
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_figure(tmp_path / "x.svg")
+    with pytest.raises(ConfigError, match=r"x\.doc"):
+        check_figure("x.doc")
+    with pytest.raises(ConfigError, match="no folder"):
+        check_figure(tmp_path / "absent" / "x.png")
+    monkeypatch.setattr("protokv.replay.figure.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="matplotlib"):
+        check_figure()
