@@ -18,6 +18,7 @@ class Exit(IntEnum):
     LOCKED = 11
     MISMATCH = 12
     CORRUPT = 13
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -89,7 +91,7 @@ def ingest(
       protokv ingest video.mp4 --budget 512 --every 30s --json
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
     """
-    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug, outlives_stdout=True)
     with out.errors():
         if append and state is None:
             raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
@@ -121,12 +123,14 @@ def ingest(
                 device_map=device_map,
                 quantization=quantization,
             )
-            for event in events:
-                if isinstance(event, Started):
-                    _begin(out, event, source)
-                report(event)
-                if isinstance(event, Summary):
-                    _close(out, event, source, stop.exit)
+            # Closed at once where something fails here: it commits what was watched.
+            with closing(events):
+                for event in events:
+                    if isinstance(event, Started):
+                        _begin(out, event, source)
+                    report(event)
+                    if isinstance(event, Summary):
+                        _close(out, event, source, stop.exit)
 
 
 def _begin(out: Output, started: Started, source: str) -> None:
@@ -151,4 +155,4 @@ def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> No
         out.warn(f"Error: {source}: {summary.damage}")
         out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
-    out.note(f'ask it: protokv query {summary.state} "..."')
+    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')

@@ -10,13 +10,14 @@ from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
+from protokv_cli.printable import printable
 
 
 def inspect(
     state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote.")],
     other: Annotated[
         str | None,
-        typer.Argument(metavar="[STATE2]", help="A second one: show how they differ. Exit 0 if equal, 1 if not."),
+        typer.Argument(metavar="STATE2", help="A second one: show how they differ. Exit 0 if equal, 1 if not."),
     ] = None,
     output: Annotated[
         str | None,
@@ -76,8 +77,7 @@ def _show(out: Output, document: dict[str, Any]) -> None:
         from protokv_cli.inspect_tables import tables
 
         for table in tables(document):
-            out.console.print(table)
-            out.console.print()
+            out.table(table, "")
 
 
 def _flat(value: Any, path: str = "") -> list[str]:
@@ -86,6 +86,4 @@ def _flat(value: Any, path: str = "") -> list[str]:
         return [line for k, v in value.items() for line in _flat(v, f"{path}.{k}" if path else k)]
     if isinstance(value, list):
         return [line for i, v in enumerate(value) for line in _flat(v, f"{path}[{i}]")]
-    from protokv_cli.inspect_tables import legible
-
-    return [f"{legible(path)}\t{legible(str(value))}"]
+    return [f"{printable(path)}\t{printable(value)}"]

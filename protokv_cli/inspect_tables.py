@@ -16,7 +16,6 @@ _COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
 
 def tables(d: dict[str, Any]) -> Iterator[RenderableType]:
     """Those of a document, whichever of the three it is: of one state, of two, or of one written again."""
-    d = _plain(d)
     if "equal" in d:
         yield from _of_difference(d)
     elif "output" in d:
@@ -50,24 +49,6 @@ def _of_difference(d: dict[str, Any]) -> Iterator[RenderableType]:
             ),
             title=f"tensors, {len(d['tensors'])} of {d['tensors_compared']}",
         )
-
-
-def legible(text: str) -> str:
-    """Text out of a state, on one line and without the control characters that a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _plain(value: Any) -> Any:
-    """A document whose texts are shown as they are: rich reads square brackets as its own."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, str):
-        from rich.markup import escape
-
-        return escape(legible(value))
-    return value
 
 
 def _cell(value: Any) -> Any:

@@ -5,18 +5,20 @@ Settings come from flags, then PROTOKV_* variables, then protokv.toml in the cur
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from protokv.version import __version__
-from protokv_cli.exits import Exit
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.query import query
 from protokv_cli.replay import replay
+from protokv_cli.settings import read_settings
+
+if TYPE_CHECKING:
+    import click
 
 SETTINGS = "protokv.toml"
 
@@ -58,24 +60,8 @@ def protokv(
 
     Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect], [replay]).
     """
-    ctx.default_map = {**_settings(), **(ctx.default_map or {})}
-
-
-def _settings() -> dict[str, dict[str, object]]:
-    """Defaults a subcommand from protokv.toml; `-` and `_` are the same in its keys."""
-    file = Path(SETTINGS)
-    if not file.is_file():
-        return {}
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        typer.echo(f"Error: {SETTINGS} cannot be read: {error}\nHint: mend it or move it away", err=True)
-        raise typer.Exit(Exit.USAGE) from error
-    common = {k: v for k, v in tables.items() if not isinstance(v, dict)}
-    return {
-        command: {k.replace("-", "_"): v for k, v in {**common, **tables.get(command, {})}.items()}
-        for command in COMMANDS
-    }
+    commands = cast("click.Group", ctx.command).commands
+    ctx.default_map = {**read_settings(Path(SETTINGS), commands), **(ctx.default_map or {})}
 
 
 def run() -> None:

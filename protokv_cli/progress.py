@@ -10,6 +10,7 @@ from typing import Any
 
 from protokv.ingestion import Event, Progress, Summary
 from protokv_cli.output import Format, Output
+from protokv_cli.printable import printable
 from protokv_cli.tables import bytes_text, time_text
 
 # A reader of the JSON lines wants to follow, not to be flooded; a log file wants a sign of life now and then.
@@ -60,23 +61,25 @@ class _Bar:
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[where]}  {task.fields[speed]}  {task.fields[state]}"),
+            TextColumn("{task.fields[where]}  {task.fields[speed]}  {task.fields[state]}", markup=False),
             console=out.messages,
             transient=True,
             auto_refresh=False,
         )
         self._drawn_s = -BAR_EVERY_S
-        self._task = self._bar.add_task(source, total=None, where="", speed="", state="")
-        self._bar.start()
+        self._task = self._bar.add_task(printable(source), total=None, where="", speed="", state="")
+        self._gone = False
+        self._draw(self._bar.start)
 
     def update(self, event: Progress) -> None:
         if time.monotonic() - self._drawn_s < BAR_EVERY_S:
             return
         self._drawn_s = time.monotonic()
         end = f" / {time_text(event.duration_s)}" if event.duration_s else ""
-        self._bar.update(
+        self._draw(
+            self._bar.update,
             self._task,
             total=event.duration_s,
             completed=min(event.stream_time_s, event.duration_s or event.stream_time_s),
@@ -87,7 +90,15 @@ class _Bar:
         )
 
     def stop(self) -> None:
-        self._bar.stop()
+        self._draw(self._bar.stop)
+
+    def _draw(self, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """A terminal that is gone takes the bar with it and nothing else; for a broken pipe rich raises SystemExit."""
+        if not self._gone:
+            try:
+                act(*arguments, **options)
+            except (OSError, ValueError, SystemExit):
+                self._gone = True
 
 
 def _table(out: Output, summary: Summary) -> None:
@@ -103,4 +114,4 @@ def _table(out: Output, summary: Summary) -> None:
         rows["incomplete"] = "stopped before the end of the source"
     if summary.damaged:
         rows["damaged"] = summary.damage
-    out.console.print(pairs(rows))
+    out.table(pairs(rows))

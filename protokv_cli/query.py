@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,7 +74,7 @@ def query(
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
         state, questions = _split(arguments or [], named)
-        asked = _read(questions or ([] if sys.stdin.isatty() else ["-"]))
+        asked = _read(questions or ([] if out.stdin is None or out.stdin.isatty() else ["-"]), out.stdin)
         first = next(asked, None)
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
@@ -105,7 +104,7 @@ def query(
             if out.format is Format.JSON:
                 out.json(row)
             elif question.expected is not None and out.format is Format.TABLE and not row["correct"]:
-                out.console.print(f"  expected: {question.expected}", style="yellow", markup=False)
+                out.table(f"  expected: {question.expected}", style="yellow")
         if n:
             out.note(f"{right} of {n} answers as expected ({right / n:.1%})")
 
@@ -122,7 +121,7 @@ def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
 def _answer(out: Output, session: Session, question: str, decoding: Any, *, alone: bool) -> Answer:
     """Ask; on a terminal and in plain form the text is written as it comes, on a terminal behind its question."""
     if out.format is Format.TABLE and not alone:
-        out.console.print(question, style="cyan", markup=False, end=" ")
+        out.table(question, style="cyan", end=" ")
     pieces = session.stream(question, decoding)
     while True:
         try:
@@ -148,12 +147,12 @@ def _row(answer: Answer, state: str) -> dict[str, Any]:
     }
 
 
-def _read(arguments: list[str]) -> Iterator[_Question]:
+def _read(arguments: list[str], stdin: IO[str] | None) -> Iterator[_Question]:
     for argument in arguments:
         if argument != "-":
             yield _Question(argument)
             continue
-        for number, line in enumerate(sys.stdin, start=1):
+        for number, line in enumerate(stdin or (), start=1):
             if line.strip():
                 yield _parse(line.strip(), number)
 
@@ -164,7 +163,7 @@ def _parse(line: str, number: int) -> _Question:
     try:
         row = json.loads(line)
         question, expected = row["question"], row.get("answer")
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"line {number} of stdin is not a JSON object with the key question: {error}",
             hint='write {"question": "..."} or the bare question, one a line',

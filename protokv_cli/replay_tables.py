@@ -16,6 +16,7 @@ from protokv.replay.report import format_delay, format_group, summarise
 from protokv.replay.rows import Row
 from protokv.replay.runner import Watched
 from protokv_cli.output import Format, Output
+from protokv_cli.printable import printable
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 LOG_EVERY_S = 10.0
@@ -29,10 +30,10 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
 
     on_terminal = out.messages.is_terminal and not out.quiet
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("answers"),
+        TextColumn("answers", markup=False),
         TimeRemainingColumn(),
         console=out.messages,
         transient=True,
@@ -53,7 +54,7 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
         shown_s = time.monotonic()
         where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
         if on_terminal:
-            bar.update(task, completed=given, description=where, refresh=True)
+            bar.update(task, completed=given, description=printable(where), refresh=True)
         else:
             out.note(f"{where}, {given} of {answers} answers")
 
@@ -68,7 +69,7 @@ def show_cost(out: Output, cost: Mapping[str, Any]) -> None:
         return
     rows = {name: cost[name] for name in ("videos", "memories", "questions", "steps", "answers")}
     rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
-    out.console.print(pairs(rows, title="would be done: steps to encode and answers to give, over all memories"))
+    out.table(pairs(rows, title="would be done: steps to encode and answers to give, over all memories"))
 
 
 def show(
@@ -93,8 +94,7 @@ def show(
         out.json(report)
     else:
         for table in _tables(report):
-            out.console.print(table)
-            out.console.print()
+            out.table(table, "")
     if plot:
         from protokv.replay.figure import save_figure
 

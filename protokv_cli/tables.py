@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from protokv_cli.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -35,7 +37,7 @@ def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, str(value))
+        table.add_row(printable(name), printable(value))
     return _titled(title, table)
 
 
@@ -45,9 +47,9 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "")
 
     table = Table(box=None, header_style="cyan")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(printable(column), justify="left" if i == 0 else "right")
     for row in rows:
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else printable(cell) for cell in row))
     return _titled(title, table)
 
 
@@ -56,4 +58,4 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(Text(title, style="bold"), table) if title else table
+    return Group(Text(printable(title), style="bold"), table) if title else table

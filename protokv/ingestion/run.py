@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def ingest(
     device_map: str | None = None,
     quantization: str | None = None,
     background: bool | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Watch a source, or what is left of it, and keep the state on disk.
 
     A state that is at `target` already is continued. Whatever ends the run (a damaged source, a request to stop, an
@@ -188,6 +188,8 @@ class _Run:
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
                         self._commit(wait=True)
+                        clock = self._session.clock
+                        error.add_note(f"{self._writer.path} holds what was watched until {clock.stream_time_s:g} s")
                 raise
             yield from self._commit(wait=True)
         yield self._summary()

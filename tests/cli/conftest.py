@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from protokv_cli.main import app
+from tests.mock_backbone import MockBackbone
 
 
 def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Path:
@@ -84,3 +85,10 @@ class Program:
 def protokv(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.chdir(tmp_path)
     return Program(tmp_path, tiny_folder)
+
+
+@pytest.fixture
+def mocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is loaded in this process: whatever is named is the mock."""
+    for home in ("protokv.backbones", "protokv.checkpoint", "protokv.ingestion.run"):
+        monkeypatch.setattr(f"{home}.load_backbone", MockBackbone)

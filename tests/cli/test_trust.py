@@ -1,0 +1,130 @@
+"""A state from somewhere else runs no code and opens no connection and no folder; only the user answers questions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protokv import snapshot
+from protokv.backbones import load_backbone
+from protokv.backbones.cache import cached_folder
+from protokv.checkpoint import load, load_backbone_of, save
+from protokv.config import DurableConfig
+from protokv.errors import ModelError, StateCorrupt
+from protokv.session import Session
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+
+def saved(folder: Path, path: Path, **identity: str) -> Path:
+    """A state of the model in a folder that says something else of its model."""
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    save(Session.start(backbone, DurableConfig(budget=24)), path)
+    state = snapshot.load(path)
+    snapshot.save(replace(state, backbone=replace(state.backbone, **identity)), path)
+    return path
+
+
+@pytest.fixture
+def trap(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A model folder whose config names code instead of an architecture; the code leaves a file behind."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "owner" / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    config["auto_map"] = {"AutoConfig": "trap.Config"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "trap.py").write_text(
+        "from pathlib import Path\nfrom transformers import PretrainedConfig\n"
+        f"Path({str(tmp_path / 'sprung')!r}).touch()\n"
+        "class Config(PretrainedConfig):\n    model_type = 'trap'\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", ["owner/model", "./owner/model", "{trap}", "~/model", "owner/../owner/model"])
+def test_a_folder_that_a_state_names_is_not_opened(
+    name: str, protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    state = saved(tiny_folder, tmp_path / "s.safetensors", name=name.format(trap=trap))
+    del protokv.environment["PROTOKV_MODEL"]
+    process = protokv.process("query", state, "-", stdin=subprocess.PIPE)
+    _, err = process.communicate("y\n" * 5, timeout=120)
+    assert process.returncode == Exit.FAILURE
+    assert "--model" in err.splitlines()[1]
+    assert "y/N" not in err
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_code_in_a_folder_that_the_user_names_is_not_run_either(
+    protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    state = saved(tiny_folder, tmp_path / "s.safetensors")
+    process = protokv.process("query", state, "-", "--model", trap, stdin=subprocess.PIPE)
+    _, err = process.communicate("y\n" * 5, timeout=120)
+    assert process.returncode == Exit.FAILURE
+    assert "names no model_type" in err
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_model_in_the_cache_is_followed_without_a_connection(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, commit = tmp_path / "hub", "0" * 40
+    repository = cache / "models--owner--model"
+    shutil.copytree(tiny_folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.file_download.constants.HF_HUB_CACHE", str(cache))
+
+    def connect(*_: object, **__: object) -> None:
+        raise AssertionError("a state does not make protokv open a connection")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+    state = saved(tiny_folder, tmp_path / "s.safetensors", name="owner/model")
+    # A folder of that name in the current one does not come before it.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    session = load(state, device="cpu")
+    assert session.backbone.identity.name == "owner/model"
+    assert cached_folder("owner/other") is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a", "a/b/c", "/a/b", "./a", "../b", "~/b", "a/..", "a--b/c", "a/b\n"])
+def test_what_is_no_name_on_the_hub_is_nowhere_in_the_cache(name: str) -> None:
+    assert cached_folder(name) is None
+
+
+@pytest.mark.parametrize("dtype", ["", "auto", "int3", "float32+2bit", "\x1b[31m"])
+def test_a_dtype_that_is_none_makes_a_state_corrupt(dtype: str, tiny_folder: Path, tmp_path: Path) -> None:
+    state = snapshot.load(saved(tiny_folder, tmp_path / "s.safetensors", dtype=dtype))
+    with pytest.raises(StateCorrupt, match=r"backbone\.dtype"):
+        load_backbone_of(state, device="cpu")
+
+
+def test_the_name_in_the_message_cannot_be_more_than_an_argument(tiny_folder: Path, tmp_path: Path) -> None:
+    state = snapshot.load(saved(tiny_folder, tmp_path / "s.safetensors", name="$(touch x); y"))
+    with pytest.raises(ModelError) as caught:
+        load_backbone_of(state, device="cpu")
+    assert caught.value.hint.endswith("--model '$(touch x); y'")
+
+
+def test_no_library_reads_what_the_user_pipes_in() -> None:
+    code = (
+        "import os, sys\n"
+        "from protokv_cli.stdin import withheld_stdin\n"
+        "with withheld_stdin() as mine:\n"
+        "    stolen = sys.stdin.read() + os.read(0, 100).decode()\n"
+        "    print(repr(stolen), mine.read().split())\n"
+        "print(repr(sys.stdin.read()))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], input="yes\nno\n", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "'' ['yes', 'no']\n''\n"

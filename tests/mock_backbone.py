@@ -1,0 +1,80 @@
+"""A backbone without a model: it counts, keeps and says things, at once, where what a model says is not the point.
+
+Its keys are the mean colours of a step's cells, nothing is rotated, and an answer is a walk through its words that
+begins with the question. Tests of answers, loading and logits use the real tiny models of `tests.backbones.tiny`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.attention import Tail
+from protokv.backbones.base import Backbone, StepTokens
+from protokv.context import Context
+from protokv.errors import ConfigError
+from protokv.records import BackboneIdentity
+
+WORDS = ("red", "green", "blue", "star", "ring", "left", "right", "<end>")
+GRID = (2, 3)
+
+
+class MockBackbone(Backbone):
+    """Two layers, one head of four components, one position a step."""
+
+    layers, kv_heads, head_size, position_components = 2, 1, 4, 1
+    frames_per_step, default_fps = 2, 2.0
+    stop_ids = frozenset({WORDS.index("<end>")})
+    dtype, device = torch.float32, torch.device("cpu")
+    settings: dict[str, Any] = {"cells": GRID[0] * GRID[1]}  # noqa: RUF012
+    prefix_ids = [0, 1, 2]  # noqa: RUF012
+
+    def __init__(self, name: str = "mock", **_: object) -> None:
+        self.identity = BackboneIdentity(name, "mock", "0", "float32", "0")
+
+    @classmethod
+    def load(cls, path: str, name: str, config: Any, placement: Any) -> MockBackbone:
+        raise NotImplementedError
+
+    def suffix_ids(self, question: str) -> list[int]:
+        if not question.strip():
+            raise ConfigError("the question is empty")
+        return [sum(map(ord, word)) % (len(WORDS) - 1) for word in question.split()]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" {WORDS[i]}" for i in ids)
+
+    def embed_text(self, ids: list[int]) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(ids) % 4, 4).float()
+
+    def embed_step(self, images: np.ndarray[Any, Any], time_s: float = 0.0) -> StepTokens:
+        frames, height, width, _ = images.shape
+        rows, columns = GRID
+        y, x = height // rows, width // columns
+        cells = images[:, : y * rows, : x * columns].reshape(frames, rows, y, columns, x, 3)
+        colours = torch.from_numpy(cells.mean((0, 2, 4))).float().reshape(-1, 3) / 255
+        return StepTokens(torch.cat((colours, torch.ones(len(colours), 1)), 1), GRID)
+
+    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
+        return torch.full((len(tokens.embeddings), 1), start)
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        size = (*positions.shape[:-1], self.head_size)
+        return torch.ones(size), torch.zeros(size)
+
+    def forward(
+        self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail, *, step: StepTokens | None = None
+    ) -> Tensor:
+        for layer in range(self.layers):
+            tail.append(layer, embeddings[None] + layer, embeddings[None])
+        return embeddings + positions
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        place = hidden.sum(-1, keepdim=True).round().long() % len(WORDS)
+        return torch.zeros(*hidden.shape[:-1], len(WORDS)).scatter_(-1, place, 1.0)
+
+    def unknown_words(self, question: str) -> list[str]:
+        return [word for word in question.split() if word == "zebra"]
