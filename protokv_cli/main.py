@@ -6,7 +6,7 @@ Settings come from flags, then PROTOKV_* variables, then protokv.toml in the cur
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -16,9 +16,6 @@ from protokv_cli.inspect import inspect
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.settings import read_settings
-
-if TYPE_CHECKING:
-    import click
 
 SETTINGS = "protokv.toml"
 
@@ -60,7 +57,7 @@ def protokv(
 
     Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect], [replay]).
     """
-    commands = cast("click.Group", ctx.command).commands
+    commands = cast(Any, ctx.command).commands
     ctx.default_map = {**read_settings(Path(SETTINGS), commands), **(ctx.default_map or {})}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protokv.config import MemoryConfig, parse_budget, parse_setting
+from protokv.config import MemoryConfig
+from protokv_cli.parsing import parse_budget, parse_setting
 
 
 def memory_config(name: str, budget: str, settings: Sequence[str], fixed: Mapping[str, Any]) -> MemoryConfig:

@@ -1,18 +1,54 @@
-"""The grammar of option values: times, intervals, lists, seeds and ranges. Knows no option and no command."""
+"""The grammar of option values: budgets, settings, times, intervals, lists, seeds. Knows no option and no command."""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
-from protokv.config import parse_setting
 from protokv.errors import ConfigError
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
     from protokv.replay.studies import Variation
 
+_TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_budget(text: str) -> int:
+    """Tokens from "512", "6k" or "1.5k" (thousands) or "1m" (millions).
+
+    Raises:
+        ConfigError: it is none of these, or not a whole positive number of tokens.
+    """
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
+    tokens = Fraction(match[1]) * _TOKENS[match[2]] if match else Fraction(0)
+    if tokens < 1 or tokens.denominator != 1:
+        raise ConfigError(
+            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}",
+            hint="k stands for 1000 tokens, m for 1000000",
+        )
+    return int(tokens)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
+
+    Raises:
+        ConfigError: there is no name or no value.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or anchor=first")
+    pair = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII)
+    if pair:
+        return name.replace("-", "_"), (int(pair[1]), int(pair[2]))
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except (ValueError, RecursionError):
+        return name.replace("-", "_"), value
 
 
 def parse_duration(text: str) -> float:

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from protokv.config import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
+from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.signals import stopping
 
 

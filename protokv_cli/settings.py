@@ -5,19 +5,20 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from protokv_cli.exits import Exit
 from protokv_cli.printable import printable
 
-if TYPE_CHECKING:
-    import click
 
-
-def read_settings(file: Path, commands: Mapping[str, click.Command]) -> dict[str, dict[str, Any]]:
+def read_settings(file: Path, commands: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Defaults of each command's parameters; empty where there is no such file.
+
+    Args:
+        file: where it would be.
+        commands: of the program, each with its `params` as click has them, or typer's own copy of click.
 
     A setting is named as its option is, `device-map` or `device_map`. One at the top serves every command that has it.
     What is wrong in the file ends the program with the code for usage.
@@ -53,7 +54,7 @@ def read_settings(file: Path, commands: Mapping[str, click.Command]) -> dict[str
     return defaults
 
 
-def _options(command: click.Command) -> dict[str, click.Parameter]:
+def _options(command: Any) -> dict[str, Any]:
     """The options of a command by their long names, as they are keys in the file."""
     return {
         _key(option.removeprefix("--")): parameter
@@ -63,7 +64,7 @@ def _options(command: click.Command) -> dict[str, click.Parameter]:
     }
 
 
-def _default(file: Path, name: str, parameter: click.Parameter, value: Any) -> dict[str, Any]:
+def _default(file: Path, name: str, parameter: Any, value: Any) -> dict[str, Any]:
     several = getattr(parameter, "multiple", False)
     values = value if several and isinstance(value, list) else [value]
     if not all(isinstance(one, str | int | float) for one in values):

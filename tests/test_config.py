@@ -17,7 +17,6 @@ from protokv.config import (
     MemoryConfig,
     PaperConfig,
     migrate,
-    parse_budget,
 )
 from protokv.errors import ConfigError
 
@@ -214,19 +213,6 @@ def test_every_setting_is_documented(kind: str) -> None:
     documentation = "".join(str(cls.__doc__) for cls in CONFIGS[kind].__mro__)
     for field in dataclasses.fields(CONFIGS[kind]):
         assert f" {field.name}:" in documentation or f" {field.name}," in documentation, field.name
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("512", 512), ("6k", 6000), ("24K", 24_000), ("1.5k", 1500), (" 1m ", 1_000_000), (7, 7)]
-)
-def test_a_budget_is_read_from_text(text: str | int, tokens: int) -> None:
-    assert parse_budget(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"])
-def test_text_that_is_no_budget_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="budget"):
-        parse_budget(text)
 
 
 def test_idle_mass_is_kept_in_whole_numbers() -> None:

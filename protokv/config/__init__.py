@@ -6,7 +6,7 @@ its dataclass here. Nothing in this package imports torch, so that settings can 
 
 from __future__ import annotations
 
-from protokv.config.base import MemoryConfig, parse_budget, parse_setting
+from protokv.config.base import MemoryConfig
 from protokv.config.durable import DurableConfig
 from protokv.config.dycoke import DyCokeConfig, DyCokeDecodeConfig
 from protokv.config.exact import FullConfig, LastFramesConfig, SlidingWindowConfig
@@ -32,8 +32,6 @@ __all__ = [
     "ReKVConfig",
     "SlidingWindowConfig",
     "migrate",
-    "parse_budget",
-    "parse_setting",
 ]
 
 CONFIGS: dict[str, type[MemoryConfig]] = {

@@ -1,17 +1,14 @@
 """`MemoryConfig`: what the settings of every memory have in common, and how settings are checked.
 
 A setting is a field of a frozen dataclass; each memory has a dataclass of its own (`protokv.config.CONFIGS`), whose
-defaults are that memory's. Owns the budget's grammar and the wording of a refused setting. Knows nothing of tensors:
+defaults are that memory's. Owns the wording of a refused setting. Knows nothing of tensors:
 sizes that depend on the model are checked when the memory is built.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError
@@ -23,8 +20,6 @@ MOST_TOKENS: Final = 2**24
 """The largest budget: beyond what any device holds, and low enough that no product of settings overflows."""
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any finite key of a real model is a finite float32."""
-
-_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,40 +112,6 @@ class MemoryConfig:
             raise ConfigError(f"there is no memory {shorten(name)}", hint=f"use one of {', '.join(CONFIGS)}")
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
-
-
-def parse_budget(text: str | int) -> int:
-    """Tokens from "512", "6k" or "1.5k" (thousands) or "1m" (millions).
-
-    Raises:
-        ConfigError: it is none of these, or not a whole positive number of tokens.
-    """
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", str(text).strip().lower())
-    tokens = Fraction(match[1]) * _UNITS[match[2]] if match else Fraction(0)
-    if tokens < 1 or tokens.denominator != 1:
-        raise ConfigError(
-            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {str(text)!r}",
-            hint="k stands for 1000 tokens, m for 1000000",
-        )
-    return int(tokens)
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
-
-    Raises:
-        ConfigError: there is no name or no value.
-    """
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals and value):
-        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or anchor=first")
-    pair = re.fullmatch(r"(\d+):(\d+)", value)
-    if pair:
-        return name.replace("-", "_"), (int(pair[1]), int(pair[2]))
-    try:
-        return name.replace("-", "_"), json.loads(value)
-    except ValueError:
-        return name.replace("-", "_"), value
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:

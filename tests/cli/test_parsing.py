@@ -8,11 +8,13 @@ from protokv.errors import ConfigError
 from protokv.ingestion import MINUTELY, NEVER, Every
 from protokv.replay.studies import Variation
 from protokv_cli.parsing import (
+    parse_budget,
     parse_duration,
     parse_every,
     parse_list,
     parse_scene,
     parse_seeds,
+    parse_setting,
     parse_variation,
 )
 
@@ -79,3 +81,41 @@ def test_a_variation_has_a_memory_or_none_and_its_values() -> None:
     for wrong in ("split", "split=", "=1"):
         with pytest.raises(ConfigError, match="NAME=VALUE"):
             parse_variation(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("512", 512), ("6k", 6000), ("24K", 24_000), ("1.5k", 1500), (" 1m ", 1_000_000)]
+)
+def test_a_budget_is_read_from_text(text: str, tokens: int) -> None:
+    assert parse_budget(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"])
+def test_text_that_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="budget"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("split=1:5", ("split", (1, 5))),
+        ("idle-steps = 7", ("idle_steps", 7)),
+        ("key_rate=0.5", ("key_rate", 0.5)),
+        ("merge=false", ("merge", False)),
+        ("anchor=first", ("anchor", "first")),
+        ("anchor=a=b", ("anchor", "a=b")),
+        ("x=" + "[" * 100_000, ("x", "[" * 100_000)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_setting_is_a_name_and_a_number_a_truth_value_a_pair_or_a_word(
+    text: str, setting: tuple[str, object]
+) -> None:
+    assert parse_setting(text) == setting
+
+
+@pytest.mark.parametrize("text", ["", "=", "a", "a=", "=1"])
+def test_what_is_no_setting_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        parse_setting(text)

@@ -1,0 +1,139 @@
+"""Every command, option and example in the help, the README and the samples is one that there is.
+
+Shell commands are taken from the fenced blocks and inline code of the documents and from the examples in the help. Each
+is parsed by the program's own parser; those that need nothing but the samples and the embedded model are run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from protokv.ingestion import ingest
+from protokv_cli.exits import Exit
+from protokv_cli.main import COMMANDS, app
+from tests.cli.conftest import Program
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "samples").rglob("*.md"))
+SCRIPTS = sorted((ROOT / "samples").rglob("*.sh"))
+GROUP = typer.main.get_command(app)
+SUBCOMMANDS = GROUP.commands  # type: ignore[attr-defined]
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Calls of the program: what stands between its name and the end of its part of a pipeline."""
+    text = text.replace("\\\n", " ")
+    for found in re.finditer(r"(?:^|[`$;&|] ?|-m )protokv ((?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*)", text, re.MULTILINE):
+        yield found[1].strip()
+
+
+def in_document(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    code = re.findall(r"```(?:sh|text)?\n(.*?)```", text, re.DOTALL)
+    inline = re.findall(r"`(protokv [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " "))
+    return [command for part in (*code, *inline) for command in commands_in(part)]
+
+
+def in_help(name: str) -> list[str]:
+    command = SUBCOMMANDS[name] if name else GROUP
+    return list(commands_in("\n".join(line.strip() for line in (command.help or "").splitlines())))
+
+
+EXAMPLES = {
+    **{str(path.relative_to(ROOT)): in_document(path) for path in DOCUMENTS},
+    **{
+        str(path.relative_to(ROOT)): list(commands_in(path.read_text(encoding="utf-8").replace("\n  ", "\n")))
+        for path in SCRIPTS
+    },
+    **{f"help of {name or 'protokv'}": in_help(name) for name in ("", *COMMANDS)},
+}
+ALL = sorted({command for found in EXAMPLES.values() for command in found})
+
+
+def arguments_of(command: str) -> list[str]:
+    """Its arguments as a shell would split them, without redirections and what a text leaves out."""
+    command = re.sub(r"\s*[<>]+ ?\S+", "", command)
+    return [part for part in shlex.split(command) if part not in ("...", "…")]
+
+
+def test_there_are_examples_where_they_are_looked_for() -> None:
+    for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
+        assert EXAMPLES[place], place
+
+
+def test_every_command_is_shown_in_the_readme() -> None:
+    shown = {command.split()[0] for command in EXAMPLES["README.md"] if command}
+    assert set(COMMANDS) <= shown
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_an_example_names_a_command_and_options_that_there_are(command: str) -> None:
+    arguments = arguments_of(command)
+    if arguments[0].startswith("-"):
+        GROUP.make_context("protokv", arguments, resilient_parsing=True)
+        return
+    assert arguments[0] in COMMANDS, command
+    if len(arguments) == 1:
+        # Only its name.
+        return
+    subcommand = SUBCOMMANDS[arguments[0]]
+    known = {option for parameter in subcommand.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    named = [part for part in arguments[1:] if re.match(r"--?[a-zA-Z]", part)]
+    for option in named:
+        assert option.partition("=")[0] in known, f"{option} in: {command}"
+    # Numbers, choices and the number of arguments are checked by the parser itself.
+    subcommand.make_context(arguments[0], arguments[1:])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_option_that_a_text_names_is_one_of_some_command(path: Path) -> None:
+    known = {option for each in SUBCOMMANDS.values() for parameter in each.params for option in parameter.opts}
+    known |= {option for each in SUBCOMMANDS.values() for p in each.params for option in p.secondary_opts}
+    known |= {"--help", "--version"}
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(
+        r"`(?:pip|python3?|ruff|pytest|ffmpeg|git|hf)[^`]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    )
+    for option in re.findall(r"`(--[a-z][a-z-]+)", text):
+        assert option in known, option
+
+
+def runnable(command: str) -> bool:
+    """Whether an example needs nothing but a sample video, its questions and the embedded model, and is quick."""
+    arguments = arguments_of(command)
+    options = set(arguments)
+    heavy = {"--model", "--device", "-m", "--dataset", "--world", "--study", "--html", "--report", "--at"}
+    return len(arguments) > 1 and arguments[0] in ("ingest", "query", "inspect") and not options & heavy
+
+
+@pytest.fixture(scope="module")
+def short_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of the short sample by the embedded model."""
+    path = tmp_path_factory.mktemp("short") / "video.safetensors"
+    list(ingest(ROOT / "samples" / "short" / "video.mp4", path, backbone="protokv/mini"))
+    return path
+
+
+@pytest.mark.parametrize("command", [command for command in ALL if runnable(command)])
+def test_an_example_runs(protokv: Program, short_state: Path, command: str) -> None:
+    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
+    arguments = [part.replace("$name", "short").replace("$out/", "") for part in arguments_of(command)]
+    # Videos and states have many names in examples; each is the short sample here.
+    stands_for = {".mp4": ROOT / "samples" / "short" / "video.mp4", ".mkv": ROOT / "samples" / "short" / "video.mp4"}
+    if arguments[0] != "ingest":
+        stands_for[".safetensors"] = short_state
+    for part in arguments[1:]:
+        if source := stands_for.get(Path(part).suffix):
+            target = protokv.folder / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    result = protokv(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
+    assert result.code == Exit.DONE, result.err
+    assert result.out
