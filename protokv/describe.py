@@ -62,7 +62,7 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
         "stream": {
             "source": source.get("name"),
             "decoder": source.get("decoder"),
-            "decoders": source.get("decoders") or {},
+            "decoders": _counts(source.get("decoders")),
             "damage": _damage(source),
             "duration_s": clock.stream_time_s,
             "commits_s": snapshot.moments(path),
@@ -104,6 +104,12 @@ def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str
         "header": [asdict(one) for one in found.fields],
         "tensors": [asdict(one) for one in found.tensors],
     }
+
+
+def _counts(record: object) -> dict[str, int]:
+    """How many frames each decoder gave; empty where a state says something else."""
+    pairs = record.items() if isinstance(record, dict) else ()
+    return {str(name): n for name, n in pairs if type(n) is int}
 
 
 def _damage(source: Mapping[str, Any]) -> str | None:

@@ -113,8 +113,11 @@ def _listen(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    # Ctrl-C is for the process that started this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, a closed terminal and a service that is stopped are for the process that started this one: it finishes its
+    # step, and closes this one's stdin.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # libraries may print

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -64,6 +66,22 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
     state = snapshot.load(protokv.folder / "long.safetensors")
     assert not state.complete
     assert state.clock.steps >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_is_a_stop_and_no_damage(
+    protokv: Program, tmp_path: Path, number: signal.Signals
+) -> None:
+    video = write_video(tmp_path / "long.mp4", 120, rate=2)
+    with protokv.process("ingest", video, *ARGUMENTS, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["complete"], summary["damaged"]) == (False, False)
 
 
 def test_who_ignores_the_hang_up_goes_on_ignoring_it() -> None:
