@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.attention import Tail
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone, StepPositions, StepTokens
 from protokv.context import Context
 from protokv.errors import ConfigError
 from protokv.records import BackboneIdentity
@@ -50,6 +50,9 @@ class MockBackbone(Backbone):
     def embed_text(self, ids: list[int]) -> Tensor:
         return torch.nn.functional.one_hot(torch.tensor(ids) % 4, 4).float()
 
+    def embed_token(self, token: Tensor) -> Tensor:
+        return self.embed_text(token.tolist())
+
     def embed_step(self, images: np.ndarray[Any, Any], time_s: float = 0.0) -> StepTokens:
         frames, height, width, _ = images.shape
         rows, columns = GRID
@@ -58,8 +61,10 @@ class MockBackbone(Backbone):
         colours = torch.from_numpy(cells.mean((0, 2, 4))).float().reshape(-1, 3) / 255
         return StepTokens(torch.cat((colours, torch.ones(len(colours), 1)), 1), GRID)
 
-    def step_positions(self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float) -> Tensor:
-        return torch.full((len(tokens.embeddings), 1), start)
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
+        return StepPositions(torch.full((len(tokens.embeddings), 1), start), (start,))
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         size = (*positions.shape[:-1], self.head_size)
