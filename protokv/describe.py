@@ -17,10 +17,11 @@ from protokv import snapshot
 from protokv.checkpoint import config_of
 from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
-from protokv.memory import build_memory
+from protokv.memory import restore_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.compare import compare
+from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
 from protokv.verify import check_values
 
@@ -119,6 +120,7 @@ def _damage(source: Mapping[str, Any]) -> str | None:
 
 
 def _memory(state: State) -> tuple[MemoryConfig, Memory]:
+    check_clock(state.clock)
     config = config_of(state)
     try:
         L, H, P0, D = state.tensors["sink.keys"].shape
@@ -141,6 +143,4 @@ def _memory(state: State) -> tuple[MemoryConfig, Memory]:
         size = (*positions.shape[:-1], D)
         return torch.ones(size), torch.zeros(size)
 
-    memory = build_memory(config, shape, unturned)
-    memory.load(state.tensors)
-    return config, memory
+    return config, restore_memory(config, shape, unturned, state.tensors, state.clock)

@@ -23,10 +23,11 @@ from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.generate import Chooser, Decoding, TextStream, read_token
-from protokv.memory import build_memory
+from protokv.memory import build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
+from protokv.snapshot.schema import check_clock
 
 if TYPE_CHECKING:
     from protokv.snapshot import State
@@ -92,7 +93,7 @@ class Session:
         rate = backbone.default_fps if fps is None else fps
         if not 0 < rate < float("inf"):
             raise ConfigError(f"fps is {rate}", hint="use a number of frames per second above 0")
-        memory, prefix = _empty_memory(backbone, config), len(backbone.prefix_ids)
+        memory, prefix = build_memory(config, _shape_of(backbone), backbone.rotary), len(backbone.prefix_ids)
         tail = backbone.new_tail(prefix)
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
@@ -113,13 +114,14 @@ class Session:
         """Continue where a saved session of the same backbone and config stood; nothing is forwarded.
 
         Raises:
-            StateCorrupt: a tensor is missing, superfluous or misshapen, or the clock contradicts the model.
+            StateCorrupt: a tensor is missing, superfluous, misshapen or holds what no stream leaves, or the clock
+                contradicts itself or the model.
         """
         clock = state.clock
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
-        memory = _empty_memory(backbone, config)
-        memory.load(state.tensors)
+        check_clock(clock)
+        memory = restore_memory(config, _shape_of(backbone), backbone.rotary, state.tensors, clock)
         return cls(backbone, config, memory, clock)
 
     @torch.inference_mode()
@@ -285,8 +287,8 @@ class Session:
             )
 
 
-def _empty_memory(backbone: Backbone, config: MemoryConfig) -> Memory:
-    shape = MemoryShape(
+def _shape_of(backbone: Backbone) -> MemoryShape:
+    return MemoryShape(
         layers=backbone.layers,
         kv_heads=backbone.kv_heads,
         head_size=backbone.head_size,
@@ -296,7 +298,6 @@ def _empty_memory(backbone: Backbone, config: MemoryConfig) -> Memory:
         device=backbone.device,
         layer_devices=backbone.layer_devices,
     )
-    return build_memory(config, shape, backbone.rotary)
 
 
 def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:

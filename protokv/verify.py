@@ -12,6 +12,7 @@ from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
 from protokv.memory.base import Memory
 from protokv.snapshot import State
+from protokv.snapshot.schema import check_clock
 
 
 def check_values(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
@@ -20,25 +21,15 @@ def check_values(state: State, config: MemoryConfig, memory: Memory) -> list[str
     Raises:
         StateCorrupt: naming the tensor or field that no stream can have left so.
     """
+    check_clock(state.clock)
     size = sum(tensor.nbytes for tensor in state.tensors.values())
     return [
         f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
         f"memory: names, shapes, dtypes and invariants of the memory {config.name}",
-        *_check_clock(state),
+        "clock: steps, tokens and stream time agree",
         *memory.check(state.clock),
         *_check_budget(state, config, memory),
     ]
-
-
-def _check_clock(state: State) -> Iterator[str]:
-    clock = state.clock
-    if (clock.tokens_seen > 0) != (clock.steps > 0) or (clock.stream_time_s > 0) != (clock.steps > 0):
-        raise StateCorrupt(
-            f"clock: {clock.steps} steps, {clock.tokens_seen} tokens and {clock.stream_time_s} s contradict each other"
-        )
-    if clock.tokens_seen < clock.steps:
-        raise StateCorrupt(f"clock.tokens_seen: {clock.tokens_seen} tokens in {clock.steps} steps")
-    yield "clock: steps, tokens and stream time agree"
 
 
 def _check_budget(state: State, config: MemoryConfig, memory: Memory) -> Iterator[str]:

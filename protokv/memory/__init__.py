@@ -1,12 +1,17 @@
 """Memories: bounded state that a stream is written into and that attention reads.
 
-`MEMORIES` names them; `build_memory` makes the one a config asks for. Adding one is a file with a `Memory`
-and a line here. Nothing in this package knows of transformers, files or sessions.
+`MEMORIES` names them; `build_memory` makes the one a config asks for, `restore_memory` the one that a state holds.
+Adding one is a file with a `Memory` and a line here. Nothing in this package knows of transformers, files or sessions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from protokv.config import MemoryConfig
+from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.dycoke import DyCoke
 from protokv.memory.dycoke_decode import DyCokeDecode
@@ -14,13 +19,15 @@ from protokv.memory.full import FullCache
 from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.last_frames import LastFrames
 from protokv.memory.local import LocalMemory
+from protokv.memory.migration import migrate
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.rekv.memory import ReKV
 from protokv.memory.sharded import LayerShards
 from protokv.memory.sliding_window import SlidingWindow
+from protokv.memory.state import Clock, check_shapes, shapes_of
 from protokv.rotary import Rotary
 
-__all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory"]
+__all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory", "restore_memory"]
 
 MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": ProtoKV,
@@ -47,3 +54,22 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     if len(set(shape.layer_devices or ())) > 1:
         return LayerShards(cls, config, shape, rotary)
     return cls(config, shape, rotary)
+
+
+def restore_memory(
+    config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor], clock: Clock
+) -> Memory:
+    """The memory that a state holds. The state is not trusted: sizes are compared before anything is allocated by the
+    settings, and numbers are held against the clock.
+
+    Raises:
+        StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
+    """
+    try:
+        check_shapes(shapes_of(migrate(tensors)), MEMORIES[config.name].declare(config, shape))
+        memory = build_memory(config, shape, rotary)
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+    memory.load(tensors)
+    memory.check(clock)
+    return memory

@@ -121,6 +121,20 @@ def check_tensor_names(names: Iterable[str]) -> None:
         raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
 
 
+def check_clock(clock: StreamClock) -> None:
+    """Whether a stream can stand like this.
+
+    Raises:
+        StateCorrupt: its fields contradict each other.
+    """
+    if (clock.tokens_seen > 0) != (clock.steps > 0) or (clock.stream_time_s > 0) != (clock.steps > 0):
+        raise StateCorrupt(
+            f"clock: {clock.steps} steps, {clock.tokens_seen} tokens and {clock.stream_time_s} s contradict each other"
+        )
+    if clock.tokens_seen < clock.steps:
+        raise StateCorrupt(f"clock.tokens_seen: {clock.tokens_seen} tokens in {clock.steps} steps")
+
+
 def _identity(data: object) -> BackboneIdentity:
     values = _object(data, "backbone", [f.name for f in fields(BackboneIdentity)])
     return BackboneIdentity(**{name: _text(value, f"backbone.{name}") for name, value in values.items()})
