@@ -81,6 +81,17 @@ class Program:
         )
 
 
+def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
+    """Read what a process says until it has committed this often."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        n_commits -= '"type": "commit"' in line
+        if not n_commits:
+            return
+    pytest.fail(f"it ended before that: {process.stderr.read()}")
+
+
 @pytest.fixture
 def protokv(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import Program, wait_for_commits, write_video
 
 ARGUMENTS = ("--budget", "24", "--json")
 
@@ -20,10 +20,7 @@ def test_a_killed_ingest_answers_and_continues_with_the_same_command(
     state, whole = f"a{suffix}", f"whole{suffix}"
     command = ("ingest", video, *ARGUMENTS, "--every", "1steps", "--keep", keep, "-o", state)
     with protokv.process(*command) as process:
-        assert process.stdout is not None
-        commits = 0
-        while commits < 3:
-            commits += '"type": "commit"' in process.stdout.readline()
+        wait_for_commits(process, 3)
         process.kill()
         process.communicate(timeout=60)
     answer = protokv("query", state, "what is first ?", "--json")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import Program, wait_for_commits, write_video
 
 ARGUMENTS = ("--budget", "24", "--json", "--every", "1steps", "--keep", "3")
 
@@ -18,10 +18,8 @@ ARGUMENTS = ("--budget", "24", "--json", "--every", "1steps", "--keep", "3")
 def stopped(protokv: Program, video: Path, n_commits: int) -> Iterator[subprocess.Popen[str]]:
     """An ingest that is stopped after some commits, wherever it is then."""
     with protokv.process("ingest", video, *ARGUMENTS) as process:
-        assert process.stdout is not None
         try:
-            while n_commits:
-                n_commits -= '"type": "commit"' in process.stdout.readline()
+            wait_for_commits(process, n_commits)
             process.send_signal(signal.SIGSTOP)
             yield process
         finally:
