@@ -25,11 +25,17 @@ from protokv.snapshot.writer import Writer
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """The state of a session; its tensors are the live ones, so save it before the next step.
 
+    What is handed out always loads: the memory is checked against the clock first.
+
     Args:
         session: what to save.
         source: what it has been watching, plain JSON.
         complete: whether that has ended.
+
+    Raises:
+        StateCorrupt: the memory holds what no stream leaves; that is a fault of this program or of the machine.
     """
+    session.memory.check(session.clock)
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),

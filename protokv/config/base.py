@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, ge
 from protokv.errors import ConfigError
 
 EncodeWith = Literal["all", "near"]
+NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
 
 MOST_TOKENS: Final = 2**24
@@ -34,6 +35,8 @@ class MemoryConfig:
             what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
             model was trained on (`protokv.context`).
         encode_with: what a new step attends to while it is encoded: the whole memory, or its exact tokens only.
+        non_finite: what happens to tokens of a step whose keys or values are not finite: "drop" leaves them out and
+            counts them, "refuse" stops at the step, at the price of one wait for the device a step.
         seed: of everything that is drawn.
     """
 
@@ -43,6 +46,7 @@ class MemoryConfig:
     budget: int = 6000
     positions: Positions = "stream"
     encode_with: EncodeWith = "all"
+    non_finite: NonFinite = "drop"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class StepKV:
         positions: `[T, P]` int64, stream positions.
         coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
         step: index of the step, increasing.
+        usable: `[T]` bool, which tokens may be taken; None: that is not known yet (`protokv.memory.intake`).
     """
 
     keys: Tensor
@@ -70,6 +71,16 @@ class StepKV:
     positions: Tensor
     coordinates: Tensor
     step: int
+    usable: Tensor | None = None
+
+    def usable_only(self) -> StepKV:
+        """The step without the tokens that may not be taken; this waits for the device."""
+        if self.usable is None:
+            return self
+        kept = self.usable.nonzero().squeeze(1)
+        return StepKV(
+            self.keys[:, :, kept], self.values[:, :, kept], self.positions[kept], self.coordinates[kept], self.step
+        )
 
     def check(self, shape: MemoryShape) -> None:
         """Raise ValueError unless the tensors fit the memory."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protokv.context import Context
 from protokv.memory.base import MemoryShape
+from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
@@ -28,11 +29,11 @@ class ExactMemory(LocalMemory):
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The prompt prefix and a window of W tokens, or of any number where it grows."""
-        return (*Slots.declare(shape), *NearWindow.declare(shape, config.near_tokens))
+        return (*Slots.declare(shape), *Intake.declare(), *NearWindow.declare(shape, config.near_tokens))
 
     def parts(self) -> Sequence[StatePart]:
         """The prompt prefix and the window."""
-        return self._slots, self._near
+        return self._slots, self._intake, self._near
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -44,4 +45,4 @@ class ExactMemory(LocalMemory):
 
     def report(self) -> dict[str, Any]:
         """Tokens held."""
-        return {"near_tokens_in_use": len(self._near), "layers": []}
+        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": []}

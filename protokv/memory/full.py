@@ -15,6 +15,7 @@ from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
+from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, TensorSpec
@@ -28,12 +29,13 @@ class FullCache(ExactMemory):
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
+        self._intake = Intake(config, shape)
         self._slots, self._near = self._allocate(config.budget)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The prompt prefix and a window of any number of tokens."""
-        return (*Slots.declare(shape), *NearWindow.declare(shape, None))
+        return (*Slots.declare(shape), *Intake.declare(), *NearWindow.declare(shape, None))
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
         slots = Slots(self._shape, far=0, near=capacity)
@@ -41,7 +43,7 @@ class FullCache(ExactMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step, in a buffer of twice the size if this one is full."""
-        self._slots.check_step(step, self._shape, self._near.last_step)
+        step = self._admit(step, self._near.last_step)
         capacity = self._near.step.shape[0]
         needed = len(self._near) + step.positions.shape[0]
         if needed > capacity:
@@ -56,6 +58,7 @@ class FullCache(ExactMemory):
             raise StateCorrupt("state: tensor near.ring does not start at 0, or there is no room at all")
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        self._intake.take(tensors)
         self._move(tensors, tensors["near.step"].numel())
 
     def _move(self, state: Mapping[str, Tensor], capacity: int) -> None:

@@ -27,6 +27,7 @@ from protokv.context import Anchoring, Context, SlotContext
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
+from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.slots import Slots
 from protokv.memory.state import Clock
@@ -38,12 +39,13 @@ class LastFrames(ExactMemory):
 
     def __init__(self, config: LastFramesConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
+        self._intake = Intake(config, shape)
         self._slots = Slots(shape, far=0, near=config.budget)
         self._near: NearWindow = StepWindow(self._slots, shape.position_components, config.last_steps)
 
     def append(self, step: StepKV) -> None:
         """Take one step; the oldest ones are forgotten to make room."""
-        self._slots.check_step(step, self._shape, self._near.last_step)
+        step = self._admit(step, self._near.last_step)
         self._near.append(step)
 
     def context(self) -> Context:

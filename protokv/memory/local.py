@@ -11,8 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from protokv.memory.base import Memory, MemoryShape
+from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.memory.intake import Intake
 from protokv.memory.migration import migrate
+from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, StatePart, TensorSpec, check_shapes, check_values, shapes_of
 from protokv.rotary import Rotary
 
@@ -22,6 +24,8 @@ class LocalMemory(Memory):
 
     _config: Any
     _shape: MemoryShape
+    _slots: Slots
+    _intake: Intake
 
     @abstractmethod
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
@@ -39,6 +43,17 @@ class LocalMemory(Memory):
     @abstractmethod
     def parts(self) -> Sequence[StatePart]:
         """Who holds its state."""
+
+    def _admit(self, step: StepKV, last_step: int) -> StepKV:
+        """The step as it may be taken, after step `last_step`.
+
+        Raises:
+            ValueError: its tensors do not fit, or its index is not above the last one.
+            RuntimeError: the stream has not started.
+            ModelError: it holds numbers that are not finite, and the settings say to refuse it.
+        """
+        self._slots.check_step(step, self._shape, last_step)
+        return self._intake.admit(step)
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """What its state consists of."""

@@ -30,12 +30,14 @@ class Tokens:
         keys, values: `[L, H, n, D]` model dtype, keys rotated.
         positions: `[n, P]` int64.
         coordinates: `[n, 2]` float32.
+        usable: `[n]` bool; the others were dropped: they are zeros, and count for nothing.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
     coordinates: Tensor
+    usable: Tensor
 
     def __len__(self) -> int:
         return self.positions.shape[0]
@@ -54,6 +56,7 @@ class NearWindow(StatePart):
         self.positions = torch.zeros(W, position_components, dtype=torch.int64, device=device)
         self.coordinates = torch.zeros(W, 2, device=device)
         self.step = torch.full((W,), -1, device=device)
+        self.usable = torch.ones(W, dtype=torch.bool, device=device)
         self.last_step = -1
         self._start = 0
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
@@ -65,6 +68,7 @@ class NearWindow(StatePart):
     def append(self, step: StepKV) -> Tokens:
         """Take a step; return what left for it, in stream order."""
         W, T = self.step.shape[0], step.positions.shape[0]
+        usable = self._ones(T) if step.usable is None else step.usable
         leaving = 0
         while self._lengths and len(self) + T > W:
             leaving += self._lengths[0]
@@ -80,6 +84,7 @@ class NearWindow(StatePart):
                 torch.cat((out.values, step.values[:, :, :cut]), 2),
                 torch.cat((out.positions, step.positions[:cut])),
                 torch.cat((out.coordinates, step.coordinates[:cut])),
+                torch.cat((out.usable, usable[:cut])),
             )
         if kept:
             slots = self._ring(self._start + held, kept)
@@ -88,8 +93,11 @@ class NearWindow(StatePart):
             self.positions[slots] = step.positions[T - kept :]
             self.coordinates[slots] = step.coordinates[T - kept :]
             self.step[slots] = step.step
-            self._bias[:, :, slots] = 0.0
+            self.usable[slots] = usable[T - kept :]
+            self._bias[:, :, slots] = torch.where(usable[T - kept :], 0.0, -torch.inf)
             self._lengths.append(kept)
+        # A free slot says nothing of what left it.
+        self.usable |= self.step < 0
         self.last_step = step.step
         return out
 
@@ -114,7 +122,11 @@ class NearWindow(StatePart):
             self.values.index_select(2, slots),
             self.positions[slots],
             self.coordinates[slots],
+            self.usable[slots],
         )
+
+    def _ones(self, n: int) -> Tensor:
+        return torch.ones(n, dtype=torch.bool, device=self.step.device)
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
@@ -143,6 +155,15 @@ class NearWindow(StatePart):
             TensorSpec(
                 "near.step", ("near_token",), (W,), torch.int64, "step of each token; -1: free", "step", fill=-1
             ),
+            TensorSpec(
+                "near.usable",
+                ("near_token",),
+                (W,),
+                torch.bool,
+                "whether a token is shown; the others were dropped as not finite",
+                fill=1,
+                optional=True,
+            ),
             TensorSpec("near.ring", ("field",), (3,), torch.int64, "first slot in use, slots in use, last step seen"),
         )
 
@@ -154,6 +175,7 @@ class NearWindow(StatePart):
             "near.positions": self.positions,
             "near.coordinates": self.coordinates,
             "near.step": self.step,
+            "near.usable": self.usable,
             "near.ring": torch.tensor([self._start, len(self), self.last_step]),
         }
 
@@ -165,6 +187,8 @@ class NearWindow(StatePart):
         """The ring, its steps and its positions are in the order of the stream, up to the last step."""
         steps, positions = tensors["near.step"], tensors["near.positions"]
         W = steps.shape[0]
+        if "intake.dropped" in tensors and "near.usable" not in tensors:
+            raise StateCorrupt("state: tensor near.usable is missing, and tokens are counted as dropped")
         start, count, last_step = tensors["near.ring"].tolist()
         if not (0 <= start < max(W, 1) and 0 <= count <= W and last_step >= -1):
             raise StateCorrupt(f"state: tensor near.ring holds {start}, {count}, {last_step} for a window of {W}")
@@ -193,7 +217,10 @@ class NearWindow(StatePart):
         self.positions[:W] = tensors["near.positions"]
         self.coordinates[:W] = tensors["near.coordinates"]
         self.step[:W] = tensors["near.step"]
+        self.usable.fill_(True)
+        if "near.usable" in tensors:
+            self.usable[:W] = tensors["near.usable"]
         ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         self._bias.fill_(-torch.inf)
-        self._bias[:, :, ring] = 0.0
+        self._bias[:, :, ring] = torch.where(self.usable[ring], 0.0, -torch.inf)

@@ -19,6 +19,7 @@ from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, Segment
 from protokv.layers import LayerRun, runs_of
 from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.memory.intake import find_usable
 from protokv.memory.local import LocalMemory
 from protokv.memory.migration import migrate
 from protokv.memory.state import LAYER, Clock, TensorSpec, check_shapes, shapes_of
@@ -58,7 +59,11 @@ class LayerShards(Memory):
         return None if chosen[0] is None else chosen[0].to(features.device)
 
     def append(self, step: StepKV) -> None:
-        """Take one step; each part takes its layers."""
+        """Take one step; each part takes its layers, and all drop what any of them would."""
+        usable = step.usable
+        if usable is None:
+            each = (find_usable(step.keys[run.layers], step.values[run.layers]).to(CPU) for run in self._runs)
+            usable = torch.stack(list(each)).all(0)
         for run, part in zip(self._runs, self._parts, strict=True):
             part.append(
                 StepKV(
@@ -67,6 +72,7 @@ class LayerShards(Memory):
                     positions=step.positions.to(run.device),
                     coordinates=step.coordinates.to(run.device),
                     step=step.step,
+                    usable=usable.to(run.device),
                 )
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from protokv.config import MemoryConfig
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
+from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 from protokv.rotary import Rotary
@@ -19,10 +20,11 @@ class SlidingWindow(ExactMemory):
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
+        self._intake = Intake(config, shape)
         self._slots = Slots(shape, far=0, near=config.near_tokens)
         self._near = NearWindow(self._slots, shape.position_components)
 
     def append(self, step: StepKV) -> None:
         """Take one step; the oldest ones are forgotten to make room."""
-        self._slots.check_step(step, self._shape, self._near.last_step)
+        step = self._admit(step, self._near.last_step)
         self._near.append(step)

@@ -220,6 +220,9 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
     feed(memory, world, LENGTHS)
     good = copy_of(memory)
     for name, tensor in good.items():
+        if name == "intake.dropped" and "near.usable" not in good:
+            # As in a state of format 2.
+            continue
         missing = {other: held for other, held in good.items() if other != name}
         reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
         retyped = good | {name: tensor.to(torch.float16 if tensor.dtype == torch.float64 else torch.float64)}

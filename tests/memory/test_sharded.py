@@ -147,6 +147,9 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_no_part(config
         parts.append(world.step(index, tokens))
     good = copy_of(parts)
     for name, tensor in good.items():
+        if name == "intake.dropped" and "near.usable" not in good:
+            # As in a state of format 2.
+            continue
         missing = {other: held for other, held in good.items() if other != name}
         reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
         for bad in (missing, reshaped):

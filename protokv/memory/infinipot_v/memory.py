@@ -32,6 +32,7 @@ from protokv.context import Context
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.infinipot_v.kept import KeptTokens
 from protokv.memory.infinipot_v.redundancy import RecentSlots
+from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec
@@ -43,17 +44,18 @@ class InfiniPotV(LocalMemory):
 
     def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
+        self._intake = Intake(config, shape)
         self._slots = Slots(shape, far=config.budget, near=0)
         self._kept = KeptTokens(self._slots, shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The prompt prefix and M tokens."""
-        return (*Slots.declare(shape), *KeptTokens.declare(shape, config.budget))
+        return (*Slots.declare(shape), *Intake.declare(), *KeptTokens.declare(shape, config.budget))
 
     def parts(self) -> Sequence[StatePart]:
         """Who holds these."""
-        return self._slots, self._kept
+        return self._slots, self._intake, self._kept
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -61,7 +63,9 @@ class InfiniPotV(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step; what is held is compressed first if the step would exceed the budget."""
-        self._slots.check_step(step, self._shape, self._kept.last_step)
+        step = self._admit(step, self._kept.last_step).usable_only()
+        if not len(step.positions):
+            return
         M = self._config.budget
         T = min(step.positions.shape[0], M)
         if len(self._kept) + T > M:
@@ -122,6 +126,7 @@ class InfiniPotV(LocalMemory):
             "near_tokens_in_use": sum(kept.lengths),
             "far_tokens_in_use": kept.far,
             "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
+            "tokens_dropped": int(self._intake.dropped),
             "layers": [],
         }
 

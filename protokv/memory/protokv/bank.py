@@ -145,6 +145,9 @@ class PrototypeBank(StatePart):
         if clock is None or not mass.shape[2]:
             return
         left = clock.tokens_seen - int(tensors["near.ring"][1])
+        if "intake.dropped" in tensors:
+            # Of those that were dropped some are in the window still.
+            left -= int(tensors["intake.dropped"]) - int((~tensors["near.usable"]).sum())
         if (came != left).any():
             raise StateCorrupt(
                 f"state: tensors bank.opened and bank.absorbed do not sum to the {left} tokens that left"

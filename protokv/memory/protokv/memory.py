@@ -19,6 +19,7 @@ from torch import Tensor
 from protokv.config import PrototypeConfig
 from protokv.context import Context
 from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.protokv.allocation import Layout, by_variance
@@ -36,6 +37,7 @@ class ProtoKV(LocalMemory):
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
+        self._intake = Intake(config, shape)
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
@@ -50,6 +52,7 @@ class ProtoKV(LocalMemory):
         K = config.prototypes
         return (
             *Slots.declare(shape),
+            *Intake.declare(),
             *NearWindow.declare(shape, config.near_tokens),
             *PrototypeBank.declare(shape, K),
             *(find_policy(config).declare(config, shape) if K else ()),
@@ -59,7 +62,7 @@ class ProtoKV(LocalMemory):
     def parts(self) -> Sequence[StatePart]:
         """Who holds these."""
         optional = (self._policy, self._residuals)
-        return self._slots, self._near, self._bank, *(part for part in optional if part is not None)
+        return self._slots, self._intake, self._near, self._bank, *(part for part in optional if part is not None)
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -67,7 +70,7 @@ class ProtoKV(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
-        self._slots.check_step(step, self._shape, self._near.last_step)
+        step = self._admit(step, self._near.last_step)
         leaving = self._near.append(step)
         if self._policy is None or not len(leaving):
             return
@@ -76,13 +79,13 @@ class ProtoKV(LocalMemory):
         if self._residuals is not None:
             fitted = self._residuals.record_(assigned)
             self._bank.stale.flatten(0, 1)[fitted] = True
-        self._policy.maintain_(lambda: self._far_tokens(self._near.newest()), followers, step.step)
+        self._policy.maintain_(lambda: self._far_tokens(self._near.newest()).usable_only(), followers, step.step)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)
         keys = unrotate(tokens.keys.float(), cos, sin)
         seen = Seen(tokens.coordinates, tokens.positions.double())
-        return FarTokens(keys.flatten(0, 1), tokens.values.float().flatten(0, 1), seen)
+        return FarTokens(keys.flatten(0, 1), tokens.values.float().flatten(0, 1), seen, tokens.usable)
 
     def context(self) -> Context:
         """All slots, the pseudo-tokens brought up to date."""
@@ -163,4 +166,4 @@ class ProtoKV(LocalMemory):
         layers = self._bank.report(self._near.last_step)
         if self._residuals is not None:
             layers = [bank | more for bank, more in zip(layers, self._residuals.report(), strict=True)]
-        return {"near_tokens_in_use": len(self._near), "layers": layers}
+        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": layers}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from protokv.memory.base import MemoryShape
@@ -27,11 +28,20 @@ class FarTokens:
         keys: `[B, T, D]` float32, rotation removed.
         values: `[B, T, D]` float32.
         seen: their coordinates and positions, shared by all heads.
+        usable: `[T]` bool; the others were dropped: they are zeros, and must change nothing. None: all.
     """
 
     keys: Tensor
     values: Tensor
     seen: Seen
+    usable: Tensor | None = None
+
+    def usable_only(self) -> FarTokens:
+        """Those that may change something; this waits for the device."""
+        if self.usable is None:
+            return self
+        kept = self.usable.nonzero().squeeze(1)
+        return FarTokens(self.keys[:, kept], self.values[:, kept], self.seen.at(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,11 @@ class Assigned:
     prototype: Tensor
     key_residual: Tensor
     value_residual: Tensor
+
+    @classmethod
+    def none(cls, tokens: FarTokens) -> Assigned:
+        """Every token stands for itself."""
+        return cls(tokens.keys.new_full(tokens.keys.shape[:2], -1, dtype=torch.int64), tokens.keys, tokens.values)
 
 
 class Follower(Protocol):

@@ -80,6 +80,8 @@ class Archive(StatePart):
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
+        self.next_position = max(self.next_position, int(step.positions.max()) + 1)
+        step = step.usable_only()
         bare = unrotate(step.keys.float(), *self._rotary(step.positions))
         for start in range(0, step.positions.shape[0], self._block_tokens):
             rows = slice(start, start + self._block_tokens)

@@ -36,6 +36,7 @@ from protokv.context import Context
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
+from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow
 from protokv.memory.rekv.archive import Archive
 from protokv.memory.rekv.retrieval import Retrieval
@@ -51,6 +52,7 @@ class ReKV(ExactMemory):
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
+        self._intake = Intake(config, shape)
         self._slots = Slots(shape, far=0, near=config.near_tokens)
         self._near = NearWindow(self._slots, shape.position_components)
         self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
@@ -66,7 +68,7 @@ class ReKV(ExactMemory):
 
     def append(self, step: StepKV) -> None:
         """File one step, and let it enter the local window."""
-        self._slots.check_step(step, self._shape, self._near.last_step)
+        step = self._admit(step, self._near.last_step)
         self._archive.append(step)
         self._near.append(step)
 
@@ -84,7 +86,10 @@ class ReKV(ExactMemory):
 
     def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         super()._check(tensors, clock)
-        if (int(tensors["near.ring"][2]) < 0) != (tensors["archive.lengths"].numel() == 0):
+        seen, archived = int(tensors["near.ring"][2]) >= 0, tensors["archive.lengths"].numel() > 0
+        # A stream of which every token was dropped has steps and no block.
+        dropped = "intake.dropped" in tensors and int(tensors["intake.dropped"]) > 0
+        if archived != seen and not (seen and dropped):
             raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
 
     def report(self) -> dict[str, Any]:

@@ -85,9 +85,11 @@ class Agglomerative(Policy):
 
         Residuals are given of tokens that share a prototype, against its centre after the step.
         """
-        bank = self._bank
+        bank, tokens = self._bank, tokens.usable_only()
         K = bank.mass.shape[2]
         B, T, _ = tokens.keys.shape
+        if not T:
+            return Assigned.none(tokens)
         merges = ((bank.mass > 0).view(B, K).sum(1) + T - K).clamp(min=0)
         root = torch.arange(K + T, device=merges.device).repeat(B, 1)
         found = self._merge(tokens, merges) if merges.any() else None
@@ -116,7 +118,8 @@ class Agglomerative(Policy):
             limit = low[:, held] if held < K else torch.full_like(low[:, 0], torch.inf)
             points = torch.cat((nearest[:, :held].sort(1).values, every_token), 1)
             merged = self._merge_points(*self._points(tokens, points), merges)
-            if (merged.height < limit * (1 - _COST_ERROR)).all():
+            # With all of them at hand there is nobody left to take in.
+            if held == K or (merged.height < limit * (1 - _COST_ERROR)).all():
                 break
             held += held // 2 + 1
         # A little more than this step needed, and not much less than the last one took: to begin again costs more.

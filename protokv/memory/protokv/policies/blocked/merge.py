@@ -26,13 +26,14 @@ class Prototypes(Protocol):
     last_step: Tensor
 
 
-def merge_(bank: Prototypes, gone: Tensor, into: Tensor, anchor: str) -> None:
+def merge_(bank: Prototypes, gone: Tensor, into: Tensor, usable: Tensor, anchor: str) -> None:
     """Merge slots `gone` `[B, n]` into `into` `[B, n]`, B = L * H; what stood in `gone` is to be overwritten.
 
     Args:
         bank: changed.
         gone: each slot at most once in a head, and none of `into`.
         into: int64, a slot as often as others go into it.
+        usable: `[n]` bool; the other merges are not made.
         anchor: of `DurableConfig`: which position a merged prototype has.
     """
     B, n = gone.shape
@@ -40,12 +41,13 @@ def merge_(bank: Prototypes, gone: Tensor, into: Tensor, anchor: str) -> None:
     head = torch.arange(B, device=gone.device)[:, None] * K
     source, target = (head + gone).view(-1), (head + into).view(-1)
     mass = bank.mass.view(-1)
-    own = mass.index_select(0, source)
+    made = usable.expand(B, n).reshape(-1)
+    own = mass.index_select(0, source) * made
     mass.index_put_((target,), own, accumulate=True)
-    share = (own.double() / mass.index_select(0, target).double())[:, None]
+    share = (own.double() / mass.index_select(0, target).clamp(min=1).double())[:, None]
     for center in (bank.key_center, bank.value_center, bank.mean):
         _draw_(center.view(B * K, -1), source, target, share.to(center.dtype))
-    together = into[:, :, None] == into[:, None, :]
+    together = (into[:, :, None] == into[:, None, :]) & (own > 0).view(B, 1, n)
     step = bank.last_step.view(-1)
     newest = (together * step.index_select(0, source).view(B, 1, n)).amax(2).view(-1)
     step.index_copy_(0, target, torch.maximum(newest, step.index_select(0, target)))
@@ -65,15 +67,26 @@ def merge_(bank: Prototypes, gone: Tensor, into: Tensor, anchor: str) -> None:
 
 
 def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
-    """Put some of the tokens into rows `[B * n]` of the bank, each alone: what stood there is gone."""
+    """Put some of the tokens into rows `[B * n]` of the bank, each alone: what stood there is gone. Of a token that was
+    dropped the row stays as it is."""
     keys, values = tokens.keys[:, part], tokens.values[:, part]
     B, n, D = keys.shape
-    bank.key_center.view(-1, D).index_copy_(0, rows, keys.reshape(-1, D))
-    bank.value_center.view(-1, D).index_copy_(0, rows, values.reshape(-1, D))
-    for held, given in ((bank.mean, tokens.seen.coordinates), (bank.position, tokens.seen.positions)):
-        held.flatten(0, 2).index_copy_(0, rows, given[part].to(held.dtype).expand(B, n, -1).reshape(B * n, -1))
-    bank.mass.view(-1).index_fill_(0, rows, 1)
-    bank.last_step.view(-1).index_fill_(0, rows, step)
+    seen = tokens.seen.at(part)
+    given = {
+        "key_center": keys.reshape(-1, D),
+        "value_center": values.reshape(-1, D),
+        "mean": seen.coordinates.expand(B, n, -1).reshape(B * n, -1),
+        "position": seen.positions.expand(B, n, -1).reshape(B * n, -1),
+        "mass": torch.ones_like(rows),
+        "last_step": torch.full_like(rows, step),
+    }
+    usable = None if tokens.usable is None else tokens.usable[part].expand(B, n).reshape(-1)
+    for name, new in given.items():
+        held = getattr(bank, name).flatten(0, 2)
+        new = new.to(held.dtype)
+        if usable is not None:
+            new = torch.where(usable.view(-1, *[1] * (held.ndim - 1)), new, held.index_select(0, rows))
+        held.index_copy_(0, rows, new)
 
 
 def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:

@@ -60,12 +60,15 @@ class BlockedRule(Policy):
         T = tokens.keys.shape[1]
         for part in pieces_of(T, self._schedule.merges):
             self._absorb_part(tokens, part, step)
-        alone = torch.full((len(self._done), T), -1, device=self._done.device)
-        return Assigned(alone, tokens.keys, tokens.values)
+        return Assigned.none(tokens)
 
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
         n = part.stop - part.start
+        # Of a token that was dropped the slot stays what it is: its merge is not made, or it is left free.
+        usable = torch.ones(n, dtype=torch.bool, device=self._done.device)
+        if tokens.usable is not None:
+            usable = tokens.usable[part]
         turn = schedule.next_turn(n)
         if turn is not None:
             self._plan(self._of_mine(turn))
@@ -74,14 +77,14 @@ class BlockedRule(Policy):
         slots = torch.arange(opened.start, opened.stop, device=self._done.device).expand(len(self._done), -1)
         if merges:
             gone, into = self._next_merges(merges)
-            merge_(bank, gone, into, self._config.anchor)
+            merge_(bank, gone, into, usable[n - merges :], self._config.anchor)
             bank.touch_((self._head + into).view(-1))
-            bank.merged += merges
+            bank.merged += usable[n - merges :].sum()
             slots = torch.cat((slots, gone), 1)
         rows = (self._head + slots).view(-1)
         place_(bank, rows, tokens, part, step)
         bank.touch_(rows)
-        bank.opened += n
+        bank.opened += usable.sum()
 
     def _of_mine(self, heads: slice) -> slice:
         """Every so many-th of the model's heads, counted among those of this memory."""
@@ -118,8 +121,8 @@ class BlockedRule(Policy):
         schedule = self._schedule_of(tensors)
         alive = tensors["bank.mass"].flatten(0, 1) > 0
         B, K = alive.shape
-        if not (alive == (torch.arange(K, device=alive.device) < schedule.filled)).all():
-            raise StateCorrupt("state: tensor bank.mass must be above 0 in as many slots as plan.schedule says")
+        if (alive & (torch.arange(K, device=alive.device) >= schedule.filled)).any():
+            raise StateCorrupt("state: tensor bank.mass must be 0 behind as many slots as plan.schedule says")
         gone, into = (tensors[f"plan.{name}"].flatten(0, 1).long() for name in ("gone", "into"))
         for name, plan in (("gone", gone), ("into", into)):
             if (plan < 0).any() or (plan >= K).any():
