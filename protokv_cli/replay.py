@@ -123,13 +123,17 @@ def replay(
         from protokv.backbones import EMBEDDED, load_backbone
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import make_plan, run
-        from protokv.replay.rows import RowFile, read_rows
+        from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.runner import Setup
         from protokv.replay.schedule import LADDER
         from protokv.replay.streams import make_worlds, open_files
         from protokv.replay.studies import default_budgets, find_study, name_memories, vary_memories
         from protokv_cli.replay_tables import following, show, show_cost
 
+        if plot:
+            check_figure(plot)
+        if html:
+            check_figure()
         if report:
             show(out, read_rows(sources or [output]), plot=plot, html=html)
             return
@@ -137,9 +141,6 @@ def replay(
             raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
         if sources and questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
-        check_figure(plot)
-        if html:
-            check_figure()
         named = find_study(study)
         name = model or EMBEDDED
         tokens = [parse_budget(text) for text in parse_list(budgets)] if budgets else default_budgets(named, name)
@@ -178,6 +179,7 @@ def replay(
         trials = plan.trials(setup)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
+            check_trials(done, trials, output)
             show_cost(out, plan.cost(setup, {row.key for row in done}))
             return
         results = RowFile(output, start_over=force)

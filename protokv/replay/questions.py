@@ -1,9 +1,7 @@
 """Questions with their reference times, from JSON lines.
 
 The reference time t0 is when the decisive evidence was last seen, where the data say so, and else the data set's own
-query time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is only fair to questions about
-the past whose answer does not change while the stream goes on: `RETROSPECTIVE` lists such types by the names that data
-sets give them. Knows no video and no model.
+query time (the paper's proxy, section 4, "Delayed-Query Protocol"). Knows no video and no model.
 """
 
 from __future__ import annotations
@@ -13,22 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from protokv.errors import ConfigError, SourceNotFound
 
 Reference = Literal["evidence", "query"]
-
-RETROSPECTIVE: Final = frozenset(
-    {
-        # The procedural world (`protokv.mini.questions`). "last" and "count" change while things keep coming.
-        "colour", "shape", "where", "at", "whether", "first", "which_first", "which_last",
-        # RVS-Ego and RVS-Movie: the two kinds of yes / no, and the order of events.
-        "Order Judging(Y/N)", "Whether Something Happened(Y/N)", "What event order",
-        # OVO-Bench, backward tracing: episodic memory, action sequence, hallucination.
-        "EPM", "ASI", "HLD",
-    }
-)  # fmt: skip
 
 _TIMES = ("ask_s", "query_s", "end_time", "realtime")
 

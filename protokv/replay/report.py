@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from protokv.replay.metrics import Accuracy, measure_accuracy, measure_floor, quantile
+from protokv.replay.question_types import GROUPS, find_type
 from protokv.replay.rows import Row
-
-GROUPS: Final[dict[str, frozenset[str]]] = {
-    "content": frozenset({"colour", "shape", "where", "at", "whether"}),
-    "order": frozenset({"first", "which_first", "which_last", "Order Judging(Y/N)", "What event order", "ASI"}),
-}
-"""Kinds of question that tables set apart: what was there, and in which order. Any other type is "other"."""
-
-
-def find_group(kind: str) -> str:
-    """The group of a question type."""
-    return next((name for name, types in GROUPS.items() if kind in types), "other")
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
@@ -32,10 +22,12 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     labels = list(dict.fromkeys((row.memory, row.budget) for row in rows))
     delays = sorted({row.delay_s for row in rows})
     overall = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s))
-    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, find_group(row.type)))
+    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, find_type(row.type).group))
     typed = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
     questions = {(row.video, row.question_id): row for row in rows}
-    groups = [name for name in (*GROUPS, "other") if any(find_group(row.type) == name for row in questions.values())]
+    groups = [
+        name for name in (*GROUPS, "other") if any(find_type(row.type).group == name for row in questions.values())
+    ]
     if groups == ["other"]:
         # The same as all questions.
         groups = []
@@ -65,7 +57,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "floor": _number(measure_floor(rows)),
         "floors": {
             "groups": {
-                name: _number(measure_floor([r for r in rows if find_group(r.type) == name])) for name in groups
+                name: _number(measure_floor([r for r in rows if find_type(r.type).group == name])) for name in groups
             },
             "types": {name: _number(measure_floor([r for r in rows if r.type == name])) for name in types},
         },

@@ -162,6 +162,24 @@ def agree(facts: Mapping[str, Any], trial: Trial, where: str, *, hint: str) -> d
     return {**facts, **trial.study}
 
 
+def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path) -> None:
+    """Refuse to mix studies in one file.
+
+    Args:
+        rows: that are in the file.
+        trials: to be added.
+        path: of the file.
+
+    Raises:
+        ConfigError: a row and a trial contradict each other.
+    """
+    facts: dict[str, Any] = {}
+    for row in rows:
+        facts.update(row.study)
+    for trial in trials:
+        agree(facts, trial, f"{path} holds results", hint="name another file with -o, or start over with --force")
+
+
 def _differ(old: Any, new: Any) -> tuple[str, str]:
     """How two values differ, shortly: of two objects only the first key that does."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -209,14 +227,5 @@ class RowFile:
         self.rows[row.key] = row
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Refuse to mix studies in one file.
-
-        Raises:
-            ConfigError: a row that is there and a trial contradict each other.
-        """
-        facts: dict[str, Any] = {}
-        hint = "name another file with -o, or start over with --force"
-        for row in self.rows.values():
-            facts.update(row.study)
-        for trial in trials:
-            agree(facts, trial, f"{self._path} holds results", hint=hint)
+        """Refuse to mix studies in this file; see `check_trials`."""
+        check_trials(self.rows.values(), trials, self._path)

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protokv.errors import ConfigError
-from protokv.replay.questions import RETROSPECTIVE, Question
+from protokv.replay.question_types import find_type
+from protokv.replay.questions import Question
 
 # Container durations are rounded: an ask this far behind the end still counts as at the end.
 SLACK_S = 1e-6
@@ -80,7 +81,7 @@ def schedule(
     for question in questions:
         if types is not None and question.type not in types and ALL_TYPES not in types:
             dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
-        elif types is None and sweep and question.type and question.type not in RETROSPECTIVE:
+        elif types is None and sweep and not find_type(question.type).retrospective:
             dropped[f"type {question.type} is not known to be retrospective"] += 1
         else:
             valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]

@@ -19,7 +19,8 @@ from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts, phrase, pick
 from protokv.mini.world import World, WorldConfig
-from protokv.replay.questions import RETROSPECTIVE, Question, load_questions
+from protokv.replay.question_types import find_type
+from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
@@ -134,7 +135,7 @@ def find_lasting_questions(world: World, until_s: float, per_type: int) -> list[
     early, late = world.events_until(until_s), world.events_until(world.config.length_s)
     rng = np.random.default_rng([world.config.seed, 5])
     found: list[Question] = []
-    for kind in (kind for kind in TYPES if kind in RETROSPECTIVE):
+    for kind in (kind for kind in TYPES if find_type(kind).retrospective):
         for_ever = {(fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s)}
         left = [fact for fact in find_facts(kind, early, until_s) if (fact.answer, *fact.slots.items()) in for_ever]
         for _ in range(min(per_type, len(left))):

@@ -136,6 +136,7 @@ def test_results_of_another_study_are_refused_and_left_as_they_are(
     result = protokv("replay", *SMALL, "--budget", "24", *change)
     assert result.code == Exit.USAGE
     assert f"results.jsonl holds results of another study: the stream world-3 had {fact}" in result.err
+    assert protokv("replay", *SMALL, "--budget", "24", *change, "--dry-run").err == result.err
     assert (protokv.folder / "results.jsonl").read_bytes() == finished
 
 

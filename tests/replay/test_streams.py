@@ -10,7 +10,8 @@ import pytest
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts
-from protokv.replay.questions import RETROSPECTIVE, Question
+from protokv.replay.question_types import find_type
+from protokv.replay.questions import Question
 from protokv.replay.streams import FileStream, Pressure, WorldStream, make_worlds, open_files
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
@@ -20,7 +21,7 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: int) -> None:
     stream = WorldStream(seed, 300, Pressure(20.0))
     world = stream._world
-    assert {question.type for question in stream.questions} == RETROSPECTIVE & set(TYPES)
+    assert {question.type for question in stream.questions} == {kind for kind in TYPES if find_type(kind).retrospective}
     for ask_s in (16.0, 60.0, 150.0, 300.0):
         for question in stream.questions:
             answers = {fact.answer for fact in find_facts(question.type, world.events_until(ask_s), ask_s)}
