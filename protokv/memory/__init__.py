@@ -1,7 +1,13 @@
 """Memories: bounded state that a stream is written into and that attention reads.
 
 `MEMORIES` names them; `build_memory` makes the one a config asks for, `restore_memory` the one that a state holds.
-Adding one is a file with a `Memory` and a line here. Nothing in this package knows of transformers, files or sessions.
+Adding one is a file with a `LocalMemory` and a line here. Nothing in this package knows of transformers, files or
+sessions.
+
+Letters, in all of this package: `L` layers, `H` KV heads, `D` head size, `P` position components, `T` tokens of a step,
+`P0` tokens of the prompt prefix, `W` tokens of the near window, `M` tokens of a budget, `K` prototypes of a head, `S`
+pseudo-tokens of a prototype, `B = L * H` heads of all layers (of an archive: blocks), `G` subquantizers, `C` codewords,
+`R` residuals of a reservoir, `N` slots of a context.
 """
 
 from __future__ import annotations

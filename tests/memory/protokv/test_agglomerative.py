@@ -12,8 +12,8 @@ from protokv.memory.base import StepKV
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_ward import NaiveAgglomerative
 from protokv.memory.protokv.policies import agglomerative, ward
+from tests.memory.protokv.test_oracle import compare_context, compare_state, flat
 from tests.memory.streams import World, copy_of, feed, same, shape_of, small_durable
-from tests.memory.test_oracle import compare_context, compare_state, flat
 
 TIE = 1e-5
 
