@@ -1,44 +1,26 @@
 """A source that is read in a process of its own: `Source` on this side, `protokv.video.worker` on the other.
 
 A decoder that crashes, hangs or takes too much memory takes only that process with it, a waiting reader can be told to
-stop, and the next frames are decoded while the caller works on the last ones: at most `AHEAD` of them, in order, the
+stop, and the next frames are decoded while the caller works on the last ones: at most a handful, in order, the
 same as without. What a dead decoder did not give is damage. Starting the process costs about a third of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import os
-import queue
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from protokv import errors
-from protokv.errors import SourceError, SourceUnreadable
+from protokv.errors import SourceUnreadable
+from protokv.video.process import Dead, Stopped, Worker
 from protokv.video.source import Damage, Frame, ShouldStop, SourceInfo, never
-from protokv.video.worker import LENGTH
-
-# Frames that wait to be taken.
-AHEAD = 4
 
 # A decoder that says nothing for so long hangs.
 STALL_S = 30.0
-
-# How often a waiting reader asks whether to stop.
-ASK_S = 0.1
-
-Message = tuple[dict[str, Any], np.ndarray | None]
 
 
 class IsolatedSource:
@@ -105,13 +87,13 @@ class IsolatedSource:
         with contextlib.suppress(AttributeError):
             self._worker.end()
 
-    def _start(self) -> tuple[_Worker, SourceInfo]:
-        worker = _Worker()
+    def _start(self) -> tuple[Worker, SourceInfo]:
+        worker = Worker()
         worker.ask(self._opening)
         try:
             header, _ = worker.take(self._stall_s, never)
             return worker, SourceInfo(**header["info"])
-        except _Dead as dead:
+        except Dead as dead:
             name = Path(self._source).name
             raise SourceUnreadable(
                 f"{name} cannot be opened: {dead}", hint="the file is damaged, or made to do harm"
@@ -131,10 +113,10 @@ class IsolatedSource:
         while True:
             try:
                 header, image = worker.take(self._stall_s, should_stop)
-            except _Stopped:
+            except Stopped:
                 worker.end()
                 return
-            except _Dead as dead:
+            except Dead as dead:
                 if at_s is None and request["start_s"] <= 0:
                     raise SourceUnreadable(f"{self.info.name} cannot be read: {dead}") from None
                 self._damage = _cut_short(self._damage, self.info, at_s or request["start_s"], str(dead))
@@ -147,109 +129,6 @@ class IsolatedSource:
             yield Frame(header["time_s"], image, header["duration_s"], header["decoder"])
             if worker is not self._worker:
                 return  # another reading has begun
-
-
-class _Dead(Exception):
-    """The process died or hangs; the message says which."""
-
-
-class _Stopped(Exception):
-    """The caller asked to stop."""
-
-
-class _Worker:
-    """The process, and a thread that takes its messages from the pipe."""
-
-    def __init__(self) -> None:
-        # Found where this package was found; behind everything else, so that it shadows nothing.
-        home = str(Path(__file__).resolve().parents[2])
-        code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process alone
-        )
-        self.busy = False
-        self._heard = time.monotonic()
-        self._messages: queue.Queue[Message | None] = queue.Queue(AHEAD)
-        self._ended = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def ask(self, request: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # a process that died is found out by who waits for its answer
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-
-    def take(self, stall_s: float, should_stop: ShouldStop) -> Message:
-        """The next message that says something. _Stopped; _Dead; the error that the process sent."""
-        asked = time.monotonic()
-        while True:
-            if should_stop():
-                raise _Stopped
-            try:
-                message = self._messages.get(timeout=ASK_S)
-            except queue.Empty:
-                if time.monotonic() - max(asked, self._heard) > stall_s:
-                    self.end()
-                    raise _Dead(f"the decoder gave no sign of life for {stall_s:g} s") from None
-                continue
-            if message is None:
-                code = self.process.wait()
-                self.end()
-                raise _Dead(f"the decoder died ({f'signal {-code}' if code < 0 else f'code {code}'})")
-            if "error" in message[0]:
-                self.end()
-                kind = getattr(errors, message[0]["error"], SourceError)
-                raise kind(message[0]["message"], hint=message[0]["hint"])
-            return message
-
-    def end(self) -> None:
-        self._ended.set()
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError, ValueError):
-                pipe.close()
-
-    def _listen(self) -> None:
-        pipe = self.process.stdout
-        assert isinstance(pipe, io.BufferedReader)
-        message: Message | None = ({}, None)
-        while message is not None and not self._ended.is_set():
-            try:
-                message = _receive(pipe)
-            except (OSError, ValueError, KeyError, TypeError):
-                message = None
-            self._heard = time.monotonic()
-            if message is not None and not message[0]:
-                continue  # no more than a sign of life
-            while not self._ended.is_set():
-                with contextlib.suppress(queue.Full):
-                    self._messages.put(message, timeout=ASK_S)
-                    break
-
-
-def _receive(pipe: io.BufferedReader) -> Message | None:
-    """One message; None at the end of the pipe."""
-    length = pipe.read(LENGTH.size)
-    if len(length) < LENGTH.size:
-        return None
-    header = json.loads(pipe.read(LENGTH.unpack(length)[0]))
-    if "shape" not in header:
-        return header, None
-    image = np.empty(header["shape"], np.uint8)
-    whole = image.reshape(-1).data
-    got = 0
-    while got < image.size:
-        n = pipe.readinto(whole[got:])
-        if not n:
-            return None
-        got += n
-    return header, image
 
 
 def _cut_short(damage: Damage, info: SourceInfo, at_s: float, why: str) -> Damage:

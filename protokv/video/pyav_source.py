@@ -95,15 +95,37 @@ class PyAVSource:
         self.close()
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
-        start_s = wanted.start_s
-        by_reading = self.probe.container in WITHOUT_INDEX and not wanted.from_beginning and start_s > 0
-        for from_s in (0.0,) if wanted.from_beginning or by_reading else _starts(start_s):
-            self._report = report = DecodeReport(0.0 if wanted.from_beginning else start_s)
+        if wanted.from_beginning or wanted.start_s <= 0:
+            self._report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
+            yield from self._from_beginning(wanted)
+            return
+        given_s = -1.0
+        for frame in self._from_key(wanted):
+            # How a decoder conceals damage depends on all that it has seen: only the whole way leads to the same.
+            if self._report.met:
+                break
+            given_s = frame.time_s
+            yield frame
+        if self._report.met and not wanted.should_stop():
+            self._report = DecodeReport(wanted.start_s)
+            yield from (frame for frame in self._from_beginning(wanted) if frame.time_s > given_s)
+
+    def _from_beginning(self, wanted: Wanted) -> Iterator[Frame]:
+        with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
+            sent = packets(self.probe, container, stream, 0.0, self._report)
+            frames = decode(self.probe, stream, sent, self._report, wanted.should_stop)
+            yield from from_shown_at(frames, wanted.start_s)
+
+    def _from_key(self, wanted: Wanted) -> Iterator[Frame]:
+        """Decoding from a key frame at or before the start; from the beginning where no seek leads to one."""
+        by_reading = self.probe.container in WITHOUT_INDEX
+        for from_s in (0.0,) if by_reading else _starts(wanted.start_s):
+            self._report = report = DecodeReport(wanted.start_s)
             with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
                     sent = packets(self.probe, container, stream, from_s, report)
                     if by_reading:
-                        sent = skip_to_key(self.probe, sent, start_s)
+                        sent = skip_to_key(self.probe, sent, wanted.start_s)
                     after_key = by_reading or from_s > 0
                     given = decode(self.probe, stream, sent, report, wanted.should_stop, drop_leading=after_key)
                     first = next(given, None)
@@ -113,10 +135,10 @@ class PyAVSource:
                     continue  # this container cannot seek: look further back
                 if wanted.should_stop():
                     return
-                if from_s > 0 and (first is None or first.time_s > start_s):
+                if from_s > 0 and (first is None or first.time_s > wanted.start_s):
                     continue
                 if first is not None:
-                    yield from from_shown_at(chain([first], given), start_s)
+                    yield from from_shown_at(chain([first], given), wanted.start_s)
                 return
 
 

@@ -17,6 +17,7 @@ class DecodeReport:
         self.start_s = start_s
         self.last_s: float | None = None
         self.match = True
+        self.met = False  # damage that a decoder met, counted or not; what a file lacks at its end is none
         self._awaited: set[float] = set()
         self._lost = 0
         self._damaged = 0
@@ -40,6 +41,7 @@ class DecodeReport:
         self.last_s = time_s
         self._awaited.discard(time_s)
         self._settle([t for t in self._awaited if t < time_s])
+        self.met |= corrupt
         if corrupt and time_s >= self.start_s:
             self._damaged += 1
             self._note(time_s, "a frame is marked as corrupt")
@@ -52,6 +54,7 @@ class DecodeReport:
 
     def failed(self, time_s: float | None, why: str) -> None:
         """A decoder refused a packet. Where frames are matched, the frame that stays away is what counts."""
+        self.met = True
         self._note(time_s, why)
         if not self.match or time_s is None:
             self._lost += 1
@@ -59,6 +62,7 @@ class DecodeReport:
 
     def leapt(self, before_s: float, time_s: float) -> None:
         """A frame came whose time cannot be true: it is left out, and lost at the time of the one before it."""
+        self.met = True
         self._awaited.discard(time_s)
         if before_s >= self.start_s:
             self._lost += 1
@@ -92,6 +96,7 @@ class DecodeReport:
 
     def _settle(self, times: list[float]) -> None:
         if times:
+            self.met = True
             self._awaited.difference_update(times)
             self._lost += len(times)
             self._mark(min(times))
