@@ -5,7 +5,9 @@ conditional update of the branch puts them in place. Whoever commits says on top
 found when it began or its own last one, and is refused if there is another by then: so there is one writer at a time
 without a lock. Every commit is a snapshot; which earlier ones are kept stands in its metadata, in the same transaction,
 and what is not kept is collected once nobody can be reading it (`repository.collect`). What is read is held against our
-own digests, as in every form. Knows nothing of how tensors are laid out (`session_store`).
+own digests, as in every form. But Icechunk itself unpacks its snapshots and manifests, without a limit: one made for
+that purpose takes 33 kB in the store and 1 GiB in memory. So load only from stores whose writers you trust that far.
+Knows nothing of how tensors are laid out (`session_store`).
 
 Icechunk: https://icechunk.io
 """
