@@ -20,7 +20,7 @@ def replay(
         typer.Argument(metavar="SOURCE...", help="Video files; with --report, files of results."),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources; see below.")
+        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources, as above.")
     ] = None,
     world: Annotated[
         str | None,
