@@ -24,9 +24,9 @@ CONTENTS = {
     "v2-durable.safetensors": "10eeca89eeecfcbf",
     "v2-paper.safetensors": "639c7273d5a69901",
     "v2-sliding-window.safetensors": "896e8e5a517b68a9",
-    "v3-continuity.safetensors": "04195077f8e0d878",
-    "v3-durable.safetensors": "7e46a6b238ccb3df",
-    "v3-paper.safetensors": "d9a2621d81f4fb3f",
+    "v3-continuity.safetensors": "3d972900f20c436b",
+    "v3-durable.safetensors": "a33ff3f187dde3cb",
+    "v3-paper.safetensors": "4003c5a1f0b48411",
     "v3-sliding-window.safetensors": "c946b8b5ff09d84e",
     "v3-sliding-window.zarr": "c946b8b5ff09d84e",
 }

@@ -39,6 +39,23 @@ def test_every_state_that_a_stream_leaves_passes(name, tiny, tmp_path):
     assert [line.split(":")[0] for line in found[:4]] == ["bytes", "memory", "clock", "values"]
 
 
+@pytest.mark.parametrize("name", ["paper", "durable", "sliding-window"])
+def test_a_stream_of_many_days_passes(name, tiny, tmp_path):
+    """Beyond 2**24 not every position is a number of 32 bits."""
+    path, later = tmp_path / "a.safetensors", 2**24 + 1
+    session = Session.start(tiny, MEMORIES[name], fps=2.0)
+    for seed in range(6):
+        session.watch(random_frames(seed))
+    state = checkpoint.to_state(session)
+    moved = {n: t + later for n, t in state.tensors.items() if n in ("near.positions", "bank.position")}
+    clock = replace(state.clock, next_position=state.clock.next_position + later)
+    save(replace(state, tensors={**state.tensors, **moved}, clock=clock), path)
+    describe(path, values=True)
+    again = checkpoint.to_state(checkpoint.from_state(load(path), tiny))
+    assert again.tensors["near.positions"].max() == clock.next_position - 1
+    assert all(again.tensors[one].equal(tensor) for one, tensor in moved.items())
+
+
 def changed(name: str, change: Callable[[torch.Tensor], object]) -> Callable[[State], State]:
     def apply(state: State) -> State:
         tensor = state.tensors[name].clone()
