@@ -32,7 +32,7 @@ def check(result: dict[str, Any], count: int) -> None:
 
 
 def test_altered_states_are_refused_or_work():
-    check(run(0, 120), 120)
+    check(run(0, 60), 60)
 
 
 @pytest.mark.slow
