@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from protokv import session as session_module
+from protokv.attention import attend, plain
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import to_state
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
+from protokv.context import EMPTY, Segment
+from protokv.generate import Decoding, read_token
 from protokv.session import Session
 from tests.conftest import random_frames
+from tests.stub_backbone import StubBackbone
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,3 +64,61 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
     here = Session.resume(tiny, config, replace(to_state(there), tensors=tensors))
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def _no_waits() -> Iterator[None]:
+    """A wait of the host for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["sliding-window", "durable"])
+def test_a_steady_step_does_not_wait_for_the_device(kind: str, request: pytest.FixtureRequest) -> None:
+    session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
+    step = session.backbone.embed_step(None)
+    # Kernels are compiled and plans are made before the counting starts.
+    for index in range(40):
+        session.take(step, float(index))
+    request.getfixturevalue("_no_waits")
+    for index in range(40, 44):
+        session.take(step, float(index))
+
+
+@pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])
+def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
+    step = session.backbone.embed_step(None)
+    for index in range(40):
+        session.take(step, float(index))
+
+    def reading(token: torch.Tensor) -> int:
+        torch.cuda.set_sync_debug_mode("default")
+        read = read_token(token)
+        torch.cuda.set_sync_debug_mode("error")
+        return read
+
+    session.ask("what?", Decoding(3))
+    monkeypatch.setattr(session_module, "read_token", reading)
+    try:
+        # Not to the end: how many tokens were visible is asked once an answer.
+        pieces = session.stream("what?", Decoding(6))
+        for _ in range(4):
+            next(pieces)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("queries", "n"), [(196, 196), (1, 41), (20, 37)])
+def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: int, n: int) -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    noise = lambda *size: torch.randn(size, generator=g, device="cuda").to(dtype)  # noqa: E731
+    bias = torch.randint(1, 400, (4, 1003), generator=g, device="cuda").float().log()
+    bias[:, ::7], bias[0] = EMPTY, EMPTY
+    segment = Segment(noise(4, 1003, 128), noise(4, 1003, 128), bias)
+    query, tail = noise(28, queries, 128), (noise(4, n, 128), noise(4, n, 128))
+    tolerance = {torch.float32: 1e-3, torch.float16: 2**-8, torch.bfloat16: 2**-6}[dtype]
+    expected = plain.attend(query, [segment], tail, 128**-0.5)
+    torch.testing.assert_close(attend(query, [segment], tail, 128**-0.5), expected, rtol=tolerance, atol=tolerance)

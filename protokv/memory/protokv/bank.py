@@ -36,6 +36,8 @@ class PrototypeBank(StatePart):
         moved: `[L, H, K]` bool, centres that changed since the last search for merges. Not state: all True is
             safe.
         stale: `[L, H, K]` bool, prototypes whose pseudo-tokens are out of date. Not state: all True is safe.
+        touched: the rows behind `stale` as they were given, for who must not ask the device which these are; None: any
+            may be. Not state.
     """
 
     promise: ClassVar[str] = "bank: masses and counters agree with the tokens that left the near window"
@@ -59,6 +61,7 @@ class PrototypeBank(StatePart):
             setattr(self, spec.name.removeprefix("bank."), spec.allocate(shape.device))
         self.moved = torch.ones_like(self.mass, dtype=torch.bool)
         self.stale = torch.ones_like(self.moved)
+        self.touched: list[Tensor] | None = None
 
     @staticmethod
     def declare(shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -125,6 +128,17 @@ class PrototypeBank(StatePart):
         """Note that the centres of `rows` changed."""
         self.moved.view(-1)[rows] = True
         self.stale.view(-1)[rows] = True
+        if self.touched is not None:
+            self.touched.append(rows)
+            if sum(map(len, self.touched)) > self.stale.numel():
+                self.touched = None
+
+    def collect_touched_(self) -> Tensor:
+        """The rows touched since this was last called, some more than once; all where that is not known."""
+        touched, self.touched = self.touched, []
+        if touched is None:
+            return torch.arange(self.stale.numel(), device=self.stale.device)
+        return torch.cat([torch.arange(0, device=self.stale.device), *touched])
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Masses, counters and moments that a stream can leave."""
@@ -177,6 +191,7 @@ class PrototypeBank(StatePart):
             getattr(self, name).copy_(tensors[f"bank.{name}"])
         self.moved.fill_(True)
         self.stale.fill_(True)
+        self.touched = None
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """What is noted of the prototypes."""

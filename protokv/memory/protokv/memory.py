@@ -31,6 +31,9 @@ from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec, size_of
 from protokv.rotary import Rotary, rotate, unrotate
 
+# How many prototypes are made visible together where all are: in float32 they take several times their bytes.
+ROWS_AT_ONCE = 2**18
+
 
 class ProtoKV(LocalMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
@@ -92,9 +95,11 @@ class ProtoKV(LocalMemory):
         if self._config.prototypes:
             if self._residuals is not None and self._config.allocation == "variance":
                 self._allocate(self._residuals)
-            rows = self._bank.stale.view(-1).nonzero().squeeze(1)
-            if len(rows):
-                self._show(rows)
+            if self._residuals is None:
+                for rows in torch.split(self._bank.collect_touched_(), ROWS_AT_ONCE):
+                    self._show_centres(rows)
+            elif len(rows := self._bank.stale.view(-1).nonzero().squeeze(1)):
+                self._show(rows, self._residuals)
                 self._bank.stale.zero_()
             # One more prototype, which hides the slots that are nobody's.
             bias = torch.nn.functional.pad(self._mass_bias().flatten(0, 1), (0, 1), value=-torch.inf)
@@ -122,7 +127,21 @@ class ProtoKV(LocalMemory):
         owner = self._layout.owner.clamp(max=max(K - 1, 0))[..., None].expand(-1, -1, P)
         return self._bank.position.round().long().view(L * H, K, P).gather(1, owner).view(L, H, -1, P)
 
-    def _show(self, rows: Tensor) -> None:
+    def _show_centres(self, rows: Tensor) -> None:
+        """Write prototypes without residuals into their slots: S times their centre. Asks the device for nothing."""
+        K, S, D = self._config.prototypes, self._config.pseudo_tokens, self._shape.head_size
+        cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
+        keys = rotate(self._bank.key_center.view(-1, D)[rows], cos, sin)
+        copies = torch.arange(S, device=rows.device)
+        heads, slots = (rows // K)[:, None], (rows % K * S)[:, None] + copies
+        for part, shown in (
+            (self._slots.keys, keys),
+            (self._slots.values, self._bank.value_center.view(-1, D)[rows]),
+        ):
+            far = part[:, :, self._slots.far].flatten(0, 1)
+            far[heads, slots] = shown.to(far.dtype)[:, None]
+
+    def _show(self, rows: Tensor, residuals: Residuals) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
         K, D, P = self._config.prototypes, self._shape.head_size, self._shape.position_components
         far_keys, far_values = (
@@ -130,11 +149,9 @@ class ProtoKV(LocalMemory):
         )
         for part, slots, shown in self._layout.slots_of(rows):
             some = rows[part]
-            keys = self._bank.key_center.view(-1, 1, D)[some]
-            values = self._bank.value_center.view(-1, 1, D)[some]
-            if self._residuals is not None:
-                key_modes, value_modes = self._residuals.modes(some, slots.shape[1])
-                keys, values = keys + key_modes, values + value_modes
+            key_modes, value_modes = residuals.modes(some, slots.shape[1])
+            keys = self._bank.key_center.view(-1, 1, D)[some] + key_modes
+            values = self._bank.value_center.view(-1, 1, D)[some] + value_modes
             anchors = self._bank.position.view(-1, P)[some]
             cos, sin = self._rotary(anchors.round().long())
             keys = rotate(keys, cos[:, None], sin[:, None]).expand(*slots.shape, D)
