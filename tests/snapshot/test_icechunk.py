@@ -340,17 +340,18 @@ def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address,
     assert max(sizes[3:]) <= sizes[3]
 
 
-def test_a_writer_that_may_not_delete_commits_all_the_same(make_state, same_state, store, address, monkeypatch):
+def test_a_writer_that_may_not_list_or_delete_commits_all_the_same(make_state, same_state, store, address, monkeypatch):
     for module in (icechunk_form, repository):
         monkeypatch.setattr(module, "GRACE", timedelta(0))
     refused = []
 
     def refuse(method: str, key: str) -> int | None:
-        if method not in ("POST", "DELETE"):
-            return None
-        refused.append(key)
-        return 403
+        if method in ("POST", "DELETE") or (method == "GET" and not key):
+            refused.append(method)
+            return 403
+        return None
 
+    FORM.save(at(make_state, 0), address)
     store.before = refuse
     with FORM.committer(address, keep=2) as committer:
         for step in (1, 2, 3):

@@ -6,7 +6,7 @@ size of every chunk without asking for it, so nothing larger than expected is fe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,6 @@ from protokv.snapshot.formats.hierarchy import (
     DOCUMENT_LIMIT_BYTES,
     METADATA_LIMIT_BYTES,
     ROOT,
-    Layout,
     Stored,
     chunk_digests,
     decode,
@@ -43,18 +42,18 @@ _AT_ONCE = 8
 
 
 def write_state(store: IcechunkStore, state: State, address: str) -> None:
-    """Put what differs from the state that the session stands on, and remove what is no more.
+    """Put what differs from the state that the session stands on, and remove the arrays and groups that are no more.
+
+    Chunks that an array no longer has go by themselves when its metadata change.
 
     Raises:
         StateError: The state could not be read again, so nothing is put.
     """
     document_of(state, {})
     stored = _standing(store, address)
-    _remove(
-        store,
-        before={name: one.layout for name, one in stored.items()},
-        after={name: Layout.of(name, tensor) for name, tensor in state.tensors.items()},
-    )
+    for folders in (_arrays, _groups):
+        for folder in sorted(folders(stored) - folders(state.tensors)):
+            sync(store.delete_dir(folder))
     known = dict(chunk_digests(stored, _SEPARATOR))
     digests: dict[str, list[str]] = {name: [] for name in state.tensors}
 
@@ -72,17 +71,6 @@ def write_state(store: IcechunkStore, state: State, address: str) -> None:
     for _ in parallel(changes(), _AT_ONCE):
         pass
     _put(store, ROOT, encode_root(state, digests))
-
-
-def _remove(store: IcechunkStore, before: Mapping[str, Layout], after: Mapping[str, Layout]) -> None:
-    """Remove the arrays, groups and chunks of one state that another does not have."""
-    for folders in (_arrays, _groups):
-        for folder in sorted(folders(before) - folders(after)):
-            sync(store.delete_dir(folder))
-    for name in before.keys() & after.keys():
-        gone = set(before[name].chunk_keys(name, _SEPARATOR)) - set(after[name].chunk_keys(name, _SEPARATOR))
-        for key in gone:
-            sync(store.delete(key))
 
 
 def read_state(store: IcechunkStore, address: str, *, verify: bool = True) -> State:
