@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
-SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, FEW, SIDE, USUAL, MOST = 20, 3, 64, 64, 512, 16, 16, 64.0, 127.0
+SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, FEW, SIDE, USUAL, MOST = 20, 3, 64, 32, 512, 16, 16, 64.0, 127.0
 
 
 @dataclass(slots=True)
@@ -136,12 +136,15 @@ class NaiveBlocked:
         return [(slot, end(slot)) for slot in goes]
 
     def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
-        """Whole numbers `[D]` float64, of free slots too."""
+        """Whole numbers `[F]` float64, of free slots too."""
         D = len(slots[0].key)
         signs = signs_of(D, torch.device("cpu"))
         zero = torch.zeros(D)
         folded = [slot.key * signs[0] + slot.value * signs[1] for slot in slots]
         folded += [zero] * (self.K - len(slots))
+        while len(folded[0]) >= 128 and len(folded[0]) % 2 == 0:
+            half = len(folded[0]) // 2
+            folded = [point[:half] + point[half:] for point in folded]
         sample = _some(folded, SAMPLE)
         some = _some(sample, FEW)
         count = len(some)

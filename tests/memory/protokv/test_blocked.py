@@ -88,7 +88,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     K=st.sampled_from([2, 3, 7, 19, 41, 67, 83, 131]),
     layers=st.integers(1, 2),
     heads=st.integers(1, 3),
-    size=st.sampled_from([2, 5, 8]),
+    size=st.sampled_from([2, 5, 8, 128]),
     components=st.sampled_from([1, 3]),
     anchor=st.sampled_from(["recent", "first", "average"]),
     power=st.sampled_from([1.0, 1.0, 0.5, 0.0]),

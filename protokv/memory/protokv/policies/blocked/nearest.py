@@ -13,7 +13,7 @@ from torch import Tensor
 from protokv.memory.protokv.policies.blocked.parts import parts_of
 from protokv.memory.protokv.policies.blocked.sketch import turned
 
-WIDTH = 64
+WIDTH = 32
 """Prototypes of a block, at most; a power of two."""
 NONE = torch.iinfo(torch.int32).max
 """The bits of a cost where there is no neighbour, the lowest ones aside."""
@@ -30,31 +30,32 @@ def rows_of(prototypes: int) -> int:
     return -(-prototypes // width) * width
 
 
-def nearest_heavier(sketch: Tensor, mass: Tensor, share: Tensor, order: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Search all blocks.
+def nearest_heavier(sketch: Tensor, mass: Tensor, share: Tensor, orders: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Search all blocks of all orders.
 
     Args:
         sketch: `[n, rows, C]`.
         mass: `[n, rows]` int64. One is heavier than another if it has more mass, or as much and a lower slot.
         share: `[n, rows]` float32, 1 / weight.
-        order: `[n, rows]` int64, all slots.
-        size: D.
+        orders: `[n, o, rows]` int64, all slots in each.
+        size: F, of the sketch.
 
     Returns:
-        Of each slot the cost's bits, `[n, rows]` int32, and the heavier one, `[n, rows]` int64.
+        Of each slot the bits of its least cost, `[n, rows]` int32, and whose it is, `[n, rows]` int64; of equal ones
+        in several orders the first one's.
     """
-    n, rows = order.shape
+    n, o, rows = orders.shape
     width = width_of(rows)
     low = width - 1
-    device = order.device
-    order = _heaviest_first(order, mass, width)
-    flat = (order + torch.arange(n, device=device)[:, None] * rows).view(-1)
+    device = orders.device
+    orders = _heaviest_first(orders, mass, width)
+    flat = (orders + torch.arange(n, device=device)[:, None, None] * rows).view(-1)
     sketch, share = sketch.view(n * rows, -1), share.reshape(-1)
     # The heavier ones of a block are those before it: their columns' numbers, and all bits set elsewhere.
     column = torch.arange(width, dtype=torch.int32, device=device).expand(width, -1)
     column = torch.where(column < column.t(), column, NONE)
-    best = torch.empty(n * rows, dtype=torch.int32, device=device)
-    for part in parts_of(n * rows, device, width):
+    best = torch.empty(n * o * rows, dtype=torch.int32, device=device)
+    for part in parts_of(n * o * rows, device, width):
         own = flat[part]
         points = sketch.index_select(0, own).view(-1, width, sketch.shape[1])
         shares = share.index_select(0, own).view(-1, width)
@@ -63,16 +64,21 @@ def nearest_heavier(sketch: Tensor, mass: Tensor, share: Tensor, order: Tensor, 
         # Rounding can leave a square below 0, whose bits are negative.
         bits = cost.view(torch.int32).clamp_(min=0).bitwise_and_(~low).bitwise_or_(column)
         best[part] = bits.amin(2).view(-1)
-    best = best.view(n, rows)
+    best = best.view(n, o, rows)
     place = torch.arange(rows, device=device)
-    partner = order.gather(1, (best & low) + (place - place % width))
-    bits = torch.empty_like(best).scatter_(1, order, best & ~low)
-    return bits, torch.empty_like(order).scatter_(1, order, partner)
+    partners = orders.gather(2, (best & low) + (place - place % width))
+    costs = torch.empty_like(best).scatter_(2, orders, best & ~low)
+    partners = torch.empty_like(orders).scatter_(2, orders, partners)
+    bits, partner = costs[:, 0], partners[:, 0]
+    for other in range(1, o):
+        nearer = costs[:, other] < bits
+        bits, partner = torch.where(nearer, costs[:, other], bits), torch.where(nearer, partners[:, other], partner)
+    return bits, partner
 
 
-def _heaviest_first(order: Tensor, mass: Tensor, width: int) -> Tensor:
+def _heaviest_first(orders: Tensor, mass: Tensor, width: int) -> Tensor:
     """The same blocks, each from heavy to light, and by slot where masses are equal."""
-    n, rows = order.shape
-    block = order.view(n, rows // width, width).sort(2).values.view(n, rows)
-    by_mass = mass.gather(1, block).view(n, rows // width, width).argsort(dim=2, descending=True, stable=True)
-    return block.view(n, rows // width, width).gather(2, by_mass).view(n, rows)
+    n, o, rows = orders.shape
+    blocks = orders.view(n, o, -1, width).sort(3).values
+    masses = mass[:, None].expand(n, o, rows).gather(2, blocks.view(n, o, rows)).view_as(blocks)
+    return blocks.gather(3, masses.argsort(dim=3, descending=True, stable=True)).view(n, o, rows)

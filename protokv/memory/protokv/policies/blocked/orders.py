@@ -18,16 +18,16 @@ _SIDE = 16
 _LAST = torch.iinfo(torch.int64).max
 
 
-def by_place(mean: Tensor, last_step: Tensor, free: Tensor) -> Tensor:
-    """Slots `[n, K]` in order of place and time, of `mean` `[n, K, 2]` in [0, 1] and `last_step` `[n, K]` int64."""
-    cell = (mean * _SIDE).long().clamp_(0, _SIDE - 1)
-    x, y = cell.unbind(2)
-    place = _spread(x) | (_spread(y) << 1)
+def by_place(mean: Tensor, last_step: Tensor, free: Tensor, cells: Tensor) -> Tensor:
+    """Slots `[n, K]` in order of place and time, of `mean` `[n, K, 2]` in [0, 1] and `last_step` `[n, K]` int64; `cells`
+    is of `cells_of`."""
+    x, y = (mean * _SIDE).long().clamp_(0, _SIDE - 1).unbind(2)
+    place = cells.take(x + _SIDE * y)
     return ((place << 40) | last_step).masked_fill_(free, _LAST).argsort(dim=1, stable=True)
 
 
 def by_content(sketch: Tensor, free: Tensor, size: int) -> Tensor:
-    """Slots `[n, K]` in order of their nearest pivot and of how near it is; `free` is `[n, K]`."""
+    """Slots `[n, K]` in order of their nearest pivot and of how near it is; `free` is `[n, K]`, `size` F."""
     n, K = free.shape
     count = min(PIVOTS, K)
     pivots = turned(sketch[:, : K // count * count : K // count], size).transpose(1, 2).contiguous()
@@ -41,6 +41,10 @@ def by_content(sketch: Tensor, free: Tensor, size: int) -> Tensor:
     return key.masked_fill_(free, _LAST).argsort(dim=1, stable=True)
 
 
-def _spread(bits: Tensor) -> Tensor:
-    """Four bits with a zero before each."""
-    return (bits & 1) | ((bits & 2) << 1) | ((bits & 4) << 2) | ((bits & 8) << 3)
+def cells_of(device: torch.device) -> Tensor:
+    """Morton's number of each cell of the grid, row after row: the bits of x and y in turn. `[256]` int64."""
+    bits = torch.arange(_SIDE)
+    spread = torch.zeros_like(bits)
+    for bit in range(4):
+        spread |= (bits >> bit & 1) << 2 * bit
+    return (spread[None] | spread[:, None] << 1).flatten().to(device)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.nearest import NONE, nearest_heavier, rows_of
-from protokv.memory.protokv.policies.blocked.orders import by_content, by_place
-from protokv.memory.protokv.policies.blocked.sketch import FREE, sketch_of
+from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of
+from protokv.memory.protokv.policies.blocked.sketch import FREE, signs_of, size_of, sketch_of
 
 # A cost above this is that of a slot which holds nothing.
 _REAL = int(torch.tensor(FREE / 1e6).view(torch.int32))
@@ -42,13 +42,26 @@ class Points:
     last_step: Tensor
 
 
-def plan_of(points: Points, merges: int, signs: tuple[Tensor, Tensor], power: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Constants of a head size: `signs_of` and `cells_of`."""
+
+    signs: tuple[Tensor, Tensor]
+    cells: Tensor
+
+    @classmethod
+    def of(cls, size: int, device: torch.device) -> Tables:
+        """The tables of heads of `size`."""
+        return cls(signs_of(size, device), cells_of(device))
+
+
+def plan_of(points: Points, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
     """The next merges of each head.
 
     Args:
         points: of which at least `2 * merges` are alive in each head.
         merges: M.
-        signs: of `signs_of`.
+        tables: of the head size.
         power: a prototype of mass m weighs m ** power in a cost.
 
     Returns:
@@ -56,18 +69,15 @@ def plan_of(points: Points, merges: int, signs: tuple[Tensor, Tensor], power: fl
         is gone into.
     """
     n, K, D = points.key_center.shape
+    F = size_of(D)
     rows = rows_of(K)
     free = points.mass == 0
-    sketch = sketch_of(points.key_center, points.value_center, free, signs, rows)
+    sketch = sketch_of(points.key_center, points.value_center, free, tables.signs, rows)
     mass = torch.nn.functional.pad(points.mass.long(), (0, rows - K))
     share = _weight(mass.clamp(min=1), power).reciprocal_()
-    padding = torch.arange(K, rows, device=mass.device).expand(n, -1)
-    place = torch.cat((by_place(points.mean, points.last_step, free), padding), 1)
-    content = torch.cat((by_content(sketch, free, D), padding), 1)
-    bits, partner = nearest_heavier(sketch, mass, share, place, D)
-    moved_bits, moved_partner = nearest_heavier(sketch, mass, share, content, D)
-    is_moved = moved_bits < bits
-    bits, partner = torch.where(is_moved, moved_bits, bits), torch.where(is_moved, moved_partner, partner)
+    orders = torch.stack((by_place(points.mean, points.last_step, free, tables.cells), by_content(sketch, free, F)), 1)
+    padding = torch.arange(K, rows, device=mass.device).expand(n, 2, -1)
+    bits, partner = nearest_heavier(sketch, mass, share, torch.cat((orders, padding), 2), F)
     gone, into = _cheapest_proposals(bits, partner, mass, merges, power)
     return gone, _ends_of_lines(gone, into, rows)
 

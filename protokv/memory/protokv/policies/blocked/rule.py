@@ -21,9 +21,8 @@ from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.policies.blocked.merge import merge_, place_
-from protokv.memory.protokv.policies.blocked.plan import Points, plan_of
+from protokv.memory.protokv.policies.blocked.plan import Points, Tables, plan_of
 from protokv.memory.protokv.policies.blocked.schedule import Schedule, merges_of, pieces_of
-from protokv.memory.protokv.policies.blocked.sketch import signs_of
 from protokv.memory.protokv.policy import Assigned, FarTokens, Follower, Policy
 from protokv.memory.state import LAYER, Clock, TensorSpec
 
@@ -52,7 +51,7 @@ class BlockedRule(Policy):
         self._gone, self._into = (spec.allocate(shape.device) for spec in self.declare(config, shape)[:2])
         # As in the schedule, where plans are read.
         self._done = torch.full((L * H, 1), self._schedule.merges, device=shape.device)
-        self._signs = signs_of(shape.head_size, shape.device)
+        self._tables = Tables.of(shape.head_size, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
@@ -96,7 +95,7 @@ class BlockedRule(Policy):
         points = Points(*(part.flatten(0, 1)[heads] for part in parts))
         if not len(points.mass):
             return
-        gone, into = plan_of(points, self._gone.shape[2], self._signs, self._config.merge_mass_power)
+        gone, into = plan_of(points, self._gone.shape[2], self._tables, self._config.merge_mass_power)
         self._gone.flatten(0, 1)[heads] = gone.int()
         self._into.flatten(0, 1)[heads] = into.int()
         self._done[heads] = 0
