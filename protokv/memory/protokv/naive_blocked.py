@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
-SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, FEW, SIDE, USUAL, MOST = 20, 3, 64, 32, 512, 16, 16, 64.0, 127.0
+SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, SIDE, USUAL, MOST = 20, 3, 64, 32, 512, 16, 64.0, 127.0
 
 
 @dataclass(slots=True)
@@ -145,14 +145,11 @@ class NaiveBlocked:
         while len(folded[0]) >= 128 and len(folded[0]) % 2 == 0:
             half = len(folded[0]) // 2
             folded = [point[:half] + point[half:] for point in folded]
-        sample = _some(folded, SAMPLE)
-        some = _some(sample, FEW)
-        count = len(some)
-        while len(some) > 1:
-            half = len(some) // 2
-            some = [some[index] + some[half + index] for index in range(half)]
-        folded = [point - some[0] / count for point in folded]
-        sizes = sorted((point - some[0] / count).abs().max() for point in sample)
+        sample = _some(folded)
+        columns = zip(*(point.tolist() for point in sample), strict=True)
+        common = torch.tensor([sorted(column)[(len(sample) - 1) // 2] for column in columns])
+        folded = [point - common for point in folded]
+        sizes = sorted((point - common).abs().max() for point in sample)
         scale = USUAL / sizes[(len(sizes) - 1) // 2].clamp(min=1e-30)
         return [(point * scale).round().clamp(-MOST, MOST).double() for point in folded]
 
@@ -210,9 +207,9 @@ class NaiveBlocked:
         return weight if self.power == 1.0 else weight.pow(self.power)
 
 
-def _some(points: list[Tensor], most: int) -> list[Tensor]:
-    """As many of the points, evenly spaced, as the greatest power of two that there are, or as `most`."""
+def _some(points: list[Tensor]) -> list[Tensor]:
+    """As many of the points, evenly spaced, as the greatest power of two that there are, or as SAMPLE."""
     count = 1
-    while 2 * count <= min(most, len(points)):
+    while 2 * count <= min(SAMPLE, len(points)):
         count *= 2
     return [points[index * (len(points) // count)] for index in range(count)]

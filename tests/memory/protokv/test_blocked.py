@@ -9,6 +9,7 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.config import DurableConfig
 from protokv.errors import ConfigError, StateCorrupt
@@ -23,6 +24,7 @@ from protokv.memory.protokv.policies.blocked import parts, schedule
 from protokv.memory.protokv.policies.blocked.rule import BlockedRule
 from protokv.memory.protokv.policies.blocked.schedule import Schedule, pieces_of
 from protokv.memory.protokv.policy import FarTokens
+from tests.counting import Counting
 from tests.memory.streams import World, copy_of, feed, same, shape_of
 
 STATE = ("key_center", "value_center", "mass", "mean", "position", "last_step")
@@ -232,3 +234,27 @@ def test_heads_take_turns_evenly_once_the_bank_is_nearly_full() -> None:
         schedule.carry_out(T - (opened.stop - opened.start))
     assert sorted(set(planning)) == [0, 28]
     assert planning[-40:] == [28] * 40
+
+
+@pytest.mark.parametrize("K", [4500, 18_000])
+def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operations(
+    K: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only a CPU works through a plan in parts.
+    monkeypatch.setattr(parts, "_ROWS", 2**40)
+    # With no data behind the tensors, a wait would raise.
+    with FakeTensorMode(), torch.no_grad():
+        held = Held(shape_of(layers=28, heads=4, size=128, components=3, dtype=torch.bfloat16), K)
+        tokens = torch.zeros(112, 196, 128)
+        step = FarTokens(tokens, tokens, Seen(torch.zeros(196, 2), torch.zeros(196, 3)))
+        for index in range(K // 196 + 5):
+            held.rule.absorb_(step, [], index)
+        with Counting() as counting:
+            counts = []
+            for index in range(4):
+                counting.operations.clear()
+                held.rule.absorb_(step, [], K + index)
+                counts.append(counting.operations.total())
+    assert not counting.waits
+    assert len(set(counts)) == 1
+    assert counts[0] <= 300, counting.operations

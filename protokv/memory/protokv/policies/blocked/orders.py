@@ -19,8 +19,10 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def by_place(mean: Tensor, last_step: Tensor, free: Tensor, cells: Tensor) -> Tensor:
-    """Slots `[n, K]` in order of place and time, of `mean` `[n, K, 2]` in [0, 1] and `last_step` `[n, K]` int64; `cells`
-    is of `cells_of`."""
+    """Slots `[n, K]` in order of place and time, of `mean` `[n, K, 2]` in [0, 1] and `last_step` `[n, K]` int64.
+
+    `cells` is of `cells_of`.
+    """
     x, y = (mean * _SIDE).long().clamp_(0, _SIDE - 1).unbind(2)
     place = cells.take(x + _SIDE * y)
     return ((place << 40) | last_step).masked_fill_(free, _LAST).argsort(dim=1, stable=True)

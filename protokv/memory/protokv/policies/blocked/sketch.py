@@ -22,9 +22,9 @@ FREE = 1e30
 # What half of the rows stay below in every component; rows twice as far out are cut off.
 _USUAL = 64.0
 _MOST = 127.0
-# Rows that tell what is usual, and rows whose mean is what all have in common; powers of two.
+# Rows that tell what is usual and what all have in common, at most; a power of two. Of both the median is taken: it
+# does not depend on an order of adding.
 _SAMPLE = 512
-_FEW = 16
 _SEED = 1
 
 
@@ -62,9 +62,9 @@ def sketch_of(keys: Tensor, values: Tensor, free: Tensor, signs: tuple[Tensor, T
     """
     n, K, D = keys.shape
     F = size_of(D)
-    some = _some(K, _SAMPLE)
+    some = _some(K)
     sample = _folded(keys[:, some], values[:, some], signs)
-    common = _mean(sample[:, _some(sample.shape[1], _FEW)])
+    common = sample.median(1, keepdim=True).values
     usual = (sample - common).abs_().amax(2).median(1).values
     scale = _USUAL / usual.clamp_(min=1e-30)[:, None, None]
     sketch = torch.zeros(n, rows, columns_of(F), dtype=torch.bfloat16, device=keys.device)
@@ -99,16 +99,7 @@ def _folded(keys: Tensor, values: Tensor, signs: tuple[Tensor, Tensor]) -> Tenso
     return folded
 
 
-def _some(rows: int, most: int) -> slice:
-    """As many evenly spaced rows as a power of two allows."""
-    count = min(most, 1 << (rows.bit_length() - 1))
+def _some(rows: int) -> slice:
+    """Evenly spaced rows, a power of two of them."""
+    count = min(_SAMPLE, 1 << (rows.bit_length() - 1))
     return slice(0, rows // count * count, rows // count)
-
-
-def _mean(some: Tensor) -> Tensor:
-    """The mean of rows, `[n, 1, D]`, added up in one fixed order; their number is a power of two."""
-    count = some.shape[1]
-    while some.shape[1] > 1:
-        half = some.shape[1] // 2
-        some = some[:, :half] + some[:, half:]
-    return some / count
