@@ -1,4 +1,4 @@
-"""What a saved state holds, as plain numbers: the document behind `protokv inspect`. Needs no model.
+"""What a saved state holds, as plain numbers, and what must hold in it: what `protokv inspect` shows. Needs no model.
 
 The memory is rebuilt from its tensors alone (their shapes tell those of the model) and asked for its report. Knows
 no tables and no terminals.
@@ -6,7 +6,7 @@ no tables and no terminals.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,6 @@ from protokv.snapshot import State, StatePath
 from protokv.snapshot.compare import compare
 from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
-from protokv.verify import check_values
 
 
 def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
     """
     state = snapshot.load(path, verify=digests)
     config, memory = _memory(state)
-    verified = check_values(state, config, memory) if values else None
+    verified = verify(state, config, memory) if values else None
     clock, source = state.clock, state.source or {}
     parts = memory.nbytes()
     # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
@@ -77,6 +76,32 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
         **memory.report(),
         **({} if verified is None else {"verified": verified}),
     }
+
+
+def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
+    """Check a state that was loaded, and the memory that was made of it; returns what was checked, a line each.
+
+    Raises:
+        StateCorrupt: naming the tensor or field that no stream can have left so.
+    """
+    check_clock(state.clock)
+    size = sum(tensor.nbytes for tensor in state.tensors.values())
+    return [
+        f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
+        f"memory: names, shapes, dtypes and invariants of the memory {config.name}",
+        "clock: steps, tokens and stream time agree",
+        *memory.check(state.clock),
+        *_check_budget(state, config, memory),
+    ]
+
+
+def _check_budget(state: State, config: MemoryConfig, memory: Memory) -> Iterator[str]:
+    if not memory.bounded:
+        return
+    shown = memory.context().visible_tokens() - state.tensors["sink.keys"].shape[2]
+    if shown > config.budget:
+        raise StateCorrupt(f"state: {shown} slots are in use, the budget is {config.budget}")
+    yield f"budget: {shown} of {config.budget} slots in use, where most are"
 
 
 def convert(path: StatePath, target: StatePath, *, digests: bool = True) -> dict[str, Any]:

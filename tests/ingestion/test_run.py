@@ -11,8 +11,9 @@ import protokv
 from protokv import snapshot
 from protokv.backbones.base import Backbone
 from protokv.describe import describe
-from protokv.errors import ConfigError, SourceUnreadable, StateError
+from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
+from protokv.session import Session
 from protokv.video import Damage, Frame
 from protokv.video.source import from_shown_at
 from tests.snapshot.nursery import Prepared
@@ -150,6 +151,30 @@ def test_an_error_within_a_step_leaves_the_last_commit(
 
 def _refuse(*_: object, **__: object) -> None:
     raise RuntimeError("half a step")
+
+
+def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sessions = tmp_path / "s.safetensors", []
+    start = Session.start
+
+    def remember(*arguments: object, **options: object) -> Session:
+        sessions.append(start(*arguments, **options))  # type: ignore[arg-type]
+        return sessions[-1]
+
+    monkeypatch.setattr("protokv.ingestion.run.Session.start", remember)
+    run = ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=2))
+    while next(run).steps != 3:
+        pass
+
+    def check(clock: object) -> list[str]:
+        raise StateCorrupt("state: tensor near.keys holds a number that is not finite")
+
+    monkeypatch.setattr(sessions[0].memory, "check", check)
+    with pytest.raises(StateCorrupt, match=r"near\.keys"):
+        list(run)
+    assert snapshot.load(path).clock.steps == 2
 
 
 def test_a_source_that_ends_early_is_a_state_and_damage(tiny: Backbone, tmp_path: Path) -> None:

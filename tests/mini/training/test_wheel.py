@@ -32,7 +32,7 @@ def imported(source: str) -> set[str]:
 
 def test_the_wheel_holds_the_world_and_the_weights_but_not_the_training(wheel: ZipFile) -> None:
     names = set(wheel.namelist())
-    assert {"protokv/mini/world.py", "protokv/mini/weights/model.safetensors"} <= names
+    assert {"protokv/mini/world.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
     assert not [name for name in names if "training" in name]
 
 
