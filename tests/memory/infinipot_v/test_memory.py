@@ -224,6 +224,7 @@ def test_only_whole_steps_are_exact_once_heads_have_chosen() -> None:
     assert times.shape[2] == 22 + 6
     assert memory.report() == {
         "near_tokens_in_use": 12,
+        "tokens_dropped": 0,
         "far_tokens_in_use": 16,
         "oldest_step": memory.tensors()["kept.step"][:, :, 0].min(),
         "layers": [],
