@@ -128,7 +128,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_own(folder: Path, family
 
 
 def test_a_video_of_one_frame_is_one_step(backbone: Backbone, upstream: Upstream) -> None:
-    alone = [Sample(0.0, random_frames(5, 1)[0])]
+    alone = [Sample(0.0, random_frames(5, 1)[0], "test")]
     taken = [step.images for step in steps_of(alone, backbone.frames_per_step)]
     session = watched(backbone, everything(), taken)
     assert session.clock.steps == 1
