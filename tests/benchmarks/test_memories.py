@@ -16,12 +16,15 @@ from protokv.memory import MEMORIES
 from protokv.memory.protokv import memory as protokv
 from protokv.memory.protokv.policies import maintenance, paper
 from protokv.memory.protokv.policies.agglomerative import Agglomerative
+from protokv.memory.protokv.policies.blocked.rule import BlockedRule
 from protokv.memory.protokv.residuals import Residuals
 from tests.benchmarks.conftest import Filled, Sizes, filled, finished
 
 # Filling a memory of 24k tokens takes minutes on a CPU; once for all that is measured of it.
 pytestmark = pytest.mark.timeout(3600)
 ROUNDS = 7
+# Of a step: enough for a 95th percentile, and for every head of a bank to take its turn.
+STEPS = 24
 
 PROTOKV: dict[str, Callable[[int], MemoryConfig]] = {
     **{
@@ -78,7 +81,7 @@ def described(
 def test_append(described: Callable[[str], BenchmarkFixture], held: Filled, device: torch.device) -> None:
     append = finished(device, held.memory.append)
     steps = lambda: ((held.stream.step(held.scene),), {})  # noqa: E731 - pedantic's form of arguments
-    described("append").pedantic(append, setup=steps, rounds=ROUNDS, warmup_rounds=1)
+    described("append").pedantic(append, setup=steps, rounds=STEPS, warmup_rounds=1)
 
 
 def test_context_after_a_step(described: Callable[[str], BenchmarkFixture], held: Filled, device: torch.device) -> None:
@@ -89,6 +92,7 @@ def test_context_after_a_step(described: Callable[[str], BenchmarkFixture], held
 STAGES = [
     (paper.PaperRule, "absorb_", "stage: assignment"),
     (Agglomerative, "absorb_", "stage: assignment"),
+    (BlockedRule, "absorb_", "stage: assignment"),
     (Residuals, "record_", "stage: residuals"),
     (paper.PaperRule, "maintain_", "stage: maintenance"),
     (maintenance, "merge_", "stage: maintenance, merging alone"),
