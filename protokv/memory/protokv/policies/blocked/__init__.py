@@ -11,7 +11,8 @@ variance, and how many of 120 planted tokens of rare events still have a prototy
 | 3000, three times the scenes that fit | .0494, 118 | .0902, 87 |
 | 1176, twice the scenes that fit | .1125, 70 | .203, 14 |
 
-So the exact rule stays where banks are small. At few tokens a step it loses nothing there either: in the delay study's
-setting (6 other worlds, an earlier width of blocks, high pressure, 400 s after the evidence, 75 content and 35 order questions a figure) it has
-1.00 / .89, 1.00 / .86 and .97 / .80 with 38, 75 and 151 tokens, the exact one 1.00 / .86, 1.00 / .86 and .97 / .86.
+So the exact rule stays where banks are small. At few tokens a step the blocked one loses nothing there either: in the
+delay study's setting (6 other worlds, high pressure, 400 s after the evidence, blocks of 64; 75 content and 35 order
+questions a figure) it has 1.00 / .89, 1.00 / .86 and .97 / .80 with 38, 75 and 151 tokens, the exact one 1.00 / .86,
+1.00 / .86 and .97 / .86.
 """
