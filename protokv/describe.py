@@ -15,12 +15,12 @@ from torch import Tensor
 
 from protokv import snapshot
 from protokv.checkpoint import config_of
+from protokv.compare import compare
 from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
 from protokv.memory import restore_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.compare import compare
 from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.snapshot import compare as module
-from protokv.snapshot.compare import compare
+from protokv import compare as module
+from protokv.compare import compare
+from tests.snapshot.conftest import make as make_state
 from tests.snapshot.form_tests import names, tensors
 
 
@@ -20,7 +21,7 @@ def with_tensor(state, name, tensor):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=st.dictionaries(names, tensors(), max_size=4))
-def test_a_state_equals_itself_whatever_its_bits(made, make_state):
+def test_a_state_equals_itself_whatever_its_bits(made):
     one, two = (make_state(tensors={name: tensor.clone() for name, tensor in made.items()}) for _ in range(2))
     found = compare(one, two)
     assert found.equal
@@ -29,7 +30,7 @@ def test_a_state_equals_itself_whatever_its_bits(made, make_state):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_flipped_bit_anywhere_is_one_differing_element(data, make_state, monkeypatch):
+def test_a_flipped_bit_anywhere_is_one_differing_element(data, monkeypatch):
     monkeypatch.setattr(module, "_AT_ONCE", 7)
     state = make_state()
     name = data.draw(
@@ -43,26 +44,26 @@ def test_a_flipped_bit_anywhere_is_one_differing_element(data, make_state, monke
     assert (found.name, found.differing, found.elements) == (name, 1, changed.numel())
 
 
-def test_distances_are_those_of_the_elements(make_state):
+def test_distances_are_those_of_the_elements():
     state = make_state(tensors={"a": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     (found,) = compare(state, with_tensor(state, "a", torch.tensor([1.0, 2.5, 3.0, 0.0]))).tensors
     assert (found.differing, found.elements, found.max_abs_difference) == (2, 4, 4.0)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_where_there_is_no_distance_none_is_told(odd, make_state):
+def test_where_there_is_no_distance_none_is_told(odd):
     state = make_state(tensors={"a": torch.tensor([1.0, 2.0])})
     (found,) = compare(state, with_tensor(state, "a", torch.tensor([odd, 2.5]))).tensors
     assert (found.differing, found.max_abs_difference) == (2, None)
 
 
-def test_zeros_of_two_signs_differ(make_state):
+def test_zeros_of_two_signs_differ():
     state = make_state(tensors={"a": torch.tensor([0.0])})
     (found,) = compare(state, with_tensor(state, "a", torch.tensor([-0.0]))).tensors
     assert (found.differing, found.max_abs_difference) == (1, 0.0)
 
 
-def test_tensors_of_other_shape_or_dtype_and_those_of_one_side_are_told(make_state):
+def test_tensors_of_other_shape_or_dtype_and_those_of_one_side_are_told():
     state = make_state(tensors={"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)})
     other = make_state(tensors={"a": torch.zeros(3, 2), "b": torch.zeros(4, dtype=torch.int32), "d": torch.zeros(1)})
     found = {one.name: (one.a, one.b, one.differing) for one in compare(state, other).tensors}
@@ -74,7 +75,7 @@ def test_tensors_of_other_shape_or_dtype_and_those_of_one_side_are_told(make_sta
     }
 
 
-def test_every_field_of_the_header_that_differs_is_told_with_both_values(make_state):
+def test_every_field_of_the_header_that_differs_is_told_with_both_values():
     state = make_state()
     other = replace(
         state,
