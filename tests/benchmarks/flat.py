@@ -1,0 +1,125 @@
+"""Whether a step late in a stream costs what an early one does: time and bytes of `durable`, at the level of tensors.
+
+    python -m tests.benchmarks.flat --rule blocked
+    python -m tests.benchmarks.flat --rule exact --late 20000
+
+One memory stands at step 1,000 and one at step 100,000; they take the same steps in turn, each first every other time,
+so that whatever the machine does besides slows both. The sizes are small, so that so many steps take minutes; what a
+step does at them is what it does at any. Writes `results/flat-RULE-cpu.*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import torch
+
+from protokv.config import DurableConfig
+from protokv.memory import Memory, StepKV, build_memory
+from protokv.memory.base import MemoryShape
+from tests.benchmarks.paired import write_table
+from tests.memory.streams import PlainRotary, shape_of
+
+NOTE = (
+    "L 1, H 1, D 8, {tokens} tokens a step, {prototypes} prototypes; CPU milliseconds of one step on a busy machine. "
+    "The two memories took the same {rounds} steps in turn. `time_ratio` is the ratio of the medians, `bytes_ratio` "
+    "that of the states."
+)
+# Steps that are made once and used again and again: a stream of any length from few tensors.
+_MADE = 64
+
+
+def config_of(rule: str, prototypes: int) -> DurableConfig:
+    """So many prototypes and a third as many near tokens."""
+    config = DurableConfig(budget=prototypes * 4 // 3, rule=rule)  # type: ignore[arg-type]
+    assert config.is_blocked == (rule == "blocked")
+    return config
+
+
+class Stream:
+    """A memory and the steps that it takes, with the indices and positions of an endless stream."""
+
+    def __init__(self, config: DurableConfig, shape: MemoryShape, tokens: int) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self.memory: Memory = build_memory(config, shape, PlainRotary(shape.head_size))
+        sink = self._noise(shape, shape.sink_tokens)
+        self.memory.start(sink, sink)
+        self._parts: Iterator[Any] = cycle(
+            [(self._noise(shape, tokens), self._noise(shape, tokens)) for _ in range(_MADE)]
+        )
+        self._coordinates = torch.rand(tokens, 2, generator=self._generator)
+        self._line = shape.sink_tokens + torch.arange(tokens)[:, None]
+        self.steps = 0
+
+    def _noise(self, shape: MemoryShape, tokens: int) -> torch.Tensor:
+        return torch.randn(shape.layers, shape.kv_heads, tokens, shape.head_size, generator=self._generator)
+
+    def step(self, *, show: bool = True) -> float:
+        """Take one step and show the memory; the CPU seconds that this took."""
+        keys, values = next(self._parts)
+        positions = self._line + self.steps * len(self._line)
+        taken = StepKV(keys, values, positions, self._coordinates, self.steps)
+        start = time.process_time()
+        self.memory.append(taken)
+        if show:
+            self.memory.context()
+        self.steps += 1
+        return time.process_time() - start
+
+    def advance(self, steps: int) -> None:
+        while self.steps < steps:
+            self.step(show=self.steps >= steps - _MADE)
+
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.memory.tensors().values())
+
+
+@torch.inference_mode()
+def measure(rule: str, *, early: int, late: int, rounds: int, tokens: int, prototypes: int) -> dict[str, Any]:
+    """One row: medians at both places and their ratio, bytes at both and theirs."""
+    config, shape = config_of(rule, prototypes), shape_of(layers=1)
+    streams = [Stream(config, shape, tokens) for _ in range(2)]
+    for stream, steps in zip(streams, (early, late), strict=True):
+        stream.advance(steps)
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            times[which].append(1000 * streams[which].step())
+    at_early, at_late = (median(some) for some in times)
+    sizes = [stream.nbytes() for stream in streams]
+    return {
+        "rule": rule,
+        "early_step": early,
+        "late_step": late,
+        "early_ms": round(at_early, 4),
+        "late_ms": round(at_late, 4),
+        "time_ratio": round(at_late / at_early, 4),
+        "early_bytes": sizes[0],
+        "late_bytes": sizes[1],
+        "bytes_ratio": sizes[1] / sizes[0],
+        "rounds": rounds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rule", choices=("exact", "blocked"), default="blocked")
+    parser.add_argument("--early", type=int, default=1000)
+    parser.add_argument("--late", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=300, help="steps that are timed at each place")
+    parser.add_argument("--tokens", type=int, default=4, help="of a step")
+    parser.add_argument("--prototypes", type=int, default=96)
+    given = vars(parser.parse_args())
+    torch.set_num_threads(1)
+    row = measure(**given)
+    print(row)
+    write_table(f"flat-{given['rule']}", "cpu", [row], NOTE.format(**given))
+
+
+if __name__ == "__main__":
+    main()

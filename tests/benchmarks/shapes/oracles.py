@@ -1,0 +1,109 @@
+"""Correctness first: what a memory must equal before a figure of it is shown.
+
+On a CPU these are the property tests that compare it with its literal form, run in this process. On any other device
+the memory is compared with itself on the CPU besides, and attention by that device's kernels with its plain form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv.attention import attend, plain
+from protokv.config import MemoryConfig
+from protokv.context import Segment, SlotContext
+from protokv.memory import build_memory
+from protokv.memory.base import MemoryShape, StepKV
+from tests.benchmarks.shapes.models import Shape
+from tests.memory.streams import PlainRotary, World
+
+ROOT = Path(__file__).parents[3]
+_ATTENTION = "test_attention.py::test_the_fused_form_is_the_plain_one"
+_RING = "memory/test_near.py::test_every_token_is_in_the_window_or_has_left_it_once_in_order"
+_PAPER = "memory/protokv/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
+ORACLES = {
+    "durable": (
+        "memory/protokv/test_agglomerative.py::test_the_fast_bank_equals_merging_written_out",
+        "memory/protokv/test_blocked.py::test_the_rule_equals_the_rule_written_out_bit_for_bit",
+    ),
+    "paper": (_PAPER,),
+    "continuity": (_PAPER,),
+    "infinipot-v": ("memory/infinipot_v/test_memory.py::test_it_equals_its_oracle_token_for_token",),
+    "rekv": ("memory/rekv/test_memory.py::test_every_layer_reads_what_a_literal_loop_over_blocks_chooses",),
+    "dycoke": (_RING, "memory/test_dycoke.py::test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps"),
+    "dycoke-decode": (_RING, "memory/test_dycoke.py::test_decode_steps_read_what_a_literal_computation_chooses"),
+    "last-frames": ("memory/test_last_frames.py::test_the_last_whole_steps_that_fit_are_read_and_nothing_else",),
+    "sliding-window": (_RING,),
+    "full": (_RING,),
+}
+"""Tests by memory; the first of the file's path is that of `tests`."""
+
+
+class _Outcomes:
+    """A plugin of pytest: which tests passed, and which did anything else."""
+
+    def __init__(self) -> None:
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("[")[0].removeprefix("tests/")
+        if not report.passed:
+            self.failed.add(name)
+        elif report.when == "call":
+            self.passed.add(name)
+
+
+def proven(memories: Sequence[str]) -> dict[str, bool]:
+    """Whether attention and each memory equal their literal forms on this CPU."""
+    wanted = sorted({_ATTENTION, *(test for name in memories for test in ORACLES[name])})
+    outcomes = _Outcomes()
+    arguments = ["-q", "--no-header", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    pytest.main([*arguments, *(str(ROOT / "tests" / test) for test in wanted)], plugins=[outcomes])
+    good = outcomes.passed - outcomes.failed
+    return {name: {_ATTENTION, *ORACLES[name]} <= good for name in memories}
+
+
+@torch.inference_mode()
+def attention_error(shape: Shape, slots: int, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest difference of one layer's attention, as it is computed here, to the plain form in float32."""
+    H, D = shape.text["num_key_value_heads"], shape.head_size
+    heads, T = shape.text["num_attention_heads"], shape.tokens
+    g = torch.Generator().manual_seed(0)
+    query, keys, values, *tail = (
+        torch.randn(size, generator=g).to(device, dtype)
+        for size in ((heads, T, D), (H, slots, D), (H, slots, D), (H, T, D), (H, T, D))
+    )
+    segment = Segment(keys, values, torch.randint(1, 400, (H, slots), generator=g).float().log().to(device))
+    given = query, [segment], (tail[0], tail[1]), D**-0.5
+    return float((attend(*given).float() - plain.attend(*given).float()).abs().max())
+
+
+@torch.inference_mode()
+def same_as_on_cpu(name: str, device: torch.device, steps: int = 30) -> bool:
+    """Whether a small memory shows on the device what it shows on the CPU, up to rounding; true of the CPU itself."""
+    if device.type == "cpu":
+        return True
+    contexts = []
+    for place in (torch.device("cpu"), device):
+        shape = MemoryShape(2, 2, 16, 1, 2, torch.float32, place)
+        world = World(MemoryShape(2, 2, 16, 1, 2, torch.float32, torch.device("cpu")), seed=0)
+        rotary = PlainRotary(16)
+        rotary.frequency = rotary.frequency.to(place)
+        memory = build_memory(MemoryConfig.of(name, budget=48), shape, rotary)
+        keys, values = world.sink()
+        memory.start(keys.to(place), values.to(place))
+        for index in range(steps):
+            step = world.step(index, 6)
+            parts = (step.keys, step.values, step.positions, step.coordinates)
+            memory.append(StepKV(*(part.to(place) for part in parts), index))
+        contexts.append(memory.context())
+    a, b = contexts
+    if not (isinstance(a, SlotContext) and isinstance(b, SlotContext)):
+        # What is retrieved depends on a query: the memory behind it is compared by the number of slots alone.
+        return a.visible_tokens() == b.visible_tokens()
+    pairs = ((a.keys, b.keys), (a.values, b.values), (a.finite_bias(), b.finite_bias()))
+    return all(torch.allclose(x, y.cpu(), rtol=1e-4, atol=1e-4) for x, y in pairs)

@@ -1,0 +1,159 @@
+"""One memory under one model: every stage of some steps, some questions and a commit, each by a stopwatch.
+
+The memory is filled with noise at the level of tensors first, so it is full when the model watches. A step is timed
+whole and in parts: what stands behind a colon is a part of what stands before it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protokv import snapshot
+from protokv.backbones.base import Backbone
+from protokv.checkpoint import to_state
+from protokv.config import MemoryConfig
+from protokv.generate import Decoding
+from protokv.memory.base import StepKV
+from protokv.memory.protokv.memory import ProtoKV
+from protokv.memory.protokv.policies.blocked.rule import BlockedRule
+from protokv.session import Session
+from protokv.video import open_source, read_steps
+from tests.benchmarks.shapes.models import Shape, frames_of
+from tests.benchmarks.shapes.timing import Stopwatch
+
+# Steps after the memory is full, so that every prototype has been in question.
+_MORE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Attributes: `stopwatch`, all times; `parts`, bytes the memory holds by part; `slots`, N, of which `visible` are
+    shown; `tokens`, how many were seen."""
+
+    stopwatch: Stopwatch
+    parts: dict[str, int]
+    slots: int
+    visible: int
+    tokens: int
+
+
+@torch.inference_mode()
+def fill(session: Session, shape: Shape, steps: int) -> None:
+    """Steps of noise past the model."""
+    backbone, memory, T = session.backbone, session.memory, shape.tokens
+    first = backbone.embed_step(frames_of(shape, 0))
+    side = int(T**0.5)
+    cells = (torch.arange(side, device=backbone.device) + 0.5) / side
+    coordinates = torch.cartesian_prod(cells, cells).flip(1)
+    g = torch.Generator(backbone.device).manual_seed(0)
+    size = (backbone.layers, backbone.kv_heads, T, backbone.head_size)
+    for _ in range(steps):
+        clock = session.clock
+        start_s = clock.steps * clock.step_seconds
+        stands = backbone.step_positions(
+            first, origin=len(backbone.prefix_ids), start=clock.next_position, index=clock.steps, time_s=start_s
+        )
+        keys, values = (
+            torch.randn(size, generator=g, device=backbone.device).to(backbone.dtype) for _ in ("keys", "values")
+        )
+        memory.select(first.embeddings, first.grid)
+        memory.append(StepKV(keys, values, stands.places, coordinates, clock.steps))
+        session.clock = replace(
+            clock,
+            steps=clock.steps + 1,
+            stream_time_s=start_s + clock.step_seconds,
+            next_position=max(clock.next_position, max(stands.highest) + 1),
+            tokens_seen=clock.tokens_seen + T,
+        )
+
+
+def measure(backbone: Backbone, shape: Shape, config: MemoryConfig, rounds: int, stream: float = 1.25) -> Measured:
+    """Every stage but decoding.
+
+    Args:
+        backbone: of `models.build`.
+        shape: its own.
+        config: of the memory.
+        rounds: steps, questions' tokens and commits that are timed, after one of each that is not.
+        stream: tokens seen before, as a multiple of the budget; at least as many as fill the memory.
+    """
+    session = Session.start(backbone, config)
+    room = config.near_tokens + config.prototypes if config.prototypes else config.budget
+    fill(session, shape, int(max(room, stream * config.budget)) // shape.tokens + _MORE)
+    stopwatch = Stopwatch(backbone.device)
+    with _Watched(session, stopwatch) as stages:
+        for turn in range(rounds + 1):
+            images = frames_of(shape, turn)
+            start_s = session.clock.steps * session.clock.step_seconds
+            tokens = stopwatch.time("vision tower", session.embed, images, start_s)
+            stopwatch.time("step behind the tower", session.take, tokens, start_s)
+            for stage in stages:
+                stopwatch.none_in_this_round(stage)
+            stopwatch.end_round(count=turn > 0)
+    _merge_is_the_rest(stopwatch)
+    for turn in range(rounds + 1):
+        pieces = session.stream("what?", Decoding(2))
+        stopwatch.time("first token", next, pieces)
+        stopwatch.time("per token", next, pieces)
+        pieces.close()
+        stopwatch.end_round(count=turn > 0)
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds + 1):
+            path = Path(folder) / f"{turn}.safetensors"
+            stopwatch.time("commit", lambda path=path: snapshot.save(to_state(session), path), by_clock=True)
+            path.unlink()
+            stopwatch.end_round(count=turn > 0)
+    with torch.inference_mode():
+        context = session.memory.context()
+        keys: Any = getattr(context, "keys", None)
+        visible = context.visible_tokens()
+    slots = visible if keys is None else keys.shape[2]
+    return Measured(stopwatch, session.memory.nbytes(), slots, visible, session.clock.tokens_seen)
+
+
+class _Watched:
+    """Within it, the parts of a step are timed; the session is as before afterwards."""
+
+    def __init__(self, session: Session, stopwatch: Stopwatch) -> None:
+        self._parts: list[tuple[Any, str, str]] = [
+            (session.backbone, "forward", "forward"),
+            (session.memory, "append", "update"),
+            (session.memory, "context", "context"),
+        ]
+        policy = session.memory._policy if isinstance(session.memory, ProtoKV) else None
+        if isinstance(policy, BlockedRule):
+            self._parts.append((policy, "_plan", "update: plan"))
+        self._stopwatch = stopwatch
+
+    def __enter__(self) -> list[str]:
+        for owner, name, stage in self._parts:
+            self._stopwatch.wrap(owner, name, stage)
+        return [stage for _, _, stage in self._parts]
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, _ in self._parts:
+            delattr(owner, name)
+
+
+def _merge_is_the_rest(stopwatch: Stopwatch) -> None:
+    """Of an update with plans, what is not planning. A step that did not plan has planned for no time."""
+    times, planned = stopwatch.times["update"], stopwatch.times.get("update: plan")
+    if planned:
+        stopwatch.times["update: merge"] = [whole - plan for whole, plan in zip(times, planned, strict=True)]
+
+
+def decode(path: Path, fps: float, frames: int, rounds: int, device: torch.device) -> Stopwatch:
+    """A file's first steps, read one after the other."""
+    stopwatch = Stopwatch(device)
+    with open_source(path) as source:
+        steps: Iterator[Any] = iter(read_steps(source, fps, frames))
+        for turn in range(rounds + 1):
+            stopwatch.time("decode", next, steps)
+            stopwatch.end_round(count=turn > 0)
+    return stopwatch
