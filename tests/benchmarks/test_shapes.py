@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from protokv.config import MemoryConfig
+from protokv.config import DurableConfig, MemoryConfig
 from protokv.memory import MEMORIES
 from tests.benchmarks import flat
-from tests.benchmarks.shapes.models import MODELS, Shape
+from tests.benchmarks.shapes.counts import counts_of
+from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
 from tests.benchmarks.shapes.report import write
 from tests.benchmarks.shapes.run import Request, run
+from tests.benchmarks.shapes.stages import measure
 from tests.benchmarks.shapes.state_bytes import state_bytes
 from tests.benchmarks.shapes.timing import Stopwatch, distribution
 from tests.benchmarks.shapes.work import work_of
@@ -94,6 +96,30 @@ def test_what_does_not_equal_its_literal_form_has_no_figure(tmp_path: Path) -> N
     document = run(asked, {"sliding-window": False, "full": True}, tmp_path)
     assert {row["memory"] for row in document["stages"]} == {"any", "full"}
     assert [row["memory"] for row in document["withheld"]] == ["sliding-window"]
+
+
+def test_plans_and_merges_make_up_an_update_under_the_blocked_rule() -> None:
+    shape = tiny("qwen2.5-vl-7b").cut(1, 50)
+    backbone = build(shape, torch.float32, torch.device("cpu"))
+    config = DurableConfig(budget=96, rule="blocked")
+    times = measure(backbone, shape, config, rounds=4).stopwatch.times
+    parts = zip(times["update: plan"], times["update: merge"], times["update"], strict=True)
+    assert all(plan + merge == pytest.approx(whole) for plan, merge, whole in parts)
+    assert max(times["update: plan"]) > 0
+
+
+def test_counts_are_of_a_step_and_of_a_decoded_token() -> None:
+    few = counts_of(MemoryConfig.of("sliding-window", budget=6000), layers=1, budget=48)
+    more = counts_of(MemoryConfig.of("sliding-window", budget=6000), layers=3, budget=48)
+    assert few["watch_waits"] == few["token_waits"] == 0
+    assert 0 < few["token_operations"] < more["token_operations"]
+    assert 0 < few["watch_operations"] < more["watch_operations"]
+
+
+def test_a_whole_model_is_measured_whole() -> None:
+    asked = replace(request("qwen2.5-vl-7b", ["full"]), shape=MODELS["qwen2.5-vl-7b"], layers=None, vocabulary=None)
+    assert asked.cut == MODELS["qwen2.5-vl-7b"]
+    assert (replace(asked, layers=1).cut.layers, replace(asked, layers=1).cut.vision_layers) == (1, 1)
 
 
 def test_every_memory_names_tests_that_exist() -> None:

@@ -1,7 +1,7 @@
 """Operations and waits for the device that one steady step and one decoding step ask for: the proof without a GPU.
 
-Counted at 28 layers and small sizes, of which the number of operations does not depend but where a CPU works in blocks;
-the proof at the sizes of a 7B model is `tests/test_counts.py`.
+Counted at 28 layers and small sizes, on which the number of operations does not depend, and without the pieces that a
+CPU cuts a plan into: as any other device is asked. The proof at the sizes of a 7B model is `tests/test_counts.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from protokv import session as session_module
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.generate import Decoding
+from protokv.memory.protokv.policies.blocked import parts
 from protokv.session import Session
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
@@ -29,8 +30,12 @@ def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGE
     if isinstance(config, DurableConfig):
         changes["rule"] = "blocked" if config.is_blocked else "exact"
     small = replace(config, **changes)
-    # What runs in inference mode is hidden from a dispatch mode in part.
-    with mock.patch.object(torch, "inference_mode", _no_grad), Counting() as counting:
+    with (
+        # What runs in inference mode is hidden from a dispatch mode in part.
+        mock.patch.object(torch, "inference_mode", _no_grad),
+        mock.patch.object(parts, "_ROWS", 2**40),
+        Counting() as counting,
+    ):
         backbone = StubBackbone(layers=layers, groups=1, head_size=16, grid=(4, 4))
         session = Session.start(backbone, small)
 

@@ -14,7 +14,7 @@ from tests.benchmarks.shapes.timing import Stopwatch, distribution
 from tests.benchmarks.shapes.work import Peak, Work
 
 # What a model of all layers takes as many times as long for as it has more of them, but for its head.
-_PER_LAYER = ("forward", "update", "update: plan", "update: merge", "context", "first token", "per token", "commit")
+_PER_LAYER = ("forward", "update", "update: plan", "update: merge", "context", "first token", "per token")
 NOT_MEASURED = "not measured"
 
 
@@ -68,7 +68,8 @@ def write(folder: Path, name: str, document: dict[str, Any]) -> str:
     """`NAME.json` and `NAME.md`; returns the second's text."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    parts = [", ".join(f"{key} {value}" for key, value in document["machine"].items()) + ".", *document["notes"]]
+    machine = document["machine"] | {"most resident memory of the process, MB": document["resident_peak_mb"]}
+    parts = [", ".join(f"{key} {value}" for key, value in machine.items()) + ".", *document["notes"]]
     for title in ("stages", "held", "withheld", "counts", "states"):
         if document.get(title):
             parts += [f"## {title.capitalize()}", table(document[title]).rstrip()]

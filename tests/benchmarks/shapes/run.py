@@ -33,7 +33,7 @@ class Request:
     Attributes:
         shape: the whole model.
         layers: how many of its layers are measured; all where None.
-        vocabulary: how many of its words; all where None.
+        vocabulary: how many of its words beside fewer layers; all where None.
         budgets, memories: each with each.
         rounds: of every stage.
         stream: tokens seen, as a multiple of the budget.
@@ -56,8 +56,11 @@ class Request:
 
     @property
     def cut(self) -> Shape:
+        """What is measured."""
         shape = self.shape
-        return shape.cut(self.layers or shape.layers, self.vocabulary or shape.text["vocab_size"])
+        if self.layers is None:
+            return shape
+        return shape.cut(self.layers, self.vocabulary or shape.text["vocab_size"])
 
 
 def run(
@@ -134,6 +137,8 @@ def _notes(request: Request, error: float) -> list[str]:
         "Before anything was measured, every memory in the table equalled its literal form on small streams, and "
         f"attention its plain form: up to {error:.1e} in {str(request.dtype)[6:]}, the bound being "
         f"{TOLERANCE[request.dtype]:.1e}.",
+        "`held`: what the memory holds of the layers measured, slots that attention reads included. `counts`: of 28 "
+        "layers, the attention of each included (about 200 operations of a step), at a small size.",
         "`states`: bytes of a full state of the whole model in bfloat16, by arithmetic on what the memories declare.",
     ]
     if request.device.type == "cpu":
