@@ -1,4 +1,4 @@
-"""The `.zarr` form: a hierarchy that any zarr library opens, replaced whole, of which only what changed is written."""
+"""The `.zarr` form: a hierarchy that any zarr library opens, replaced whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ from tests.snapshot.form_tests import LocalFormTests
 
 def contents(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def inodes(path: Path) -> dict[str, int]:
-    return {str(p.relative_to(path)): p.stat().st_ino for p in path.rglob("*") if p.is_file()}
 
 
 class TestZarr(LocalFormTests):
@@ -61,30 +57,6 @@ class TestZarr(LocalFormTests):
         with xarray.open_zarr(path, group="bank", consolidated=False) as found:
             np.testing.assert_array_equal(found["mass"].values, state.tensors["bank.mass"].numpy())
             assert found["mass"].dims == ("layer", "kv_head", "prototype")
-
-    def test_chunks_that_did_not_change_are_second_names_of_the_old_files(
-        self, at, make_state, same_state, monkeypatch
-    ):
-        monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
-        path, state = at(), make_state()
-        save(state, path)
-        before = inodes(path)
-        keys = state.tensors["near.keys"].clone()
-        keys[1, 2, 4, 3] += 1
-        changed = replace(state, tensors=state.tensors | {"near.keys": keys})
-        save(changed, path)
-        fresh = {name for name, inode in inodes(path).items() if before.get(name) != inode and "zarr.json" not in name}
-        assert len(fresh) == 1
-        assert len(inodes(path)) > 20
-        assert same_state(load(path), changed)
-
-    def test_a_growing_tensor_keeps_the_chunks_it_had(self, at, make_state, monkeypatch):
-        monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 400)
-        path, whole = at(), torch.randn(2, 200, 5)
-        save(make_state(tensors={"keys": whole[:, :90]}), path)
-        before = inodes(path)
-        save(make_state(tensors={"keys": whole}), path)
-        assert len([name for name, inode in inodes(path).items() if before.get(name) == inode]) == 9
 
     @pytest.mark.parametrize("what", ["chunk", "metadata", "root", "cut off", "gone"])
     def test_a_damaged_state_is_healed_by_writing_it_again(self, what, at, make_state, same_state):

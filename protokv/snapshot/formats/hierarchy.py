@@ -223,35 +223,28 @@ def check_metadata(found: Mapping[str, Any], expected: Mapping[str, Any], name: 
             raise corrupt(path, f"tensor {shown(name)}: its metadata say another {shown(key)} than the sealed document")
 
 
-def chunk_digests(stored: Mapping[str, Stored], separator: str = ".") -> Iterator[tuple[str, str]]:
-    """Key and digest of every chunk."""
-    for name, one in stored.items():
-        yield from zip(one.layout.chunk_keys(name, separator), one.digests, strict=True)
+def encode_state(state: State, separator: str = ".") -> Iterator[tuple[str, memoryview, str | None]]:
+    """Key and bytes of all that a hierarchy consists of, as the library makes them, and the digests of chunks.
 
-
-def encode(name: str, tensor: Tensor, separator: str = ".") -> Iterator[tuple[str, memoryview]]:
-    """Key and bytes of the metadata of an array and its groups, and of its chunks in order, as the library makes them.
-
-    The root's own metadata are left out.
+    Metadata of an array and of its groups come before its chunks, and the root's last. Those of a group come once for
+    each of its arrays. Raises as `document_of`.
     """
-    layout, made = Layout.of(name, tensor), dict[str, Any]()
-    array = create_array(MemoryStore(made), name, layout, separator)
-    for key in sorted(made):
-        if key != ROOT:
-            yield key, made[key].as_buffer_like()
-    made.clear()
-    values = as_array(tensor)
-    for index, key in enumerate(layout.chunk_keys(name, separator)):
-        array[layout.slab(index) or ...] = values[layout.slab(index)]
-        yield key, memoryview(made.pop(key).as_numpy_array()).cast("B")
-
-
-def encode_root(state: State, digests: Mapping[str, list[str]]) -> memoryview:
-    """Metadata of the root group of a state whose chunks have these digests. Raises as `document_of`."""
-    made: dict[str, Any] = {}
-    zarr.create_group(MemoryStore(made), attributes=document_of(state, digests))
-    data: memoryview = made[ROOT].as_buffer_like()
-    return data
+    digests: dict[str, list[str]] = {}
+    for name, tensor in sorted(state.tensors.items()):
+        layout, made = Layout.of(name, tensor), dict[str, Any]()
+        array = create_array(MemoryStore(made), name, layout, separator)
+        for key in sorted(made.keys() - {ROOT}):
+            yield key, made[key].as_buffer_like(), None
+        made.clear()
+        values, digests[name] = as_array(tensor), []
+        for index, key in enumerate(layout.chunk_keys(name, separator)):
+            array[layout.slab(index) or ...] = values[layout.slab(index)]
+            data = memoryview(made.pop(key).as_numpy_array()).cast("B")
+            digests[name].append(bytes_digest(data))
+            yield key, data, digests[name][-1]
+    root: dict[str, Any] = {}
+    zarr.create_group(MemoryStore(root), attributes=document_of(state, digests))
+    yield ROOT, root[ROOT].as_buffer_like(), None
 
 
 def decode(

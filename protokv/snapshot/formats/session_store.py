@@ -16,18 +16,15 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.snapshot.digest import bytes_digest
 from protokv.snapshot.document import corrupt, parse_json
 from protokv.snapshot.formats.hierarchy import (
     DOCUMENT_LIMIT_BYTES,
     METADATA_LIMIT_BYTES,
     ROOT,
     Stored,
-    chunk_digests,
     decode,
     document_of,
-    encode,
-    encode_root,
+    encode_state,
     path_of,
     read_document,
 )
@@ -54,23 +51,22 @@ def write_state(store: IcechunkStore, state: State, address: str) -> None:
     for folders in (_arrays, _groups):
         for folder in sorted(folders(stored) - folders(state.tensors)):
             sync(store.delete_dir(folder))
-    known = dict(chunk_digests(stored, _SEPARATOR))
-    digests: dict[str, list[str]] = {name: [] for name in state.tensors}
+    known = {
+        key: digest
+        for name, one in stored.items()
+        for key, digest in zip(one.layout.chunk_keys(name, _SEPARATOR), one.digests, strict=True)
+    }
 
     def changes() -> Iterator[partial[None]]:
-        for name, tensor in sorted(state.tensors.items()):
-            for key, data in encode(name, tensor, _SEPARATOR):
-                if key.endswith(ROOT):
-                    # An array is there before its chunks. What is unchanged the session leaves out by itself.
-                    _put(store, key, data)
-                    continue
-                digests[name].append(bytes_digest(data))
-                if known.get(key) != digests[name][-1]:
-                    yield partial(_put, store, key, data)
+        for key, data, digest in encode_state(state, _SEPARATOR):
+            if digest is None:
+                # An array is there before its chunks. What is unchanged the session leaves out by itself.
+                _put(store, key, data)
+            elif known.get(key) != digest:
+                yield partial(_put, store, key, data)
 
     for _ in parallel(changes(), _AT_ONCE):
         pass
-    _put(store, ROOT, encode_root(state, digests))
 
 
 def read_state(store: IcechunkStore, address: str, *, verify: bool = True) -> State:

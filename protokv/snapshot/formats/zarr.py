@@ -1,9 +1,8 @@
 """A state as a `.zarr` folder: a Zarr v3 hierarchy that every zarr library opens, replaced whole.
 
-A commit writes a complete hierarchy beside the old one, in which chunks that did not change are second names of the old
-files, and lets the two change places. So a reader that had begun with the old one finds another document and begins
-again. A hierarchy that is read is data: folders and files only, no links, every file exactly as large as the sealed
-document leads to. What is in the files is for `hierarchy`.
+A commit writes a complete hierarchy beside the old one and lets the two change places. So a reader that had begun with
+the old one finds another document and begins again. A hierarchy that is read is data: folders and files only, no links,
+every file exactly as large as the sealed document leads to. What is in the files is for `hierarchy`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +20,8 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError
 from protokv.snapshot.commit import check_place, recover, refused, replace_folder
-from protokv.snapshot.digest import bytes_digest
 from protokv.snapshot.document import corrupt, not_found, parse_json, unreadable
-from protokv.snapshot.filesystem import FileSystem
+from protokv.snapshot.filesystem import FileSystem, write_file
 from protokv.snapshot.formats.base import StatePath
 from protokv.snapshot.formats.hierarchy import (
     DOCUMENT_LIMIT_BYTES,
@@ -32,11 +29,9 @@ from protokv.snapshot.formats.hierarchy import (
     METADATA_LIMIT_BYTES,
     ROOT,
     Stored,
-    chunk_digests,
     decode,
     document_of,
-    encode,
-    encode_root,
+    encode_state,
     path_of,
     read_document,
 )
@@ -73,10 +68,9 @@ class ZarrForm(LocalForm):
         target = Path(os.path.realpath(path))
         try:
             _check_ours(target, path)
-            before = _standing(target)
         except OSError as error:
             raise refused(path, error) from error
-        replace_folder(path, lambda folder: _Hierarchy(folder, target, before, self.fs).write(state), self.fs)
+        replace_folder(path, lambda folder: _write(state, folder, self.fs), self.fs)
 
     def read(self, path: StatePath, *, verify: bool = True) -> State:
         """Read the hierarchy."""
@@ -121,47 +115,21 @@ class ZarrForm(LocalForm):
         return StateError(f"cannot read the state {os.fspath(path)}: it is rewritten all the time", hint="try again")
 
 
-class _Hierarchy:
-    """A hierarchy that is being written."""
-
-    def __init__(self, folder: Path, old: Path, before: Mapping[str, str], fs: FileSystem) -> None:
-        self._folder, self._old, self._before, self._fs = folder, old, before, fs
-        self._folders: list[Path] = []
-
-    def write(self, state: State) -> None:
-        """Everything, synced."""
-        self._make(self._folder)
-        digests: dict[str, list[str]] = {name: [] for name in state.tensors}
-        for name, tensor in sorted(state.tensors.items()):
-            for key, data in encode(name, tensor):
-                if key.endswith(ROOT):
-                    if not (self._folder / key).exists():
-                        self._put(key, data)
-                else:
-                    digest = bytes_digest(data)
-                    digests[name].append(digest)
-                    self._put(key, data, digest)
-        self._put(ROOT, encode_root(state, digests))
-        for folder in reversed(self._folders):
-            self._fs.sync_folder(folder)
-
-    def _put(self, key: str, data: memoryview, digest: str | None = None) -> None:
-        target = self._folder / key
-        self._make(target.parent)
-        if digest is not None and self._before.get(key) == digest and _holds(self._old / key, data):
-            self._fs.link(self._old / key, target)
-            return
-        with self._fs.create(target) as file:
-            self._fs.write(file, data)
-            self._fs.sync(file)
-
-    def _make(self, folder: Path) -> None:
-        if folder in self._folders:
-            return
-        if folder != self._folder:
-            self._make(folder.parent)
-        self._fs.make_folder(folder)
-        self._folders.append(folder)
+def _write(state: State, root: Path, fs: FileSystem) -> None:
+    """A new hierarchy, synced."""
+    folders = [root]
+    fs.make_folder(root)
+    for key, data, _ in encode_state(state):
+        file = root / key
+        for folder in reversed(file.relative_to(root).parents):
+            if root / folder not in folders:
+                fs.make_folder(root / folder)
+                folders.append(root / folder)
+        # Tensors of one group share its metadata.
+        if not file.exists():
+            write_file(file, [data], fs)
+    for folder in reversed(folders):
+        fs.sync_folder(folder)
 
 
 def _read(document: bytes, path: StatePath, *, verify: bool) -> State:
@@ -235,28 +203,6 @@ def _bytes(file: Path, limit: int) -> NDArray[np.uint8] | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO):
             return None
         raise
-
-
-def _holds(file: Path, data: memoryview) -> bool:
-    """Whether a file has these bytes: a digest says what it had, and a second name would keep what became of it."""
-    try:
-        found = _bytes(file, len(data))
-    except OSError:
-        return False
-    return found is not None and np.array_equal(found, np.frombuffer(data, np.uint8))
-
-
-def _standing(target: Path) -> dict[str, str]:
-    """Key and digest of every chunk of the state that stands there; none of one that cannot be read or has links."""
-    data = _bytes(target / ROOT, DOCUMENT_LIMIT_BYTES)
-    if data is None:
-        return {}
-    try:
-        there = _files(target, target)
-        stored = read_document(parse_json(data.tobytes(), target), target)[1]
-    except StateError:
-        return {}
-    return {key: digest for key, digest in chunk_digests(stored) if key in there}
 
 
 def _check_ours(target: Path, path: StatePath) -> None:
