@@ -44,6 +44,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=session.tensors(),
+        legends={spec.name: spec for spec in session.memory.specs()},
     )
 
 

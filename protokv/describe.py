@@ -7,7 +7,7 @@ no tables and no terminals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from protokv import snapshot
 from protokv.checkpoint import config_of
 from protokv.compare import compare
 from protokv.config import MemoryConfig
-from protokv.errors import StateCorrupt
-from protokv.memory import restore_memory
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memory import MEMORIES, restore_memory
 from protokv.memory.base import Memory, MemoryShape
+from protokv.memory.state import TensorSpec
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
@@ -112,7 +113,8 @@ def convert(path: StatePath, target: StatePath, *, digests: bool = True) -> dict
         StateLocked: somebody else is writing `target`.
     """
     with Writer(target) as writer:
-        (written,) = writer.commit(snapshot.load(path, verify=digests), wait=True)
+        state = snapshot.load(path, verify=digests)
+        (written,) = writer.commit(replace(state, legends=_legends(state)), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 
 
@@ -144,16 +146,23 @@ def _damage(source: Mapping[str, Any]) -> str | None:
     return str(record.get("message")) if isinstance(record, dict) else None
 
 
-def _memory(state: State) -> tuple[MemoryConfig, Memory]:
-    check_clock(state.clock)
-    config = config_of(state)
+def _legends(state: State) -> dict[str, TensorSpec]:
+    """What the tensors of a state are; nothing where it makes no sense, which is no reason not to copy it."""
+    try:
+        config = config_of(state)
+        return {spec.name: spec for spec in MEMORIES[config.name].declare(config, _shape(state))}
+    except (StateCorrupt, ConfigError):
+        return {}
+
+
+def _shape(state: State) -> MemoryShape:
     try:
         L, H, P0, D = state.tensors["sink.keys"].shape
         # Every memory holds positions of something, and their components come last.
         components = next(t.shape[-1] for name, t in state.tensors.items() if name.endswith(".positions"))
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
-    shape = MemoryShape(
+    return MemoryShape(
         layers=L,
         kv_heads=H,
         head_size=D,
@@ -163,9 +172,14 @@ def _memory(state: State) -> tuple[MemoryConfig, Memory]:
         device=torch.device("cpu"),
     )
 
+
+def _memory(state: State) -> tuple[MemoryConfig, Memory]:
+    check_clock(state.clock)
+    config, shape = config_of(state), _shape(state)
+
     def unturned(positions: Tensor) -> tuple[Tensor, Tensor]:
         # Nothing of the report depends on how keys are turned, and the model's own rotation is not at hand.
-        size = (*positions.shape[:-1], D)
+        size = (*positions.shape[:-1], shape.head_size)
         return torch.ones(size), torch.zeros(size)
 
     return config, restore_memory(config, shape, unturned, state.tensors, state.clock)

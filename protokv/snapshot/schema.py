@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -86,11 +86,31 @@ class Header:
         )
 
 
+class Legend(Protocol):
+    """What a tensor is, for whoever opens a state without this library; it decides nothing."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of its axes."""
+
+    @property
+    def meaning(self) -> str:
+        """What it holds; may be empty."""
+
+    @property
+    def unit(self) -> str:
+        """Of its elements; may be empty."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class State(Header):
-    """A header and the tensors, by name. Tensors may be on any device; after loading they are on the CPU."""
+    """A header and the tensors, by name. Tensors may be on any device; after loading they are on the CPU.
+
+    `legends` say what they are, to the forms that can tell it; nothing reads them back.
+    """
 
     tensors: Mapping[str, Tensor]
+    legends: Mapping[str, Legend] = field(default_factory=dict)
 
     @classmethod
     def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:

@@ -67,6 +67,21 @@ def test_what_is_no_state_is_told(protokv: Program, video: Path) -> None:
     assert result.err.startswith("Error: ")
 
 
+def test_a_state_written_as_a_hierarchy_has_the_bytes_of_one_that_ingest_wrote(
+    protokv: Program, video: Path, state: Path
+) -> None:
+    assert protokv("inspect", state, "-o", "converted.zarr").code == 0
+    assert protokv("ingest", video, "--budget", "24", "--memory", "paper", "-o", "direct.zarr").code == 0
+    converted, direct = (
+        {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+        for root in (protokv.folder / "converted.zarr", protokv.folder / "direct.zarr")
+    )
+    assert converted == direct
+    mass = json.loads(converted[Path("bank/mass/zarr.json")])
+    assert mass["dimension_names"] == ["layer", "kv_head", "prototype"]
+    assert mass["attributes"]["units"] == "tokens"
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".zarr", ".safetensors"])
 def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, state: Path, suffix: str) -> None:
     other = protokv.folder / f"other{suffix}"

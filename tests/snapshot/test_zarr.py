@@ -13,11 +13,22 @@ import torch
 import zarr
 
 from protokv.errors import StateError
+from protokv.memory.state import TensorSpec
 from protokv.snapshot import check_target, load, save
 from protokv.snapshot.filesystem import FileSystem
 from protokv.snapshot.formats import hierarchy
 from protokv.snapshot.formats.zarr import ZarrForm
 from tests.snapshot.form_tests import LocalFormTests
+
+_SLOT = ("layer", "kv_head", "prototype")
+LEGENDS = {
+    "bank.mass": TensorSpec("bank.mass", _SLOT, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
+    "near.keys": TensorSpec(
+        "near.keys", ("layer", "kv_head", "token", "feature"), (2, 3, 5, 7), torch.bfloat16, "keys"
+    ),
+    # Of another tensor: it explains nothing, and nothing fails.
+    "near.step": TensorSpec("near.step", _SLOT, (2, 3, 11), torch.int64, "no such thing"),
+}
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -36,7 +47,7 @@ class TestZarr(LocalFormTests):
     @pytest.mark.parametrize("chunk_bytes", [1 << 20, 100])
     def test_the_zarr_library_reads_every_tensor_under_its_own_name(self, chunk_bytes, at, make_state, monkeypatch):
         monkeypatch.setattr(hierarchy, "CHUNK_BYTES", chunk_bytes)
-        state, path = make_state(), at()
+        state, path = make_state(legends=LEGENDS), at()
         save(state, path)
         group = zarr.open_group(path, mode="r")
         for name, tensor in state.tensors.items():
@@ -47,12 +58,14 @@ class TestZarr(LocalFormTests):
             np.testing.assert_array_equal(array[...], expected.numpy())
             assert array[...].dtype == expected.numpy().dtype
         assert group["near/keys"].metadata.dimension_names == ("layer", "kv_head", "token", "feature")
+        assert group["near/step"].metadata.dimension_names == ("step_0",)
+        assert dict(group["bank/mass"].attrs) == {"long_name": "tokens in it", "units": "tokens"}
         assert set(group.group_keys()) == {"near", "bank", "residual", "warmup"}
         assert group.attrs["protokv"]["header"]["clock"]["steps"] == 5
 
     def test_xarray_opens_a_group(self, at, make_state):
         xarray = pytest.importorskip("xarray")
-        state, path = make_state(), at()
+        state, path = make_state(legends=LEGENDS), at()
         save(state, path)
         with xarray.open_zarr(path, group="bank", consolidated=False) as found:
             np.testing.assert_array_equal(found["mass"].values, state.tensors["bank.mass"].numpy())

@@ -33,8 +33,7 @@ from protokv.errors import StateError
 from protokv.snapshot.digest import bytes_digest
 from protokv.snapshot.document import DTYPES, check_names, corrupt, dtype_name, is_shape, parse_json, seal, unseal
 from protokv.snapshot.formats.base import StatePath
-from protokv.snapshot.legend import meaning_of
-from protokv.snapshot.schema import Header, State
+from protokv.snapshot.schema import Header, Legend, State
 from protokv.snapshot.text import shown
 
 KEY = "protokv"
@@ -149,11 +148,19 @@ def as_tensor(array: NDArray[Any], dtype: str) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == "BF16" else tensor
 
 
-def create_array(store: Store, name: str, layout: Layout, separator: str = ".") -> zarr.Array[Any]:
-    """The array of a tensor, with its groups, without its chunks; what is there already is left."""
-    dimensions, attributes = meaning_of(name, len(layout.shape))
-    if layout.dtype == "BF16":
-        attributes = {**attributes, "torch_dtype": "bfloat16"}
+def create_array(
+    store: Store, name: str, layout: Layout, separator: str = ".", legend: Legend | None = None
+) -> zarr.Array[Any]:
+    """The array of a tensor, with its groups, without its chunks; what is there already is left.
+
+    Its axes are named after itself where there is no legend, or one of another tensor.
+    """
+    dimensions = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(len(layout.shape))]
+    attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if layout.dtype == "BF16" else {}
+    if legend is not None and len(legend.dims) == len(layout.shape):
+        dimensions = list(legend.dims)
+        told = {"long_name": legend.meaning, "units": legend.unit}
+        attributes |= {key: value for key, value in told.items() if value}
     return zarr.create_array(
         store,
         name=path_of(name),
@@ -232,7 +239,7 @@ def encode_state(state: State, separator: str = ".") -> Iterator[tuple[str, memo
     digests: dict[str, list[str]] = {}
     for name, tensor in sorted(state.tensors.items()):
         layout, made = Layout.of(name, tensor), dict[str, Any]()
-        array = create_array(MemoryStore(made), name, layout, separator)
+        array = create_array(MemoryStore(made), name, layout, separator, state.legends.get(name))
         for key in sorted(made.keys() - {ROOT}):
             yield key, made[key].as_buffer_like(), None
         made.clear()
