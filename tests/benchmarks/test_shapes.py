@@ -141,6 +141,16 @@ def test_the_arithmetic_agrees_with_what_is_known_of_a_7b_model() -> None:
     assert "update" not in work_of(shape, MemoryConfig.of("durable", budget=400), 414, torch.bfloat16)
 
 
+def test_a_plan_costs_each_head_as_often_as_its_turn_comes() -> None:
+    shape = MODELS["qwen2.5-vl-7b"]
+    plans = [
+        work_of(shape, MemoryConfig.of("durable", budget=budget), budget + 14, torch.bfloat16)["update: plan"].flop
+        for budget in (6000, 24_000)
+    ]
+    # Four times the bank, and a fourth of the heads plan in a step.
+    assert plans[1] == pytest.approx(plans[0], rel=0.02)
+
+
 def test_bytes_of_a_state_are_those_of_its_tensors() -> None:
     shape = MODELS["qwen2.5-vl-7b"]
     rows = {row["memory"]: row for row in state_bytes(shape, [6000])}

@@ -14,7 +14,7 @@ import torch
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memory.protokv.policies.blocked.nearest import rows_of, width_of
 from protokv.memory.protokv.policies.blocked.orders import PIVOTS
-from protokv.memory.protokv.policies.blocked.schedule import Schedule
+from protokv.memory.protokv.policies.blocked.schedule import Schedule, pieces_of
 from protokv.memory.protokv.policies.blocked.sketch import columns_of
 from tests.benchmarks.shapes.models import QUESTION, Shape
 from tests.benchmarks.shapes.timing import Stopwatch
@@ -109,9 +109,7 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
     if not (isinstance(config, DurableConfig) and config.is_blocked):
         return {}
     K = config.prototypes
-    schedule = Schedule(K, B, filled=K)
-    turn = schedule.next_turn(min(T, schedule.merges))
-    planning = len(range(*turn.indices(B))) * -(-T // schedule.merges) if turn else 0
+    planning = _planning_heads(K, B, T)
     C, rows = columns_of(D), rows_of(K)
     # A look at the pivots, and two at blocks of an order; the sketch is written once and read three times.
     flop = 2 * rows * C * (PIVOTS + 2 * width_of(K))
@@ -125,3 +123,17 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
         # At most two prototypes a token have changed.
         "context": Work(0, B * 2 * T * 2 * D * (4 + width)),
     }
+
+
+def _planning_heads(prototypes: int, heads: int, tokens: int, steps: int = 60) -> float:
+    """How many heads plan in a step, in the mean of many steps of a full bank."""
+    schedule = Schedule(prototypes, heads, filled=prototypes)
+    planned = 0
+    for step in range(2 * steps):
+        for piece in pieces_of(tokens, schedule.merges):
+            n = piece.stop - piece.start
+            turn = schedule.next_turn(n)
+            if turn is not None and step >= steps:
+                planned += len(range(*turn.indices(heads)))
+            schedule.carry_out(n)
+    return planned / steps
