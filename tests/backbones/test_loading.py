@@ -316,7 +316,12 @@ def test_a_device_map_reaches_transformers(folder: Path, asked: dict[str, Any], 
 
 def test_only_safetensors_are_asked_for_and_no_code(folder: Path, asked: dict[str, Any]) -> None:
     on_cpu(folder)
-    assert asked == {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    assert asked == {
+        "dtype": torch.float32,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "trust_remote_code": False,
+    }
 
 
 def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
