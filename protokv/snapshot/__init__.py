@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protokv.records import BackboneIdentity, StreamClock
-    from protokv.snapshot.api import check_fits, check_target, load, moments, read_header, save, stored_bytes
+    from protokv.snapshot.api import (
+        DEFAULT_SUFFIX,
+        FORMS,
+        check_fits,
+        check_target,
+        is_url,
+        load,
+        moments,
+        read_header,
+        save,
+        stored_bytes,
+    )
     from protokv.snapshot.formats.base import StatePath
-    from protokv.snapshot.formats.registry import DEFAULT_SUFFIX, FORMS, is_url
     from protokv.snapshot.schema import FORMAT_VERSION, Header, State
 
 __all__ = [
@@ -36,15 +46,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DEFAULT_SUFFIX": "protokv.snapshot.formats.registry",
     "FORMAT_VERSION": "protokv.snapshot.schema",
-    "FORMS": "protokv.snapshot.formats.registry",
     "BackboneIdentity": "protokv.records",
     "Header": "protokv.snapshot.schema",
     "State": "protokv.snapshot.schema",
     "StatePath": "protokv.snapshot.formats.base",
     "StreamClock": "protokv.records",
-    "is_url": "protokv.snapshot.formats.registry",
 }
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from protokv.errors import StateError, StateNotFound
 from protokv.snapshot.commit import keep_as, recover, refused, retire, sweep
@@ -25,6 +25,8 @@ from protokv.snapshot.sources import fingerprints
 
 if TYPE_CHECKING:
     from protokv.snapshot.formats.local import LocalForm
+
+T = TypeVar("T")
 
 # A reader meets a commit between looking and reading only once in a while.
 _ATTEMPTS = 20
@@ -88,12 +90,9 @@ def load_at(form: LocalForm, path: StatePath, at_s: float, *, verify: bool = Tru
         StateError: As `load`.
     """
     for _ in range(_ATTEMPTS):
-        there = moments(form, path)
-        fit = [moment for moment in there if moment[0] <= at_s + ROUNDING_S]
-        if not fit:
-            raise none_at(path, at_s, [time_s for time_s, _ in there])
+        place = newest_at(moments(form, path), at_s, path)
         try:
-            state = form.read(fit[-1][1], verify=verify)
+            state = form.read(place, verify=verify)
         except StateNotFound:
             continue
         if state.clock.stream_time_s <= at_s + ROUNDING_S:
@@ -103,16 +102,28 @@ def load_at(form: LocalForm, path: StatePath, at_s: float, *, verify: bool = Tru
 
 def moments(form: LocalForm, path: StatePath) -> list[tuple[float, StatePath]]:
     """Stream time and place of the kept commits of a state and of the state itself, ascending."""
+    # Before the others are listed: what is committed meanwhile is kept as well, and later than this.
     now = form.read_header(path)
-    earlier = ((header, one) for one, header in _headers(form, path) if is_before(header, now))
-    found: list[tuple[float, StatePath]] = [(header.clock.stream_time_s, one) for header, one in earlier]
-    return [*sorted(found, key=lambda moment: moment[0]), (now.clock.stream_time_s, path)]
+    return in_order(((one, _header(form, one)) for one in kept(path, form.suffix)), now, path)
 
 
-def none_at(path: StatePath, at_s: float, times: list[float]) -> StateNotFound:
-    """The error of a state whose commits are all after a stream time."""
-    listed = ", ".join(f"{time_s:g} s" for time_s in times)
-    return StateNotFound(
+def in_order(past: Iterable[tuple[T, Header | None]], now: Header, place: T) -> list[tuple[float, T]]:
+    """Stream time and place of a state and of those kept commits that are earlier moments of its stream, ascending."""
+    earlier = [(one.clock.stream_time_s, where) for where, one in past if one is not None and is_before(one, now)]
+    return [*sorted(earlier, key=lambda moment: moment[0]), (now.clock.stream_time_s, place)]
+
+
+def newest_at(there: list[tuple[float, T]], at_s: float, path: StatePath) -> T:
+    """The place of the last of these that is not after a stream time.
+
+    Raises:
+        StateNotFound: All of them are; the message lists them.
+    """
+    fit = [place for time_s, place in there if time_s <= at_s + ROUNDING_S]
+    if fit:
+        return fit[-1]
+    listed = ", ".join(f"{time_s:g} s" for time_s, _ in there)
+    raise StateNotFound(
         f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
         hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
     )
@@ -148,13 +159,6 @@ def _is_kept(form: LocalForm, path: Path, state: State) -> bool:
         return False
     _, _, time = path.name.removesuffix(form.suffix).removesuffix("s").rpartition("@")
     return time == f"{header.clock.stream_time_s:010.3f}"
-
-
-def _headers(form: LocalForm, path: StatePath) -> Iterator[tuple[Path, Header]]:
-    for one in kept(path, form.suffix):
-        header = _header(form, one)
-        if header is not None:
-            yield one, header
 
 
 def _header(form: LocalForm, path: Path) -> Header | None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
+from protokv.snapshot.api import form_of
 from protokv.snapshot.formats.base import StatePath
-from protokv.snapshot.formats.registry import form_of
 from protokv.snapshot.schema import State
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.snapshot import StreamClock, check_target, load, read_header, save, stored_bytes
-from protokv.snapshot.formats.registry import form_of
+from protokv.snapshot.api import form_of
 from protokv.snapshot.writer import Writer
 
 DTYPES = [

@@ -16,8 +16,8 @@ import torch
 
 from protokv.errors import StateError, StateNotFound
 from protokv.snapshot import FORMS, StreamClock, history, load, save
+from protokv.snapshot.api import form_of
 from protokv.snapshot.filesystem import FileSystem
-from protokv.snapshot.formats.registry import form_of
 from tests.snapshot.lossy import Fast, Killed, Lossy, survivor
 from tests.snapshot.nursery import Nursery
 

@@ -9,8 +9,8 @@ import pytest
 
 from protokv.describe import describe
 from protokv.snapshot import FORMAT_VERSION, FORMS, load, read_header, save
+from protokv.snapshot.api import suffix_of
 from protokv.snapshot.digest import canonical, raw, tensor_digest
-from protokv.snapshot.formats.registry import suffix_of
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -12,7 +12,7 @@ import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.snapshot import FORMS, StreamClock, history, load, read_header, save
-from protokv.snapshot.formats.registry import form_of
+from protokv.snapshot.api import form_of
 from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
 from protokv.snapshot.writer import Writer
 

@@ -1,1 +1,1 @@
-"""The forms that a state can have, one file a form, and the registry that finds them by suffix or URL."""
+"""The forms that a state can have, one file a form; `protokv.snapshot.api` finds them by suffix or URL."""

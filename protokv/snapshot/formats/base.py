@@ -1,6 +1,6 @@
 """What a form of a state must be able to do, wherever it keeps the state.
 
-A form is chosen by the path (`protokv.snapshot.formats.registry`). How writers are kept apart and how earlier commits
+A form is chosen by the path (`protokv.snapshot.api`). How writers are kept apart and how earlier commits
 are kept is the form's own affair: files have a lock beside them and second names (`local`), a repository of an object
 store has transactions and snapshots. Knows nothing of models, memories and streams.
 """

@@ -25,7 +25,7 @@ from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Se
 
 from protokv.errors import StateCorrupt, StateError, StateLocked
 from protokv.snapshot.document import not_found
-from protokv.snapshot.formats.base import ROUNDING_S, Committer, Form, StatePath
+from protokv.snapshot.formats.base import Committer, Form, StatePath
 from protokv.snapshot.formats.repository import (
     GRACE,
     MAIN,
@@ -37,7 +37,7 @@ from protokv.snapshot.formats.repository import (
     past_of,
 )
 from protokv.snapshot.formats.session_store import read_header, read_state, state_bytes, write_state
-from protokv.snapshot.history import is_before, none_at
+from protokv.snapshot.history import in_order, is_before, newest_at
 from protokv.snapshot.schema import Header, State
 
 # A reader is overtaken by a writer, and what it reads collected, only once in a while.
@@ -71,7 +71,7 @@ class IcechunkForm(Form):
             with explained(address, "read"):
                 repo, tip = _standing(address)
                 try:
-                    chosen = tip.id if at_s is None else _at(repo, tip, address, at_s)
+                    chosen = tip.id if at_s is None else newest_at(_moments(repo, tip, address), at_s, address)
                     return read_state(_store(repo, chosen), address, verify=verify)
                 except (IcechunkError, StateCorrupt):
                     if repo.lookup_branch(MAIN) == tip.id:
@@ -214,20 +214,7 @@ def _header(repo: Repository, snapshot_id: str, address: str) -> Header | None:
 def _moments(repo: Repository, tip: SnapshotInfo, address: str) -> list[tuple[float, str]]:
     """Stream time and id of the commits that the newest one keeps, and of itself, ascending."""
     now = read_header(_store(repo, tip.id), address)
-    found = []
-    for one in past_of(tip):
-        header = _header(repo, one, address)
-        if header is not None and is_before(header, now):
-            found.append((header.clock.stream_time_s, one))
-    return [*sorted(found), (now.clock.stream_time_s, tip.id)]
-
-
-def _at(repo: Repository, tip: SnapshotInfo, address: str, at_s: float) -> str:
-    there = _moments(repo, tip, address)
-    fit = [one for time_s, one in there if time_s <= at_s + ROUNDING_S]
-    if not fit:
-        raise none_at(address, at_s, [time_s for time_s, _ in there])
-    return fit[-1]
+    return in_order(((one, _header(repo, one, address)) for one in past_of(tip)), now, tip.id)
 
 
 def _check_ours(repo: Repository, tip: SnapshotInfo, address: str) -> None:
