@@ -242,6 +242,7 @@ def main(seed: int, count: int, only: int | None = None) -> None:
 
     from protokv.backbones import load_backbone
     from tests.backbones.tiny import write_qwen2_5_vl
+    from tests.peak import peak_kib
 
     torch.set_num_threads(1)
 
@@ -261,9 +262,9 @@ def main(seed: int, count: int, only: int | None = None) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak_kib()
         result = run(stages, states, seed, count, only)
-        result["grown_mib"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+        result["grown_mib"] = (peak_kib() - before) >> 10
     os.write(1, json.dumps(result).encode() + b"\n")
 
 

@@ -261,14 +261,13 @@ def _limited(extra_bytes: int) -> None:
 
 def main(seed: int, count: int, suffixes: list[str]) -> None:
     """Print what was counted, as JSON; any event that only code from a file could cause ends it."""
-    import resource
-
+    from tests.peak import peak_kib
     from tests.snapshot.conftest import make, same
 
     torch.set_num_threads(1)
     for suffix in suffixes:
         run(suffix, -1, 3, lambda found: same(found, make()))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_kib()
     _limited(256 << 20)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -285,7 +284,7 @@ def main(seed: int, count: int, suffixes: list[str]) -> None:
 
     sys.addaudithook(hook)
     result = {suffix: run(suffix, seed, count, lambda found: same(found, make())) for suffix in suffixes}
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = peak_kib() - before
     print(json.dumps({"counts": result, "grown_kib": grown}))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from protokv.errors import SourceError
 from protokv.video import open_source, read_steps
+from tests.peak import peak_kib
 from tests.video.conftest import Clip, write
 
 STEADY = [40 * i for i in range(75)]
@@ -122,7 +123,7 @@ def main() -> None:
             found = reading(path, open_source)
         except Exception as error:
             found = {"outcome": "wrong", "why": f"{type(error).__name__}: {error}"}
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        peak = peak_kib() >> 10
         spent = round(time.monotonic() - began, 3)
         print(json.dumps({"case": number, "what": what, **found, "peak_mib": peak, "wall_s": spent}), flush=True)
 
