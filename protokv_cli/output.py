@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cached_property
@@ -47,6 +47,7 @@ class Output:
         debug: tracebacks.
         stdin: what the user pipes in, inside `errors`; no library can read it.
         lost: what writing to stdout failed with; nothing is written there any more.
+        hide: takes a bar off the terminal, so that a line can be written where it stood.
     """
 
     def __init__(self, fmt: Format, *, as_json: bool, quiet: bool, debug: bool, outlives_stdout: bool = False) -> None:
@@ -67,6 +68,7 @@ class Output:
         self.debug = debug
         self.stdin: IO[str] | None = None
         self.lost: OSError | None = None
+        self.hide: Callable[[], None] = lambda: None
         self._outlives_stdout = outlives_stdout
 
     @cached_property
@@ -106,6 +108,7 @@ class Output:
         """One line to stderr, always."""
         # A terminal that was closed, a pipe that nobody reads: there is nobody to tell.
         with suppress(OSError, ValueError):
+            self.hide()
             sys.stderr.write(printable(text) + "\n")
             sys.stderr.flush()
 
@@ -113,6 +116,8 @@ class Output:
         if self.lost is not None:
             return
         try:
+            if sys.stdout.isatty():
+                self.hide()
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError as error:

@@ -67,7 +67,11 @@ class _Bar:
             console=out.messages,
             transient=True,
             auto_refresh=False,
+            # Data goes where the user sent it, and lines to stderr hide the bar themselves (`Output.hide`).
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
+        out.hide = self.stop
         self._drawn_s = -BAR_EVERY_S
         self._task = self._bar.add_task(printable(source), total=None, where="", speed="", state="")
         self._gone = False
@@ -78,6 +82,8 @@ class _Bar:
             return
         self._drawn_s = time.monotonic()
         end = f" / {time_text(event.duration_s)}" if event.duration_s else ""
+        # Something was written meanwhile, and the bar was taken away for it.
+        self._draw(self._bar.start)
         self._draw(
             self._bar.update,
             self._task,
@@ -90,6 +96,7 @@ class _Bar:
         )
 
     def stop(self) -> None:
+        """Take the bar off the terminal; the next update shows it again."""
         self._draw(self._bar.stop)
 
     def _draw(self, act: Callable[..., object], *arguments: Any, **options: Any) -> None:

@@ -38,8 +38,11 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
         console=out.messages,
         transient=True,
         auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
         disable=not on_terminal,
     )
+    out.hide = bar.stop
     task = bar.add_task("replay", total=answers)
     given, shown_s = 0, time.monotonic()
 
@@ -54,6 +57,7 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
         shown_s = time.monotonic()
         where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
         if on_terminal:
+            bar.start()
             bar.update(task, completed=given, description=printable(where), refresh=True)
         else:
             out.note(f"{where}, {given} of {answers} answers")

@@ -1,0 +1,85 @@
+"""The program on a pseudo-terminal, in this process: what a user sees, and what goes where it was sent meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+import termios
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from unittest import mock
+
+import pyte
+import typer
+
+from protokv_cli.main import app
+
+ROWS, COLUMNS = 24, 100
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a command ended, and everything that was written to its terminal, control sequences included."""
+
+    code: int
+    screen: str
+
+    def lines(self) -> list[str]:
+        """What stands on the terminal in the end, without the empty lines."""
+        screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
+        pyte.Stream(screen).feed(self.screen)
+        above = ["".join(row[i].data for i in range(COLUMNS)) for row in screen.history.top]
+        return [line.rstrip() for line in (*above, *screen.display) if line.strip()]
+
+
+@contextmanager
+def pseudo_terminal(typed: str = "") -> Iterator[tuple[IO[str], IO[str], list[bytes]]]:
+    """A terminal of ROWS and COLUMNS: its keyboard, its screen, and once they are closed what was written."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (ROWS, COLUMNS))
+    written: list[bytes] = []
+
+    def drain() -> None:
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:
+                return
+            written.append(chunk)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    os.write(ours, typed.encode())
+    try:
+        with (
+            open(os.dup(theirs), encoding="utf-8") as keyboard,  # noqa: PTH123
+            open(theirs, "w", encoding="utf-8") as screen,  # noqa: PTH123
+        ):
+            yield keyboard, screen, written
+    finally:
+        reader.join()
+        os.close(ours)
+
+
+def run_on_terminal(
+    environment: Mapping[str, str], *arguments: object, stdout: Path | None = None, typed: str = ""
+) -> Seen:
+    """Run the program with stdin, stderr and, unless it is sent to a file, stdout on a terminal."""
+    variables = {**environment, "TERM": "xterm-256color"}
+    with pseudo_terminal(typed) as (keyboard, screen, written), mock.patch.dict(os.environ, variables, clear=True):
+        sent = stdout.open("w", encoding="utf-8") if stdout else screen
+        with mock.patch.multiple(sys, stdin=keyboard, stdout=sent, stderr=screen):
+            try:
+                code = app([str(a) for a in arguments], standalone_mode=False) or 0
+            except typer.Exit as end:
+                code = end.exit_code
+            finally:
+                sent.flush()
+        if stdout:
+            sent.close()
+    return Seen(code, b"".join(written).decode())
