@@ -1,11 +1,10 @@
-"""A small video, a tiny model and two ways to call the program: in this process, and as a user's own."""
+"""A small video, a tiny model and two ways to call the program: in this process, and as one of its own."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from protokv_cli.main import app
+from tests.cli.warmed import Warmed, WarmedProgram
 from tests.mock_backbone import MockBackbone
 
 
@@ -68,23 +68,9 @@ class Program:
         result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=self.environment)
         return Result(result.exit_code, result.stdout, result.stderr)
 
-    def process(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-        """A real process, for signals and pipes."""
-        return subprocess.Popen(
-            [sys.executable, "-c", "from protokv_cli.main import run; run()", *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **options,
-        )
 
-
-def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
+def wait_for_commits(process: WarmedProgram, n_commits: int) -> None:
     """Read what a process says until it has committed this often."""
-    assert process.stdout is not None
-    assert process.stderr is not None
     for line in process.stdout:
         n_commits -= '"type": "commit"' in line
         if not n_commits:
@@ -92,10 +78,26 @@ def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
     pytest.fail(f"it ended before that: {process.stderr.read()}")
 
 
+@pytest.fixture(scope="session")
+def warmed() -> Iterator[Warmed]:
+    with Warmed() as nursery:
+        yield nursery
+
+
 @pytest.fixture
 def protokv(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.chdir(tmp_path)
     return Program(tmp_path, tiny_folder)
+
+
+@pytest.fixture
+def start(protokv: Program, warmed: Warmed) -> Callable[..., WarmedProgram]:
+    """The program as a process, for signals and pipes; else as `protokv`."""
+
+    def start(*arguments: object, new_session: bool = False) -> WarmedProgram:
+        return warmed.start(list(map(str, arguments)), protokv.folder, protokv.environment, new_session=new_session)
+
+    return start
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,16 @@ from protokv.ingestion import Progress
 from protokv_cli.exits import Exit
 from protokv_cli.signals import stopping
 from tests.cli.conftest import Program, write_video
+from tests.cli.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json")
 
 
-def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(protokv: Program, tmp_path: Path) -> None:
+def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(
+    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
+) -> None:
     video = write_video(tmp_path / "long.mp4", 40, rate=2)
-    with protokv.process("ingest", video, *ARGUMENTS, "--every", "1steps") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start("ingest", video, *ARGUMENTS, "--every", "1steps") as process:
         process.stdout.readline()
         process.stdout.close()
         err = process.stderr.read()
@@ -49,12 +51,10 @@ def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(protokv:
 
 
 def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
-    protokv: Program, tmp_path: Path
+    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
 ) -> None:
     video = write_video(tmp_path / "long.mp4", 120, rate=2)
-    with protokv.process("ingest", video, *ARGUMENTS) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start("ingest", video, *ARGUMENTS, "--every", "1steps") as process:
         process.stdout.readline()
         process.stdout.readline()
         process.stderr.close()
@@ -70,11 +70,10 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_is_a_stop_and_no_damage(
-    protokv: Program, tmp_path: Path, number: signal.Signals
+    start: Callable[..., WarmedProgram], tmp_path: Path, number: signal.Signals
 ) -> None:
     video = write_video(tmp_path / "long.mp4", 120, rate=2)
-    with protokv.process("ingest", video, *ARGUMENTS, start_new_session=True) as process:
-        assert process.stdout is not None
+    with start("ingest", video, *ARGUMENTS, "--every", "1steps", new_session=True) as process:
         process.stdout.readline()
         process.stdout.readline()
         os.killpg(process.pid, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
+from tests.cli.warmed import WarmedProgram
 
 SMALL = ("--budget", "24", "--json")
 
@@ -210,12 +212,11 @@ def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
-    protokv: Program, tmp_path: Path, number: signal.Signals, code: int
+    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    long = write_video(tmp_path / "long.mp4", 120, rate=2)
+    long = write_video(tmp_path / "long.mp4", 90, rate=2)
     arguments = ("ingest", long, "--budget", "24", "--json")
-    with protokv.process(*arguments) as process:
-        assert process.stdout is not None
+    with start(*arguments, "--every", "1steps") as process:
         process.stdout.readline()
         process.send_signal(number)
         out, err = process.communicate(timeout=120)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, wait_for_commits, write_video
+from tests.cli.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json")
 
 
 @pytest.mark.parametrize(("suffix", "keep"), [(".safetensors", 3), (".zarr", 2)])
 def test_a_killed_ingest_answers_and_continues_with_the_same_command(
-    suffix: str, keep: int, protokv: Program, tmp_path: Path
+    suffix: str, keep: int, protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
 ) -> None:
     video = write_video(tmp_path / "long.mp4", 24, rate=2)
     state, whole = f"a{suffix}", f"whole{suffix}"
     command = ("ingest", video, *ARGUMENTS, "--every", "1steps", "--keep", keep, "-o", state)
-    with protokv.process(*command) as process:
+    with start(*command) as process:
         wait_for_commits(process, 3)
         process.kill()
         process.communicate(timeout=60)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, wait_for_commits, write_video
+from tests.cli.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json", "--every", "1steps", "--keep", "3")
 
 
 @contextmanager
-def stopped(protokv: Program, video: Path, n_commits: int) -> Iterator[subprocess.Popen[str]]:
+def stopped(start: Callable[..., WarmedProgram], video: Path, n_commits: int) -> Iterator[WarmedProgram]:
     """An ingest that is stopped after some commits, wherever it is then."""
-    with protokv.process("ingest", video, *ARGUMENTS) as process:
+    with start("ingest", video, *ARGUMENTS) as process:
         try:
             wait_for_commits(process, n_commits)
             process.send_signal(signal.SIGSTOP)
@@ -26,9 +26,11 @@ def stopped(protokv: Program, video: Path, n_commits: int) -> Iterator[subproces
             process.kill()
 
 
-def test_a_second_writer_is_refused_and_readers_have_the_last_commit(protokv: Program, tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
+    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
+) -> None:
     video = write_video(tmp_path / "long.mp4", 60, rate=2)
-    with stopped(protokv, video, 4) as process:
+    with stopped(start, video, 4) as process:
         refused = protokv("ingest", video, *ARGUMENTS)
         assert refused.code == Exit.LOCKED
         assert refused.err.splitlines()[0] == "Error: the state long.safetensors is being written by another writer"
@@ -57,9 +59,11 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(protokv: Pr
     assert not [path for path in protokv.folder.iterdir() if path.name.startswith(".")]
 
 
-def test_the_lock_of_a_killed_process_keeps_nobody_out(protokv: Program, tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_keeps_nobody_out(
+    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
+) -> None:
     video = write_video(tmp_path / "long.mp4", 30, rate=2)
-    with stopped(protokv, video, 1) as process:
+    with stopped(start, video, 1) as process:
         process.kill()
         process.wait(timeout=60)
         assert (protokv.folder / ".long.safetensors.lock").exists()

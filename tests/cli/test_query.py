@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
+from tests.cli.warmed import WarmedProgram
 
 KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "state"]
 
@@ -163,11 +164,8 @@ def test_a_state_follows_its_model_to_another_folder(
     assert protokv("query", state, "what ?", "--model", folder).code == 0
 
 
-def test_a_reader_that_leaves_early_is_no_error(protokv: Program, state: Path) -> None:
-    with protokv.process("query", state, "-", "--json", stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+def test_a_reader_that_leaves_early_is_no_error(start: Callable[..., WarmedProgram], state: Path) -> None:
+    with start("query", state, "-", "--json") as process:
         process.stdout.close()
         process.stdin.write("what is first ?\n" * 50)
         process.stdin.close()

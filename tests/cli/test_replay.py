@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from protokv.replay.rows import Row, RowFile
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result, write_video
 
@@ -53,15 +54,16 @@ def test_one_row_a_memory_question_and_delay_and_a_report_on_stdout(protokv: Pro
 def test_a_finished_replay_is_shown_again_and_asks_nothing(protokv: Program) -> None:
     first = protokv("replay", *SMALL, "--budget", "24", "--json")
     before = (protokv.folder / "results.jsonl").read_bytes()
-    assert protokv("replay", *SMALL, "--budget", "24", "--json").out == first.out
+    again = protokv("replay", *SMALL, "--budget", "24", "--json")
+    assert (again.code, again.out) == (0, first.out)
     assert (protokv.folder / "results.jsonl").read_bytes() == before
     assert protokv("replay", *SMALL, "--budget", "24", "--json", "--dry-run").rows()[0]["answers"] == 0
 
 
-def test_results_of_several_runs_are_merged_and_drawn(protokv: Program) -> None:
+def test_results_of_several_runs_are_merged_and_drawn(protokv: Program, finished: bytes) -> None:
     pytest.importorskip("matplotlib")
-    for budget in ("12", "24"):
-        assert protokv("replay", *SMALL, "--budget", budget, "-o", f"{budget}.jsonl", "--json").code == 0
+    (protokv.folder / "24.jsonl").write_bytes(finished)
+    assert protokv("replay", *SMALL, "--budget", "12", "-o", "12.jsonl", "--json").code == 0
     merged = protokv(
         "replay", "--report", "12.jsonl", "24.jsonl", "--format", "table", "--plot", "x.png", "--html", "x.html"
     )
@@ -200,29 +202,37 @@ def test_a_file_of_something_else_is_not_overwritten(protokv: Program, text: str
     assert (protokv.folder / "results.jsonl").read_text() == text
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(protokv: Program) -> None:
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+    protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = (
         "replay",
         "--world",
-        "3:4",
+        "3:2",
         "--length",
-        "60s",
+        "30s",
         "--delays",
-        "0,40s",
+        "0,10s",
         "--memory",
         "durable",
         "--budget",
         "24",
     )
-    process = protokv.process(*command, "--json")
-    path = protokv.folder / "results.jsonl"
-    while process.poll() is None and not (path.exists() and path.stat().st_size):
-        pass
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == Exit.INTERRUPTED, err
-    assert "Continue with the same command" in err
+    append = RowFile.append
+
+    def append_and_interrupt(file: RowFile, row: Row) -> None:
+        append(file, row)
+        # Once: the second is that of a user who will not wait.
+        if len(file.rows) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "append", append_and_interrupt)
+        stopped = protokv(*command, "--json")
+    assert stopped.code == Exit.INTERRUPTED, stopped.err
+    assert "Continue with the same command" in stopped.err
     done = len(results(protokv))
+    assert done
     (report,) = protokv(*command, "--json").rows()
     assert len(results(protokv)) == report["questions"] * 2 > done
     assert len({(row["video"], row["question_id"], row["delay_s"]) for row in results(protokv)}) == len(

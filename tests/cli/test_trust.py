@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.session import Session
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
+from tests.cli.warmed import WarmedProgram
 
 
 def saved(folder: Path, path: Path, **identity: str) -> Path:
@@ -49,12 +51,17 @@ def trap(tmp_path: Path, tiny_folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["owner/model", "./owner/model", "{trap}", "~/model", "owner/../owner/model"])
 def test_a_folder_that_a_state_names_is_not_opened(
-    name: str, protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
+    name: str,
+    protokv: Program,
+    start: Callable[..., WarmedProgram],
+    trap: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors", name=name.format(trap=trap))
     del protokv.environment["PROTOKV_MODEL"]
-    process = protokv.process("query", state, "-", stdin=subprocess.PIPE)
-    _, err = process.communicate("y\n" * 5, timeout=120)
+    with start("query", state, "-") as process:
+        _, err = process.communicate("y\n" * 5, timeout=120)
     assert process.returncode == Exit.FAILURE
     assert "--model" in err.splitlines()[1]
     assert "y/N" not in err
@@ -62,11 +69,11 @@ def test_a_folder_that_a_state_names_is_not_opened(
 
 
 def test_code_in_a_folder_that_the_user_names_is_not_run_either(
-    protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
+    start: Callable[..., WarmedProgram], trap: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors")
-    process = protokv.process("query", state, "-", "--model", trap, stdin=subprocess.PIPE)
-    _, err = process.communicate("y\n" * 5, timeout=120)
+    with start("query", state, "-", "--model", trap) as process:
+        _, err = process.communicate("y\n" * 5, timeout=120)
     assert process.returncode == Exit.FAILURE
     assert "names no model_type" in err
     assert not (tmp_path / "sprung").exists()
