@@ -11,6 +11,7 @@ import typer
 from protokv.config import DEFAULT
 from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.completion import values
 from protokv_cli.exits import Exit
 from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
@@ -32,19 +33,18 @@ def ingest(
     memory: options.Memory = DEFAULT,
     budget: Annotated[
         str,
-        typer.Option("--budget", "-b", envvar="PROTOKV_BUDGET", help="Visual tokens kept, such as 512 or 6k."),
+        typer.Option("--budget", "-b", help="Visual tokens kept, such as 512 or 6k."),
     ] = "6k",
     positions: options.Positions = None,
     settings: options.Settings = None,
     fps: Annotated[
         float | None,
-        typer.Option("--fps", envvar="PROTOKV_FPS", help="Frames a second to sample; what the model was trained at."),
+        typer.Option("--fps", help="Frames a second to sample; what the model was trained at."),
     ] = None,
     every: Annotated[
         str | None,
         typer.Option(
             "--every",
-            envvar="PROTOKV_EVERY",
             help="Commit on the way: every 30s or 2m of stream time, 500steps, or never; "
             "every minute of the clock if left out.",
         ),
@@ -57,7 +57,14 @@ def ingest(
         bool,
         typer.Option("--append", help="Watch SOURCE behind what STATE has watched; start STATE if there is none."),
     ] = False,
-    decoder: Annotated[str, typer.Option("--decoder", help="Of files: auto, pyav or decord.")] = "auto",
+    decoder: Annotated[
+        str,
+        typer.Option(
+            "--decoder",
+            help="Of files: auto, pyav or decord.",
+            autocompletion=values(("auto", "pyav", "decord")),
+        ),
+    ] = "auto",
     max_frame_pixels: Annotated[
         int | None,
         typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels; 8K by default."),

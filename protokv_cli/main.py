@@ -5,31 +5,38 @@ Settings come from flags, then PROTOKV_* variables, then protokv.toml in the cur
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from protokv.version import __version__
+from protokv_cli import completion
+from protokv_cli.declared import read_variables
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
+from protokv_cli.printable import printable
 from protokv_cli.query import query
 from protokv_cli.replay import replay
-from protokv_cli.settings import read_settings
+from protokv_cli.settings import read_settings, unknown_variables
 
 SETTINGS = "protokv.toml"
 
 app = typer.Typer(
     name="protokv",
     no_args_is_help=True,
+    # Its own asks which shell called it, and takes no answer.
+    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (ingest, query, inspect, replay):
-    app.command()(command)
-
-COMMANDS = tuple(command.callback.__name__ for command in app.registered_commands if command.callback)
+completion_init()
+COMMANDS = {command.__name__: read_variables(command) for command in (ingest, query, inspect, replay)}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -45,6 +52,8 @@ def protokv(
         bool,
         typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print the version and exit."),
     ] = False,
+    install_completion: completion.Install = None,
+    show_completion: completion.Show = None,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.
 
@@ -55,10 +64,12 @@ def protokv(
       protokv inspect video.safetensors
       protokv replay --study quick
 
-    Settings: flags, then PROTOKV_* variables, then protokv.toml ([ingest], [query], [inspect], [replay]).
+    Settings: flags, then variables (PROTOKV_MAX_NEW_TOKENS for --max-new-tokens), then protokv.toml in this folder
+    (max-new-tokens = 8 for all commands, or in [ingest], [query], [inspect] or [replay]).
     """
-    commands = cast(Any, ctx.command).commands
-    ctx.default_map = {**read_settings(Path(SETTINGS), commands), **(ctx.default_map or {})}
+    for sentence in unknown_variables(os.environ, COMMANDS):
+        typer.echo(f"Warning: {printable(sentence)}", err=True)
+    ctx.default_map = {**read_settings(Path(SETTINGS), COMMANDS), **(ctx.default_map or {})}
 
 
 def run() -> None:

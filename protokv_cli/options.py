@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from protokv.config import CONFIGS
+from protokv_cli.completion import values
 from protokv_cli.output import Format
 
 Model = Annotated[
@@ -14,42 +15,59 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        envvar="PROTOKV_MODEL",
         metavar="NAME_OR_FOLDER",
         help="Model: a hub name, a local folder, or protokv/mini (the embedded one).",
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option("--device", envvar="PROTOKV_DEVICE", help="auto, cpu, cuda, cuda:N or mps."),
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda, cuda:N or mps.",
+        autocompletion=values(("auto", "cpu", "cuda", "mps")),
+    ),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option("--dtype", envvar="PROTOKV_DTYPE", help="auto, float32, bfloat16 or float16."),
+    typer.Option(
+        "--dtype",
+        help="auto, float32, bfloat16 or float16.",
+        autocompletion=values(("auto", "float32", "bfloat16", "float16")),
+    ),
 ]
 DeviceMap = Annotated[
     str | None,
     typer.Option(
         "--device-map",
-        envvar="PROTOKV_DEVICE_MAP",
         metavar="MAP",
         help="auto or balanced: a model larger than one device, its state with its layers.",
+        autocompletion=values(("auto", "balanced")),
     ),
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option("--quantization", envvar="PROTOKV_QUANTIZATION", metavar="BITS", help="Weights in 4bit or 8bit."),
+    typer.Option(
+        "--quantization",
+        metavar="BITS",
+        help="Weights in 4bit or 8bit.",
+        autocompletion=values(("4bit", "8bit")),
+    ),
 ]
 Memory = Annotated[
     str,
-    typer.Option("--memory", envvar="PROTOKV_MEMORY", metavar="NAME", help="Memory: " + ", ".join(CONFIGS) + "."),
+    typer.Option(
+        "--memory",
+        metavar="NAME",
+        help="Memory: " + ", ".join(CONFIGS) + ".",
+        autocompletion=values(CONFIGS),
+    ),
 ]
 Positions = Annotated[
     str | None,
     typer.Option(
         "--positions",
-        envvar="PROTOKV_POSITIONS",
         help="stream, or compact: what is in memory at consecutive positions, whatever the length of the stream.",
+        autocompletion=values(("stream", "compact")),
     ),
 ]
 Settings = Annotated[
@@ -58,9 +76,9 @@ Settings = Annotated[
 ]
 OutputFormat = Annotated[
     Format,
-    typer.Option("--format", "-f", envvar="PROTOKV_FORMAT", help="Format of stdout; auto: table or, in a pipe, json."),
+    typer.Option("--format", "-f", help="Format of stdout; auto: table or, in a pipe, json."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
-Debug = Annotated[bool, typer.Option("--debug", envvar="PROTOKV_DEBUG", help="Show tracebacks.")]
-Seed = Annotated[int, typer.Option("--seed", envvar="PROTOKV_SEED", help="Seed of everything that is drawn.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]

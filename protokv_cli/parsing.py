@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from protokv.replay.studies import Variation
 
 _TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
+_BARE = re.compile(f"(?P<s>{_NUMBER})", re.ASCII)
+_UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?", re.ASCII)
+_CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
 
 
 def parse_budget(text: str) -> int:
@@ -52,15 +56,17 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `30s`, `2m`, `1.5h` or `0`.
+    """Seconds from what people write and what the tables print: `450`, `450s`, `7m30s`, `7.5m`, `7:30`, `1:02:03.5`.
 
     Raises:
         ConfigError: the text is no length of time.
     """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smh]?)", text.strip().lower(), re.ASCII)
-    if not match:
-        raise ConfigError(f"expected a length of time, got {text!r}", hint="for example 30s, 2m, 1.5h or 0")
-    return float(match[1]) * _SECONDS[match[2]]
+    given = text.strip().lower()
+    match = _CLOCK.fullmatch(given) or _UNITS.fullmatch(given) or _BARE.fullmatch(given)
+    if not match or not given:
+        raise ConfigError(f"expected a length of time, got {text!r}", hint="for example 30s, 2m, 7m30s, 7:30 or 1.5h")
+    parts = {unit: float(number) for unit, number in match.groupdict().items() if number}
+    return sum(number * _SECONDS[unit] for unit, number in parts.items())
 
 
 def parse_every(text: str | None) -> Every:

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from protokv.config import CONFIGS
 from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.completion import lists, values
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.signals import stopping
+
+STUDIES = ("quick", "delay", "budgets", "ablation", "anchors", "allocation", "splits", "coefficients")
 
 
 def replay(
@@ -43,7 +47,13 @@ def replay(
         typer.Option("--delays", help="After the reference time: 0,30s,2m,10m; what fits, if left out."),
     ] = None,
     memories: Annotated[
-        str | None, typer.Option("--memory", metavar="NAMES", help="Memories to compare: durable,paper,infinipot-v.")
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="NAMES",
+            help="Memories to compare: durable,paper,infinipot-v.",
+            autocompletion=lists(CONFIGS),
+        ),
     ] = None,
     study: Annotated[
         str,
@@ -51,6 +61,7 @@ def replay(
             "--study",
             help="Memories, streams and delays to compare where no others are named: quick, delay, or a table of the "
             "paper: ablation, anchors, allocation, splits, coefficients, budgets.",
+            autocompletion=values(STUDIES),
         ),
     ] = "quick",
     budgets: Annotated[

@@ -21,12 +21,12 @@ def bytes_text(n: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """`0:12.5`, `10:00`, `1:02:03`."""
-    whole = int(seconds)
+    """`0:12.5`, `10:00`, `1:02:03`, to the tenth of a second; `--at` and every other option of a time reads it."""
+    tenths = round(seconds * 10)
+    whole, tenth = divmod(tenths, 10)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     text = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-    tenth = round((seconds - whole) * 10)
-    return f"{text}.{tenth}" if 0 < tenth < 10 else text
+    return f"{text}.{tenth}" if tenth else text
 
 
 def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:

@@ -64,8 +64,8 @@ class Program:
             "OMP_NUM_THREADS": "1",
         }
 
-    def __call__(self, *arguments: object, stdin: str = "") -> Result:
-        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=self.environment)
+    def __call__(self, *arguments: object, stdin: str = "", **options: Any) -> Result:
+        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=self.environment, **options)
         return Result(result.exit_code, result.stdout, result.stderr)
 
 

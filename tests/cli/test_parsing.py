@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.ingestion import MINUTELY, NEVER, Every
@@ -17,6 +19,7 @@ from protokv_cli.parsing import (
     parse_setting,
     parse_variation,
 )
+from protokv_cli.tables import time_text
 
 
 def test_a_list_has_no_empty_parts() -> None:
@@ -42,16 +45,33 @@ def test_a_scene_is_a_range_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600)]
-)
+    ("text", "seconds"),
+    [
+        ("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600), ("1m30s", 90),
+        ("1h2m3.5s", 3723.5), ("7:30", 450), ("7m30s", 450), ("450", 450), ("450s", 450),
+        ("7.5m", 450), ("0:04.5", 4.5), ("1:02:03", 3723),
+        ("90:00", 5400), ("1h30s", 3630),
+    ],
+)  # fmt: skip
 def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1m30s", "nan", "1e3", "٣s", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", " ", "s", "-1s", "1d", "7m30", "30s7m", "7:60", "7:3", "1:2:03", ":30", "nan", "1e3", "٣s", "9" * 400]
+)
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="length of time"):
         parse_duration(text)
+
+
+@given(st.integers(0, 10**7))
+def test_every_time_that_a_table_prints_is_read_back(tenths: int) -> None:
+    assert parse_duration(time_text(tenths / 10)) == pytest.approx(tenths / 10)
+
+
+def test_a_time_is_shown_to_the_nearest_tenth() -> None:
+    assert [time_text(s) for s in (4.004, 3.97, 59.99, 3600, 12.5)] == ["0:04", "0:04", "1:00", "1:00:00", "0:12.5"]
 
 
 @pytest.mark.parametrize(
