@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from protokv.version import __version__
 from protokv_cli import completion
 from protokv_cli.declared import read_variables
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.printable import printable
+from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.settings import read_settings, unknown_variables
@@ -41,7 +41,9 @@ for name, command in COMMANDS.items():
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"protokv {__version__}")
+        from protokv_cli.versions import describe_versions
+
+        typer.echo(describe_versions())
         raise typer.Exit
 
 
@@ -50,7 +52,7 @@ def protokv(
     ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print the version and exit."),
+        typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print versions and exit."),
     ] = False,
     install_completion: completion.Install = None,
     show_completion: completion.Show = None,
@@ -73,5 +75,5 @@ def protokv(
 
 
 def run() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; the process ends here."""
+    run_and_leave(app)

@@ -14,6 +14,7 @@ from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
+from protokv_cli.process import uncollected
 
 if TYPE_CHECKING:
     from protokv.session import Answer, Session
@@ -78,19 +79,20 @@ def query(
         first = next(asked, None)
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
-        from protokv.checkpoint import load
-        from protokv.generate import Decoding
-        from protokv.replay.judge import is_expected
+        with uncollected():
+            from protokv.checkpoint import load
+            from protokv.generate import Decoding
+            from protokv.replay.judge import is_expected
 
-        decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        session = load(
-            state,
-            model,
-            device=device,
-            device_map=device_map,
-            at_s=None if at is None else parse_duration(at),
-            verify=verify,
-        )
+            decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+            session = load(
+                state,
+                model,
+                device=device,
+                device_map=device_map,
+                at_s=None if at is None else parse_duration(at),
+                verify=verify,
+            )
         n, right, unknown = 0, 0, _UnknownWords(out, session)
         alone = len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):

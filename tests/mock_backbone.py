@@ -6,6 +6,7 @@ begins with the question. Tests of answers, loading and logits use the real tiny
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.attention import Tail
-from protokv.backbones.base import Backbone, StepPositions, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
 from protokv.context import Context
 from protokv.errors import ConfigError
 from protokv.records import BackboneIdentity
@@ -53,13 +54,16 @@ class MockBackbone(Backbone):
     def embed_token(self, token: Tensor) -> Tensor:
         return self.embed_text(token.tolist())
 
-    def embed_step(self, images: np.ndarray[Any, Any], time_s: float = 0.0) -> StepTokens:
+    def prepare(self, images: np.ndarray[Any, Any]) -> PreparedStep:
         frames, height, width, _ = images.shape
         rows, columns = GRID
         y, x = height // rows, width // columns
         cells = images[:, : y * rows, : x * columns].reshape(frames, rows, y, columns, x, 3)
         colours = torch.from_numpy(cells.mean((0, 2, 4))).float().reshape(-1, 3) / 255
-        return StepTokens(torch.cat((colours, torch.ones(len(colours), 1)), 1), GRID)
+        return PreparedStep(torch.cat((colours, torch.ones(len(colours), 1)), 1), GRID)
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        return [StepTokens(step.pixels, step.grid) for step in steps]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protokv.attention.hook import _attention
-from protokv.backbones.base import Backbone, StepPositions, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
 from protokv.records import BackboneIdentity
 from tests.memory.streams import PlainRotary
 
@@ -70,8 +71,11 @@ class StubBackbone(Backbone):
     def embed_token(self, token: Tensor) -> Tensor:
         return self._made_for(1)[3]
 
-    def embed_step(self, images: Any, time_s: float = 0.0) -> StepTokens:
-        return self.step
+    def prepare(self, images: Any) -> PreparedStep:
+        return PreparedStep(torch.empty(0), self.grid)
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        return [self.step for _ in steps]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float

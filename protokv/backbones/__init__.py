@@ -15,6 +15,7 @@ from protokv.mini import weights_folder
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
+    from protokv.backbones.placement import PlacementRequest
 
 __all__ = ["EMBEDDED", "FAMILIES", "load_backbone"]
 
@@ -58,7 +59,6 @@ def load_backbone(
     """
     import torch
 
-    from protokv.backbones.failure import translate_errors
     from protokv.backbones.identity import find_file, read_json
     from protokv.backbones.placement import PlacementRequest
 
@@ -71,6 +71,10 @@ def load_backbone(
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
+    if name == EMBEDDED and request.device_map is None and request.quantization is None:
+        return _load_embedded(path, request)
+    from protokv.backbones.failure import translate_errors
+
     with translate_errors(name):
         from transformers import AutoConfig
 
@@ -84,6 +88,21 @@ def load_backbone(
         module, cls = FAMILIES[config.model_type]
         family: type[Backbone] = getattr(import_module(module), cls)
         return family.load(path, name, config, request.placement(config))
+
+
+def _load_embedded(path: str, request: PlacementRequest) -> Backbone:
+    """The embedded model, without transformers, which takes longer to import than an answer takes."""
+    import torch
+
+    from protokv.backbones.embedded import Embedded
+    from protokv.backbones.identity import read_json
+    from protokv.backbones.placement import Placement
+
+    config = read_json(path, "config.json")
+    kind = request.dtype
+    if kind == "auto":
+        kind = "float32" if request.device.type == "cpu" else config["dtype"]
+    return Embedded.load(path, EMBEDDED, config, Placement(getattr(torch, kind), request.device))
 
 
 def check_family(kind: object) -> None:

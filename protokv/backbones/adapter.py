@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,17 +138,6 @@ class Adapter(Backbone):
     def _position_ids(self, positions: Tensor) -> Tensor:
         """`[T, P]` as transformers takes them: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
         return positions.T if self.position_components == 1 else positions.T[:, None]
-
-
-def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
-    """Refuse what is not one step of RGB frames.
-
-    Raises:
-        ValueError: it is not `[frames, height, width, 3]` uint8 with at least one pixel.
-    """
-    shape = images.shape
-    if images.dtype != np.uint8 or len(shape) != 4 or (shape[0], shape[3]) != (frames, 3) or 0 in shape:
-        raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
 
 
 @contextmanager

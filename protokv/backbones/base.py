@@ -23,6 +23,19 @@ from protokv.records import BackboneIdentity
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """The frames of one step as the vision tower takes them.
+
+    Attributes:
+        pixels: float32 on the host, in the shape of the family.
+        grid: rows and columns of the visual tokens that they become.
+    """
+
+    pixels: Tensor
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """One step as the language model takes it.
 
@@ -113,13 +126,32 @@ class Backbone(ABC):
         """`[1, E]` of a generated token, whose id `[1]` int64 stays on the device."""
 
     @abstractmethod
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
-        """Tokens of one step.
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Resize and normalise the frames of one step, on the host; threads may do so beside everything else.
 
         Args:
             images: `[frames_per_step, height, width, 3]`, RGB, uint8.
-            time_s: mean stream time of its frames, for families that write it down.
+
+        Raises:
+            ValueError: the images have another shape.
+            SourceUnreadable: a frame cannot be made to fit the model.
         """
+
+    @abstractmethod
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Tokens of some steps, which go through the vision tower together and do not see each other there.
+
+        Together or one by one, they are equal up to the order of sums: kernels choose it by the number of rows.
+
+        Args:
+            steps: what `prepare` made of them.
+            times_s: mean stream time of the frames of each, for families that write it down.
+        """
+
+    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
+        """Tokens of one step from its frames."""
+        (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
+        return tokens
 
     @abstractmethod
     def step_positions(

@@ -8,15 +8,17 @@ has no end, so here it begins the suffix of every question: the model reads it i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, check_images, guard_internals
-from protokv.backbones.base import StepPositions, StepTokens
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
 from protokv.backbones.frames import FrameConfig, normalise
+from protokv.backbones.grid import check_images
 from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_video_processor
@@ -84,13 +86,17 @@ class LlavaOnevision(Adapter):
         newline = torch.tensor(ids, device=self.device) == NEWLINE
         return torch.where(newline[:, None], self._newline.to(self.device), embeddings)
 
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
-        """One frame through vision tower, projector and pooling; frames do not see each other there."""
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """One frame, `[1, 3, height, width]`."""
         check_images(images, self.frames_per_step)
-        pixels = normalise(images, self._frames).to(self.device, self.dtype)
+        return PreparedStep(normalise(images, self._frames), self._grid)
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Frames through vision tower, projector and pooling, where they do not see each other."""
+        pixels = torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
         # The last of them is the newline.
         features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
-        return StepTokens(features, self._grid)
+        return [StepTokens(one, self._grid) for one in features.chunk(len(steps))]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from protokv.errors import SourceUnreadable
@@ -56,6 +55,15 @@ class PixelConfig:
             resample=raw.get("resample", default.resample),
         )
 
+    def settings(self, fps: float) -> dict[str, int | float | str]:
+        """What a state records of it, beside the rate at which frames are sampled."""
+        return {
+            "frames_per_step": self.temporal_patch_size,
+            "fps": fps,
+            "min_pixels": self.min_pixels,
+            "max_pixels": self.max_pixels,
+        }
+
 
 def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int]:
     """Height and width nearest to the aspect ratio, multiples of a token's side, with the area inside the limits.
@@ -86,6 +94,9 @@ def resize(image: np.ndarray[Any, np.dtype[np.uint8]], config: PixelConfig) -> n
     rows, columns = smart_resize(image.shape[0], image.shape[1], config)
     if image.shape[:2] == (rows, columns):
         return image
+    # Here, because who only asks questions prepares no frames.
+    from PIL import Image
+
     picture = Image.fromarray(image).resize((columns, rows), resample=Image.Resampling(config.resample))
     return np.asarray(picture)
 

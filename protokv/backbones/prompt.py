@@ -6,6 +6,7 @@ a question would end the turn early, so a question that contains one is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from protokv.errors import ConfigError, ModelError
@@ -54,11 +55,16 @@ class ChatPrompt:
         Raises:
             ConfigError: the question is empty or spells a control token.
         """
-        if not question.strip():
-            raise ConfigError("the question is empty", hint="ask something, for example: what happened first?")
-        for token in self._control:
-            if token in question:
-                raise ConfigError(f"the question contains the control token {token}", hint="leave it out")
+        check_question(question, self._control)
         text = f"{self._opening}{question.strip()}{self._closing}"
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+
+def check_question(question: str, control: Iterable[str]) -> None:
+    """Refuse a question without text, or one that spells a control token. ConfigError."""
+    if not question.strip():
+        raise ConfigError("the question is empty", hint="ask something, for example: what happened first?")
+    for token in control:
+        if token in question:
+            raise ConfigError(f"the question contains the control token {token}", hint="leave it out")

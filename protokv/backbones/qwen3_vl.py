@@ -19,13 +19,15 @@ the limit together (with the published files, from the 33rd full frame on).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from protokv.backbones.base import StepPositions, StepTokens
+from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
+from protokv.backbones.grid import cells
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.processor_files import read_video_processor
 from protokv.backbones.qwen_vl import QwenVL
@@ -58,18 +60,18 @@ class Qwen3VL(QwenVL):
         most = max(cap, int(total["shortest_edge"] * 1.05))
         return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most)
 
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
-        """The step's time and its visual tokens between vision tokens, and what the first layers add to these."""
-        output, grid = self._see(images)
-        before = self.embed_text(self._encode(f"<{time_s:.1f} seconds><|vision_start|>"))
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Each step's time and its visual tokens between vision tokens, and what the first layers add to these."""
+        output, counts = self._see(steps), [prod(step.grid) for step in steps]
+        seen = output.pooler_output.to(self.device).split(counts)
+        features = torch.split(torch.stack([one.to(self.device) for one in output.deepstack_features]), counts, dim=1)
         after = self.embed_text(self._encode("<|vision_end|>"))
-        seen = output.pooler_output.to(self.device)
-        return StepTokens(
-            torch.cat((before, seen, after)),
-            grid,
-            visual=slice(len(before), len(before) + len(seen)),
-            deepstack=torch.stack([features.to(self.device) for features in output.deepstack_features]),
-        )
+        tokens = []
+        for step, time_s, own, deepstack in zip(steps, times_s, seen, features, strict=True):
+            before = self.embed_text(self._encode(f"<{time_s:.1f} seconds><|vision_start|>"))
+            visual = slice(len(before), len(before) + len(own))
+            tokens.append(StepTokens(torch.cat((before, own, after)), step.grid, visual, deepstack))
+        return tokens
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
@@ -77,7 +79,7 @@ class Qwen3VL(QwenVL):
         """One position per text token; visual tokens at the next one plus (0, row, column)."""
         assert tokens.visual is not None
         before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
-        seen = start + before + self._grid_positions(tokens.grid, 0)
+        seen = start + before + cells(tokens.grid, 0, self.device)
         end = start + before + max(tokens.grid)
         places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
         rows, columns = tokens.grid

@@ -7,15 +7,17 @@ the video's time span.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, check_images, guard_internals
-from protokv.backbones.base import StepPositions, StepTokens
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
+from protokv.backbones.grid import check_images, place_on_grid
 from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.placement import Placement
@@ -28,7 +30,7 @@ DEFAULT_FPS = 2.0
 
 
 class QwenVL(Adapter):
-    """Qwen2-VL or Qwen2.5-VL of any size, the embedded model included."""
+    """Qwen2-VL or Qwen2.5-VL of any size."""
 
     position_components = 3
     # model_type of the config -> class of transformers
@@ -56,12 +58,7 @@ class QwenVL(Adapter):
         self.frames_per_step = pixels.temporal_patch_size
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
         self._pixels = pixels
-        self.settings = {
-            "frames_per_step": self.frames_per_step,
-            "fps": self.default_fps,
-            "min_pixels": pixels.min_pixels,
-            "max_pixels": pixels.max_pixels,
-        }
+        self.settings = pixels.settings(self.default_fps)
         # Qwen2-VL counts temporal patches, Qwen2.5-VL counts time.
         self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
 
@@ -89,32 +86,25 @@ class QwenVL(Adapter):
         limit = pixels.max_pixels if of_video else min(pixels.max_pixels, PixelConfig().max_pixels)
         return replace(pixels, max_pixels=limit)
 
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
-        """One temporal patch through the vision tower; patches attend within it alone, so this is exact."""
-        output, grid = self._see(images)
-        return StepTokens(output.pooler_output.to(self.device), grid)
-
-    def _see(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[Any, tuple[int, int]]:
-        """What the vision tower makes of a step, and rows and columns of its tokens."""
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Patches of one temporal patch of frames, `[n, pixels]`."""
         check_images(images, self.frames_per_step)
-        patches, (rows, columns) = patchify(images, self._pixels)
+        return PreparedStep(*patchify(images, self._pixels))
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Temporal patches through the vision tower; it attends within each alone, so this is exact."""
+        seen, grids = self._see(steps).pooler_output.to(self.device), [step.grid for step in steps]
+        return [StepTokens(one, grid) for one, grid in zip(seen.split(list(map(prod, grids))), grids, strict=True)]
+
+    def _see(self, steps: Sequence[PreparedStep]) -> Any:
+        """What the vision tower makes of some steps, one behind the other."""
         merge = self._pixels.merge_size
-        grid = torch.tensor([[1, rows * merge, columns * merge]], device=self.device)
-        return self._visual(patches.to(self.device, self.dtype), grid_thw=grid), (rows, columns)
+        sizes = [[1, rows * merge, columns * merge] for rows, columns in (step.grid for step in steps)]
+        patches = steps[0].pixels if len(steps) == 1 else torch.cat([step.pixels for step in steps])
+        return self._visual(patches.to(self.device, self.dtype), grid_thw=torch.tensor(sizes, device=self.device))
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
         """(t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
-        # The small term undoes the rounding of sums such as 3 * 0.1; transformers truncates likewise.
-        per_second = self._tokens_per_second
-        t = index if per_second is None else int(time_s * per_second + 1e-6)
-        rows, columns = tokens.grid
-        highest = (origin + t, origin + rows - 1, origin + columns - 1)
-        return StepPositions(origin + self._grid_positions(tokens.grid, t), highest)
-
-    def _grid_positions(self, grid: tuple[int, int], t: int) -> Tensor:
-        """(t, row, column) of every visual token, `[rows * columns, 3]`."""
-        rows, columns = grid
-        cell = torch.arange(rows * columns, device=self.device)
-        return torch.stack([torch.full_like(cell, t), cell // columns, cell % columns], dim=-1)
+        return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)

@@ -1,7 +1,8 @@
 """The embedded model `protokv/mini`: its weights, its vocabulary and the procedural world that it knows.
 
-The weights are a Qwen2.5-VL checkpoint that `from_pretrained` loads. Nothing here needs torch. How they were trained
-is in `protokv.mini.training`, which is part of the repository but not of the installed package.
+The weights are a Qwen2.5-VL checkpoint that `from_pretrained` loads; `network` runs them without transformers, and is
+the only module here that needs torch. How they were trained is in `protokv.mini.training`, which is part of the
+repository but not of the installed package.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def test_at_any_rate_the_logits_are_those_of_the_whole_model(backbone: Backbone,
 def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Backbone, folder: Path) -> None:
     assert stamp_of(backbone, folder, 0.25) == ["<", "0", ".", "2", "seconds", ">", "<|vision_start|>"]
     session, times = Session.start(backbone, MemoryConfig.of("full"), fps=4.0), []
-    embed = backbone.embed_step
+    embed = backbone.embed_steps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backbone, "embed_step", lambda images, time_s: times.append(time_s) or embed(images, time_s))
+        patch.setattr(backbone, "embed_steps", lambda steps, at: times.extend(at) or embed(steps, at))
         session.watch(random_frames(0))
         session.watch(random_frames(1))
         session.watch(random_frames(2), time_s=100.0)

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from protokv.version import __version__
+from protokv_cli import versions
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 
 COMMANDS = ["ingest", "query", "inspect", "replay"]
 
 
-def test_the_version_is_printed(protokv: Program) -> None:
-    assert protokv("--version").out == f"protokv {__version__}\n"
+def test_the_version_is_printed_with_those_of_what_results_depend_on(protokv: Program) -> None:
+    rows = dict(line.split(" ", 1) for line in protokv("--version").out.splitlines())
+    assert next(iter(rows)) == "protokv"
+    assert rows["protokv"] == __version__
+    assert rows["torch"] == metadata.version("torch")
+    assert rows["transformers"] == metadata.version("transformers")
+    assert rows["PyAV"] == metadata.version("av")
+
+
+def test_a_package_that_is_not_there_is_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(versions.DEPENDS_ON, "decord", "protokv-no-such-package")
+    assert versions.describe_versions().splitlines()[-1] == "decord not installed"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -68,6 +68,7 @@ def test_the_folder_is_small_complete_and_holds_no_pickle():
         "chat_template.jinja",
         "config.json",
         "generation_config.json",
+        "identity.json",
         "model.safetensors",
         "preprocessor_config.json",
         "tokenizer.json",

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoConfig, GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
+from protokv.backbones.embedded import IDENTITY
+from protokv.backbones.identity import hash_config
 from protokv.mini.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
 from protokv.mini.training.tokenizer import build_tokenizer
 from protokv.mini.vocabulary import token_ids
@@ -59,6 +61,9 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
         build_tokenizer().save_pretrained(fresh)
         text = json.dumps(make_preprocessor_config(), indent=2) + "\n"
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        # What transformers makes of the config, so that the model is told from others without transformers.
+        identity = {"config_hash": hash_config(AutoConfig.from_pretrained(fresh).to_dict())}
+        (fresh / IDENTITY).write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
         for file in sorted(fresh.iterdir(), key=lambda f: f.name == WEIGHTS):
             file.chmod(0o644)
             file.replace(folder / file.name)

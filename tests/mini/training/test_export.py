@@ -20,6 +20,7 @@ def test_an_exported_folder_is_a_qwen2_5_vl_that_transformers_loads(visual, bank
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= names
     assert {"generation_config.json", "preprocessor_config.json", "model.safetensors"} <= names
     assert not [f for f in tmp_path.iterdir() if f.name != "weights"]
+    assert "config_hash" in json.loads((tmp_path / "weights" / "identity.json").read_text())
     settings = json.loads((tmp_path / "weights" / "preprocessor_config.json").read_text())
     assert settings["min_pixels"] == settings["max_pixels"] == 84 * 84
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "weights", dtype=torch.float32)

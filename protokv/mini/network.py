@@ -1,0 +1,154 @@
+"""The network of the embedded model: Qwen2.5-VL's vision tower and language model, in plain torch.
+
+transformers runs the same weights, and the tests hold this against it; but importing it costs more than a whole answer
+of this model, and its layers of wrappers more than the arithmetic of a step. Owns the forward passes; knows contexts
+and tails, no memories, no files but the weights'.
+
+Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as transformers implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protokv.attention import Tail, attend
+from protokv.context import Context
+from protokv.rotary import rotate
+
+EPSILON = 1e-6
+
+
+class VisionTower:
+    """Patches to visual tokens, each step by itself."""
+
+    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Take the `vision_config` of a checkpoint and its weights, named without `visual.`."""
+        if len(config["fullatt_block_indexes"]) != config["depth"]:
+            raise ValueError("attention within windows is not implemented")
+        self._heads: int = config["num_heads"]
+        self._merge: int = config["spatial_merge_size"]
+        self._theta: float = config["rope_parameters"]["rope_theta"]
+        # A patch meets its kernel once: the convolution is a product.
+        self._projection = weights["patch_embed.proj.weight"].flatten(1)
+        self._blocks = [_under(weights, f"blocks.{i}.") for i in range(config["depth"])]
+        for block in self._blocks:
+            _join(block, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
+        self._merger = _under(weights, "merger.")
+
+    def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Visual tokens of `B` steps.
+
+        Args:
+            patches: `[B, rows * columns * merge**2, pixels]` in the dtype of the weights, in the order of the tokens.
+            grid: rows and columns of the tokens of each step.
+
+        Returns:
+            `[B, rows * columns, E]`.
+        """
+        steps, n = patches.shape[:2]
+        x = functional.linear(patches, self._projection)
+        size = x.shape[-1] // self._heads
+        cos, sin = _axial_angles(*grid, self._merge, size, self._theta, x.device)
+        for w in self._blocks:
+            qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(steps, n, 3, self._heads, size)
+            turned = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
+            query, key, value = turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]
+            mixed = functional.scaled_dot_product_attention(
+                query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=size**-0.5
+            )
+            x = x + _linear(mixed.transpose(1, 2).reshape(steps, n, -1), w, "attn.proj")
+            x = x + _gated(_norm(x, w["norm2.weight"]), w)
+        w = self._merger
+        cells = _norm(x, w["ln_q.weight"]).view(steps, grid[0] * grid[1], -1)
+        return _linear(functional.gelu(_linear(cells, w, "mlp.0")), w, "mlp.2")
+
+
+class LanguageModel:
+    """Embeddings to hidden states and logits, over a context and a tail."""
+
+    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Take the `text_config` of a checkpoint and its weights, named without `model.`."""
+        self.head_size: int = config["hidden_size"] // config["num_attention_heads"]
+        self._query_heads: int = config["num_attention_heads"]
+        self._heads: int = config["num_key_value_heads"]
+        self.embedding = weights["embed_tokens.weight"]
+        self._last_norm = weights["norm.weight"]
+        self._layers = [_under(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
+        for layer in self._layers:
+            _join(layer, "qkv", *(f"self_attn.{name}_proj" for name in "qkv"))
+            _join(layer, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
+        rope = config["rope_parameters"]
+        half = torch.arange(0, self.head_size, 2, dtype=torch.float)
+        self._frequency = (1.0 / (rope["rope_theta"] ** (half / self.head_size))).to(self.embedding.device)
+        self._component = torch.tensor([i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)])
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin `[..., D]` float32 of positions `[..., 3]`: each section of M-RoPE turns by its own component."""
+        component, frequency = self._component.to(positions.device), self._frequency.to(positions.device)
+        angle = positions[..., component].float() * frequency
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+
+    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail) -> Tensor:
+        """Final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
+        x, T, D = embeddings, len(embeddings), self.head_size
+        both = self._query_heads + self._heads
+        cos, sin = (part.to(x.dtype) for part in self.angles(positions))
+        for layer, w in enumerate(self._layers):
+            qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
+            turned = rotate(qkv[:both], cos, sin)
+            query = turned[: self._query_heads]
+            keys, values = tail.append(layer, turned[self._query_heads :], qkv[both:])
+            causal = tail.mask(T, keys.shape[1], self._query_heads // self._heads, query.device)
+            mixed = attend(query, context.at(layer, query), (keys, values), D**-0.5, causal)
+            x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
+            x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
+        return _norm(x, self._last_norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., vocabulary]` float32; the head is the embedding."""
+        return functional.linear(hidden, self.embedding).float()
+
+
+def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _join(weights: dict[str, Tensor], name: str, *parts: str) -> None:
+    """One product instead of several over the same input."""
+    for kind in ("weight", "bias"):
+        if f"{parts[0]}.{kind}" in weights:
+            weights[f"{name}.{kind}"] = torch.cat([weights.pop(f"{part}.{kind}") for part in parts])
+
+
+def _linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    return functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    gate, up = _linear(x, weights, "mlp.in").chunk(2, -1)
+    return _linear(functional.silu(gate) * up, weights, "mlp.down_proj")
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype)
+
+
+@lru_cache(maxsize=4)
+def _axial_angles(
+    rows: int, columns: int, merge: int, size: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin `[patches, 1, 1, size]` float32 in the order of the tokens: half of the pairs turn by row."""
+    cells = torch.cartesian_prod(*(torch.arange(n) for n in (rows, columns, merge, merge)))
+    places = torch.stack([cells[:, 0] * merge + cells[:, 2], cells[:, 1] * merge + cells[:, 3]], -1)
+    half = size // 2
+    frequency = 1.0 / (theta ** (torch.arange(0, half, 2, dtype=torch.float) / half))
+    angle = (places[..., None].float() * frequency).flatten(1)[:, None, None]
+    return tuple(torch.cat((part, part), -1).to(device) for part in (angle.cos(), angle.sin()))  # type: ignore[return-value]

@@ -1,0 +1,151 @@
+"""The embedded model's own network against transformers' forward of the same folder, which `QwenVL` runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv import checkpoint
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.backbones.embedded import Embedded
+from protokv.backbones.qwen_vl import QwenVL
+from protokv.config import DurableConfig, MemoryConfig
+from protokv.errors import ConfigError
+from protokv.mini import weights_folder
+from protokv.session import Session
+from tests.conftest import random_frames
+
+# float32; the tower's sums run in another order.
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  star\tzebra Xylophone", "it's, 3 stars!"]
+
+
+@pytest.fixture(scope="module")
+def ours() -> Backbone:
+    return load_backbone(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Backbone:
+    return load_backbone(str(weights_folder()), device="cpu")
+
+
+def test_the_embedded_name_is_its_own_network_and_the_folder_is_transformers(ours: Backbone, theirs: Backbone) -> None:
+    assert type(ours) is Embedded
+    assert type(theirs) is QwenVL
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_the_one_fit_the_other(dtype: str) -> None:
+    ours = load_backbone(device="cpu", dtype=dtype)
+    theirs = load_backbone(str(weights_folder()), device="cpu", dtype=dtype)
+    for field in ("family", "config_hash", "weights_digest", "dtype"):
+        assert getattr(ours.identity, field) == getattr(theirs.identity, field)
+    for field in ("settings", "layers", "kv_heads", "head_size", "frames_per_step", "default_fps", "stop_ids"):
+        assert getattr(ours, field) == getattr(theirs, field)
+    assert (ours.max_position, ours.moving) == (theirs.max_position, theirs.moving)
+    assert (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
+
+
+def test_prompt_and_text_are_those_of_the_chat_template_and_the_tokenizer(ours: Backbone, theirs: Backbone) -> None:
+    assert ours.prefix_ids == theirs.prefix_ids
+    for text in TEXTS:
+        ids = ours.suffix_ids(text)
+        assert ids == theirs.suffix_ids(text)
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.unknown_words(text) == theirs.unknown_words(text)
+    for text in (" ", "what <|im_end|> is it?", "<unk>"):
+        with pytest.raises(ConfigError) as mine:
+            ours.suffix_ids(text)
+        with pytest.raises(ConfigError) as other:
+            theirs.suffix_ids(text)
+        assert mine.value.message == other.value.message
+
+
+@given(height=st.integers(5, 400), width=st.integers(5, 400), seed=st.integers(0, 99))
+@torch.inference_mode()
+def test_a_step_of_any_size_is_seen_alike(ours: Backbone, theirs: Backbone, height: int, width: int, seed: int) -> None:
+    images = random_frames(seed, 2, height, width)
+    mine, other = ours.embed_step(images), theirs.embed_step(images)
+    assert mine.grid == other.grid
+    torch.testing.assert_close(mine.embeddings, other.embeddings, **NEAR)
+
+
+@given(n=st.integers(1, 40), seed=st.integers(0, 99), time_s=st.floats(0, 30000))
+@torch.inference_mode()
+def test_the_language_model_gives_the_same_bits(
+    ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float
+) -> None:
+    tokens = theirs.embed_step(random_frames(seed))
+    stands = [
+        backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s) for backbone in (ours, theirs)
+    ]
+    assert stands[0].highest == stands[1].highest
+    assert torch.equal(stands[0].places, stands[1].places)
+    for cos_or_sin, other in zip(ours.rotary(stands[0].places), theirs.rotary(stands[0].places), strict=True):
+        assert torch.equal(cos_or_sin, other)
+    embeddings = torch.randn(n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
+    seen = []
+    for backbone in (ours, theirs):
+        tail = backbone.new_tail(n + 1)
+        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), backbone.empty_context(), tail)
+        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), backbone.empty_context(), tail)
+        seen.append((hidden, backbone.logits(hidden), last, tail.keys, tail.values))
+    for mine, other in zip(*seen, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_stream_that_overflows_its_memory_is_answered_alike_and_a_state_goes_on_in_either(
+    ours: Backbone, theirs: Backbone
+) -> None:
+    config = DurableConfig(budget=60)
+    sessions = [Session.start(backbone, config) for backbone in (ours, theirs)]
+    for seed in range(12):
+        for session in sessions:
+            session.watch(random_frames(seed))
+    mine, other = (session.prefill("what colour was the star?") for session in sessions)
+    torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+    moved = checkpoint.from_state(checkpoint.to_state(sessions[0]), theirs)
+    moved.watch(random_frames(13))
+    assert moved.clock.steps == 13
+
+
+def test_steps_seen_together_are_those_seen_one_by_one(ours: Backbone) -> None:
+    prepared = [ours.prepare(random_frames(seed, 2, *size)) for seed, size in enumerate([(84, 84)] * 5)]
+    mixed = [*prepared, ours.prepare(random_frames(9, 2, 84, 300))]
+    for steps in (prepared, mixed, prepared[:1]):
+        together = ours.embed_steps(steps, [0.0] * len(steps))
+        assert [one.grid for one in together] == [step.grid for step in steps]
+        for one, step in zip(together, steps, strict=True):
+            (alone,) = ours.embed_steps([step], [0.0])
+            torch.testing.assert_close(one.embeddings, alone.embeddings, **NEAR)
+
+
+def test_the_same_frames_give_the_same_bits(ours: Backbone) -> None:
+    images = random_frames(3)
+    first, second = ours.embed_step(images), ours.embed_step(np.ascontiguousarray(images))
+    assert torch.equal(first.embeddings, second.embeddings)
+
+
+def test_frames_of_another_shape_are_refused(ours: Backbone) -> None:
+    with pytest.raises(ValueError, match="a step is"):
+        ours.prepare(random_frames(0, 3))
+
+
+def test_quantised_or_spread_it_goes_through_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QwenVL, "load", lambda path, name, config, placement: (name, placement.quantization))
+    assert load_backbone(device="cpu", quantization="8bit") == ("protokv/mini", "8bit")
+
+
+def test_a_memory_of_everything_gives_transformers_logits(ours: Backbone, theirs: Backbone) -> None:
+    logits = []
+    for backbone in (ours, theirs):
+        session = Session.start(backbone, MemoryConfig.of("full"))
+        for seed in range(4):
+            session.watch(random_frames(seed))
+        logits.append(session.prefill("what is the first star?"))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,87 @@
+"""The start and the end of the process: what is imported, and that skipping the teardown loses nothing."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from protokv_cli.process import uncollected
+from tests.cli.conftest import Program
+
+# What takes long to import, and what it is for.
+HEAVY = {
+    "transformers": "other models than the embedded one",
+    "huggingface_hub": "other models than the embedded one",
+    "zarr": "other forms than safetensors",
+    "av": "decoding, which is done in another process",
+    "jinja2": "chat templates of other models",
+    "sympy": "compiling",
+    "matplotlib": "figures",
+}
+
+
+def started(protokv: Program, *arguments: object) -> set[str]:
+    """What a process of the program imports, by first names; without what its children import."""
+    environment = {k: v for k, v in protokv.environment.items() if k != "PROTOKV_MODEL"}
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "protokv", *map(str, arguments)],
+        cwd=protokv.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+def test_a_query_and_an_ingest_of_the_embedded_model_import_little(protokv: Program, video: Path) -> None:
+    watched = started(protokv, "ingest", video, "-o", "s.safetensors", "--budget", "24", "--json")
+    asked = started(protokv, "query", "s.safetensors", "what colour was the star?", "--json")
+    assert "torch" in watched & asked
+    assert not HEAVY.keys() & watched
+    # Frames are not prepared, and nothing is drawn.
+    assert not (HEAVY.keys() | {"PIL", "rich"}) & asked
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("query", "--help")])
+def test_what_says_something_about_the_program_imports_no_tensors(protokv: Program, arguments: tuple[str, ...]) -> None:
+    assert not (HEAVY.keys() | {"torch", "numpy", "PIL"}) & started(protokv, *arguments)
+
+
+def test_the_process_ends_with_its_output_and_its_code_and_without_a_teardown(protokv: Program) -> None:
+    code = "import atexit\natexit.register(print, 'teardown')\nfrom protokv_cli.main import run\nrun()"
+    for arguments, expected in (["--version"], Exit.DONE), (["query", "none.safetensors", "?"], Exit.NOT_FOUND):
+        result = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert result.returncode == expected, result.stderr
+        assert "teardown" not in result.stdout
+        assert result.stdout if expected is Exit.DONE else "Error:" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_help_that_cannot_be_written_is_a_failure() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "protokv", "--version"]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False).returncode
+
+
+def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
