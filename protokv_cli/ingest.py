@@ -162,4 +162,8 @@ def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> No
         out.warn(f"Error: {source}: {summary.damage}")
         out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
+    if summary.grows:
+        out.warn(f"Note: {source} is being written to; what there was of it until now is in {summary.state}.")
+        out.warn("Hint: run the same command again to go on, and once more when the file is whole")
+        raise typer.Exit(Exit.PARTIAL)
     out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')

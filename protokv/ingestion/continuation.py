@@ -8,13 +8,16 @@ one can be repeated, after a crash as after its end.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protokv import snapshot
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import config_of
 from protokv.config import MemoryConfig
 from protokv.errors import StateMismatch, StateNotFound
+from protokv.ingestion.growth import Growth, fingerprint_of
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
+from protokv.snapshot.sources import Segment, next_segment, segment_of
 from protokv.video import Source
 
 
@@ -26,16 +29,21 @@ def existing_state(path: StatePath) -> State | None:
         return None
 
 
-def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> Segment:
+def find_segment(path: StatePath, state: State, source: Source, growth: Growth, *, append: bool) -> Segment:
     """Where the source begins in the stream of a state, or stands in it already.
+
+    A file that has grown since it was watched to its end has not been watched to its end.
 
     Raises:
         StateMismatch: the state is of another source, or of one that is not watched to its end.
     """
-    watched, ours, segment = fingerprints(state), source.info.fingerprint, segment_of(state)
-    if not append:
-        # What has no fingerprint (a camera, a pipe) is equal to nothing, not even to itself a moment ago.
-        _compare(path, "source", watched[0], ours if ours is not None else source.info.name)
+    segment, ours = segment_of(state), source.info.fingerprint
+    watched = [fingerprint_of(one) for one in (*segment.earlier, state.source or {})]
+    if growth.has_grown_from(state.source or {}):
+        return replace(segment, done=False)
+    # What has no fingerprint (a camera, a pipe) is equal to nothing, not even to itself a moment ago.
+    if not append and (ours is None or ours != watched[0]):
+        raise _another_source(path, state, source)
     if ours is not None and ours == watched[-1]:
         return segment
     if ours is not None and ours in watched:
@@ -48,6 +56,22 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
             hint=f"finish it first: the command with {name} again",
         )
     return next_segment(state)
+
+
+def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
+    """Told by names, which say more than digests do."""
+    last = state.source or {}
+    theirs = (*last.get("earlier", ()), last)[0].get("name")
+    if theirs is None:
+        what = "frames from a program"
+    elif theirs == source.info.name:
+        what = f"another {theirs}, or {theirs} as it was before it changed"
+    else:
+        what = f"another video, {theirs}"
+    return StateMismatch(
+        f"{path} is the state of {what}; this run's source is {source.info.name}",
+        hint="name another state with -o, watch behind it with --append, or replace it with --force",
+    )
 
 
 def check_memory(path: StatePath, state: State, config: MemoryConfig) -> None:

@@ -51,6 +51,8 @@ class Summary:
 
     Attributes:
         complete: the source was read to its end.
+        grows: the file is longer by now than when it was opened, so that its end is not the end; the same run again
+            goes on.
         damaged: something of the source could not be read, by this run or an earlier one of the same source; `damage`
             says what, where and why.
     """
@@ -63,6 +65,7 @@ class Summary:
     file_bytes: int
     elapsed_s: float
     complete: bool
+    grows: bool
     damaged: bool
     damage: str
 

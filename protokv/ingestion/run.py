@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
@@ -24,6 +24,7 @@ from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateErro
 from protokv.ingestion.continuation import check_memory, check_sampling, existing_state, find_segment
 from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
 from protokv.ingestion.every import MINUTELY, Every
+from protokv.ingestion.growth import Growth, fingerprint_of
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target, stored_bytes
 from protokv.snapshot.sources import Segment
@@ -101,10 +102,11 @@ def ingest(
         check_target(path)
         # Locked before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=keep, background=background))
+        growth = Growth(video, None if video is source else cast("str | os.PathLike[str]", source))
         session, segment, record = _open(
-            video, path, config or DurableConfig(), backbone, placement, fps, append, resume, overwrite
+            video, growth, path, config or DurableConfig(), backbone, placement, fps, append, resume, overwrite
         )
-        yield from _Run(session, video, writer, segment, record).watch(every, should_stop)
+        yield from _Run(session, video, growth, writer, segment, record).watch(every, should_stop)
 
 
 def default_target(source: str | os.PathLike[str] | Source) -> str:
@@ -115,6 +117,7 @@ def default_target(source: str | os.PathLike[str] | Source) -> str:
 
 def _open(
     video: Source,
+    growth: Growth,
     path: StatePath,
     config: MemoryConfig,
     backbone: Backbone | str | None,
@@ -130,11 +133,11 @@ def _open(
         if resume and not overwrite:
             raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         return Session.start(_load(backbone, None, placement), config, fps=fps), Segment(), {}
-    segment = find_segment(path, state, video, append=append)
+    segment = find_segment(path, state, video, growth, append=append)
     check_memory(path, state, config)
     model = _load(backbone, state, placement)
     check_sampling(path, state, model, fps)
-    return from_state(state, model), segment, record_of(state, video.info.fingerprint)
+    return from_state(state, model), segment, record_of(state, video.info.fingerprint, growth)
 
 
 def _load(wanted: Backbone | str | None, state: State | None, placement: dict[str, Any]) -> Backbone:
@@ -147,11 +150,13 @@ def _load(wanted: Backbone | str | None, state: State | None, placement: dict[st
     return load_backbone(wanted, **placement | {"dtype": placement["dtype"] or recorded_dtype(state)})
 
 
-def record_of(state: State, fingerprint: str | None) -> Mapping[str, Any]:
-    """What a state says of the source with this fingerprint; empty where it says nothing."""
+def record_of(state: State, fingerprint: str | None, growth: Growth) -> Mapping[str, Any]:
+    """What a state says of the source with this fingerprint, or of what it has grown from; empty if nothing."""
     last = state.source or {}
+    if growth.has_grown_from(last):
+        return last
     records = (last, *last.get("earlier", ()))
-    return next((one for one in records if fingerprint and one.get("fingerprint") == fingerprint), {})
+    return next((one for one in records if fingerprint and fingerprint_of(one) == fingerprint), {})
 
 
 def _frames_by_decoder(said: object) -> Counter[str]:
@@ -164,9 +169,16 @@ class _Run:
     """One run over one source: what is watched, what is committed, what is damaged."""
 
     def __init__(
-        self, session: Session, source: Source, writer: Writer, segment: Segment, record: Mapping[str, Any]
+        self,
+        session: Session,
+        source: Source,
+        growth: Growth,
+        writer: Writer,
+        segment: Segment,
+        record: Mapping[str, Any],
     ) -> None:
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
+        self._growth, self._record, self._grows = growth, record, False
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = _frames_by_decoder(record.get("decoders"))
         mark = record.get("mark")
@@ -225,7 +237,8 @@ class _Run:
                 self._damage = replace(self._damage, frames_lost=lost, message=error.message)
                 return
             if step is None:
-                self._damage, self._complete = self._source.damage, not stopped
+                self._grows = not stopped and self._growth.grows()
+                self._damage, self._complete = self._source.damage, not stopped and not self._grows
                 break
             session.watch(step.images, segment.start_s + step.time_s)
             self._damage = step.damage
@@ -253,6 +266,7 @@ class _Run:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
             **self._source.info.to_dict(),
+            **self._growth.record(self._record),
             "decoders": dict(sorted(self._decoders.items())),
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
@@ -305,6 +319,7 @@ class _Run:
             file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
+            grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
         )

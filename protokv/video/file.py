@@ -24,12 +24,20 @@ def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None
     return source
 
 
+def _address(path: Path) -> str:
+    """What to do about an address that a slash is missing from; empty for every other path."""
+    scheme, colon, rest = os.fspath(path).partition(":/")
+    if not (colon and scheme.isalnum() and len(scheme) > 1):
+        return ""
+    return f"for an address write two slashes: {scheme}://{rest.lstrip('/')}"
+
+
 def check_is_file(path: Path) -> None:
     """Refuse what is no readable file. SourceNotFound, SourceUnreadable."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise SourceNotFound(f"no video at {path}", hint="check the spelling of the path") from None
+        raise SourceNotFound(f"no video at {path}", hint=_address(path) or "check the spelling of the path") from None
     except (OSError, ValueError) as error:
         raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(status.st_mode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -160,6 +161,7 @@ def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: st
         (["{video}", "--decoder", "vhs"], Exit.USAGE, "vhs"),
         (["{video}", "--device", "abacus"], Exit.USAGE, "abacus"),
         (["{video}", "-o", "absent/x.safetensors", "--budget", "24"], Exit.FAILURE, "absent"),
+        (["rtsp:/camera/1"], Exit.NOT_FOUND, "rtsp:/camera/1"),
         (["{video}", "--resume"], Exit.NOT_FOUND, "clip.safetensors"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -188,9 +190,34 @@ def test_another_memory_or_video_is_not_mixed_into_a_state(protokv: Program, vid
     other = write_video(tmp_path / "other" / "clip.mp4", 3, seed=9)
     result = protokv("ingest", other, *SMALL)
     assert result.code == Exit.MISMATCH
-    assert "source" in result.err
+    assert "clip.safetensors is the state of another clip.mp4, or clip.mp4 as it was before it changed" in result.err
+    shutil.copy(other, tmp_path / "other" / "clip.mkv")
+    result = protokv("ingest", tmp_path / "other" / "clip.mkv", *SMALL)
+    assert result.code == Exit.MISMATCH
+    assert "the state of another video, clip.mp4; this run's source is clip.mkv" in result.err
+    assert "name another state with -o" in result.err
     assert (protokv.folder / "clip.safetensors").read_bytes() == before
     assert protokv("ingest", other, *SMALL, "--force").code == 0
+
+
+def test_the_slash_that_an_address_lacks_is_named(protokv: Program) -> None:
+    assert "rtsp://camera/1" in protokv("ingest", "rtsp:/camera/1").err.splitlines()[1]
+    assert "spelling" in protokv("ingest", "c:/absent.mp4").err.splitlines()[1]
+
+
+@pytest.mark.parametrize("name", ["Talk [dQw4w9WgXcQ]", "a [bold]b", "it's [x\\]", "[/red]", "$HOME `x`"])
+def test_any_name_is_shown_as_it_is_and_can_be_pasted(
+    protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    odd = shutil.copy(video, tmp_path / "in" / (name.replace("/", "_") + ".mp4"))
+    result = protokv("ingest", odd, "--budget", "24", "--format", "table")
+    assert result.code == 0, result.err
+    state = odd.stem + ".safetensors"
+    assert state in result.out
+    pasted = shlex.split(result.err.splitlines()[-1])
+    assert pasted[2:5] == ["protokv", "query", state]
+    assert odd.name in protokv("inspect", state, "--format", "table").out
 
 
 def test_the_same_command_on_a_finished_state_changes_nothing(protokv: Program, video: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_state_that_began_with_another_source_is_refused_without_it(run: Run, 
     path = tmp_path / "s.safetensors"
     run(path, A)
     run(path, B, append=True)
-    with pytest.raises(StateMismatch, match="its source is 1/9, this run's is 2/6"):
+    with pytest.raises(StateMismatch, match=r"the state of another video, 1\.mp4; this run's source is 2\.mp4"):
         run(path, B)
 
 
@@ -196,7 +196,7 @@ def test_a_source_without_a_fingerprint_is_no_other_source_and_not_even_itself(r
     path, live = tmp_path / "s.safetensors", Prepared(1, 9)
     live.info = replace(live.info, fingerprint=None)
     run(path, live)
-    with pytest.raises(StateMismatch, match="its source is"):
+    with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
     assert run(path, live, append=True).steps == 10
 
