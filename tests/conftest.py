@@ -8,6 +8,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Of every process that a test starts; read when torch and numpy are loaded.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
@@ -23,6 +25,14 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers, for whole rooms only: each takes seconds to begin. None where one process must do what is asked."""
+    option = config.option
+    alone = option.benchmark_enable or option.usepdb or option.capture == "no"
+    files = all("::" in name or Path(name).is_file() for name in config.args)
+    return 0 if alone or files else min(2, os.cpu_count() or 1)
 
 
 @pytest.fixture(autouse=True)

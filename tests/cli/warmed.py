@@ -166,6 +166,7 @@ def _serve(jobs: socket.socket) -> dict[str, object]:
 
 def _main() -> None:
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
+    import zarr  # noqa: F401
 
     import protokv.backbones
     import protokv.checkpoint

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -166,9 +167,16 @@ def _main(model: str) -> None:
     import torch
 
     from protokv.backbones import load_backbone
+    from protokv.ingestion import ingest
+    from protokv.snapshot import FORMS
 
     torch.set_num_threads(1)
     backbone = load_backbone(model, device="cpu", dtype="float32")
+    # What is loaded when it is first needed is loaded before the first fork.
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in FORMS:
+            for _ in ingest(Prepared(0, 6), f"{folder}/a{suffix}", CONFIG, backbone=backbone):
+                pass
     for line in sys.stdin.buffer:
         child = os.fork()
         if child == 0:

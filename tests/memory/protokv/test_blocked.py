@@ -142,7 +142,7 @@ def test_how_much_is_done_at_once_changes_no_byte(rows: int, monkeypatch: pytest
     assert same(whole, state())
 
 
-@given(KINDS, st.sampled_from([41, 130]), st.lists(st.integers(1, 9), min_size=6, max_size=20), st.integers(0, 2**16))
+@given(KINDS, st.sampled_from([41, 130]), st.lists(st.integers(1, 9), min_size=4, max_size=12), st.integers(0, 2**16))
 def test_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
     kind: str, K: int, lengths: list[int], seed: int
 ) -> None:
@@ -163,15 +163,18 @@ def test_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("keys", "values", "bias"))
 
 
-@given(st.lists(st.integers(1, 30), min_size=3, max_size=30), st.integers(2, 90), st.integers(0, 2**16))
+@given(st.lists(st.integers(1, 19), min_size=2, max_size=9), st.integers(2, 90), st.integers(0, 2**16))
 def test_every_token_is_in_some_prototype_and_none_is_hidden(lengths: list[int], K: int, seed: int) -> None:
     shape = shape_of(heads=2)
     source, held = Source(shape, seed, "things"), Held(shape, K)
-    for index, T in enumerate(lengths):
+    seen = 0
+    # The first step leaves a third of the bank for the others to fill.
+    for index, T in enumerate([K - K // 3, *lengths]):
         held.rule.absorb_(source.step(T), [], index)
+        seen += T
         mass = held.bank.mass
-        assert (mass.sum(2) == sum(lengths[: index + 1])).all()
-        assert ((mass > 0).sum(2) == min(K, sum(lengths[: index + 1]))).all()
+        assert (mass.sum(2) == seen).all()
+        assert ((mass > 0).sum(2) == min(K, seen)).all()
 
 
 @pytest.mark.parametrize(

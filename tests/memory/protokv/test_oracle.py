@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.memory import build_memory
-from protokv.memory.base import StepKV
+from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive import Head, NaiveProtoKV
 from protokv.memory.protokv.policies import assignment, merging
@@ -189,12 +189,26 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
         torch.testing.assert_close(bias[h], shown, rtol=1e-6, atol=1e-6)
 
 
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"histograms": "joint"},
+    {"allocation": "variance", "pseudo_tokens": 4, "budget": 85},
+]
+
+
+@pytest.mark.parametrize(("variant", "components"), list(zip(VARIANTS, (3, 1, 3), strict=True)), ids=str)
+def test_a_long_stream_goes_through_everything_and_stays_equal(variant: dict[str, object], components: int) -> None:
+    goes_through_everything(variant, shape_of(layers=1, heads=3, size=12, components=components))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("components", [1, 3])
-@pytest.mark.parametrize(
-    "variant", [{}, {"histograms": "joint"}, {"allocation": "variance", "pseudo_tokens": 4, "budget": 85}], ids=str
-)
-def test_a_long_stream_goes_through_everything_and_stays_equal(components: int, variant: dict[str, object]) -> None:
-    shape = shape_of(layers=2, heads=3, size=12, components=components)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_long_stream_of_many_heads_stays_equal(variant: dict[str, object], components: int) -> None:
+    goes_through_everything(variant, shape_of(layers=2, heads=3, size=12, components=components))
+
+
+def goes_through_everything(variant: dict[str, object], shape: MemoryShape) -> None:
     config = small_config(**{"budget": 45, "idle_steps": 3, "warmup_residuals": 60} | variant)
     world = World(shape, seed=5)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
