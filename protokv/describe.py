@@ -6,8 +6,10 @@ no tables and no terminals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,30 +26,38 @@ from protokv.memory.state import TensorSpec
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
+from protokv.watched import sources_of
 
 
-def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> dict[str, Any]:
+def describe(
+    path: StatePath, *, at_s: float | None = None, digests: bool = True, values: bool = False
+) -> dict[str, Any]:
     """The whole document of a state.
 
     Args:
         path: where the state is.
+        at_s: take the newest commit that is not after this stream time, of those that are kept.
         digests: check that every byte is the one that was saved.
         values: check all that must hold in a state, and tell under `verified` what that was.
 
     Raises:
         StateError: the state is missing or damaged.
     """
-    state = snapshot.load(path, verify=digests)
+    state = snapshot.load(path, verify=digests, at_s=at_s)
     config, memory = _memory(state)
     verified = verify(state, config, memory) if values else None
-    clock, source = state.clock, state.source or {}
+    clock, sources = state.clock, sources_of(state)
+    source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
     parts = memory.nbytes()
     # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
+    exact, exact_from_s = _exact(state, memory)
     return {
         "state": str(path),
         "format_version": state.format_version,
         "created_by": state.created_by,
+        "written": _written(path) if at_s is None else None,
+        "digests": digests,
         "complete": state.complete,
         "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
         "memory": {
@@ -61,16 +71,20 @@ def describe(path: StatePath, *, digests: bool = True, values: bool = False) -> 
             "config": config.to_dict(),
         },
         "stream": {
-            "source": source.get("name"),
-            "decoder": source.get("decoder"),
-            "decoders": _counts(source.get("decoders")),
-            "damage": _damage(source),
+            "source": source["name"],
+            "decoder": source["decoder"],
+            "decoders": source["decoders"],
+            "sources": sources,
+            "damage": "; ".join(damage) or None,
             "duration_s": clock.stream_time_s,
+            "watched_s": source["end_s"],
             "commits_s": snapshot.moments(path),
             "steps": clock.steps,
             "fps": clock.fps,
             "tokens_seen": clock.tokens_seen,
             "tokens_kept": kept,
+            "tokens_exact": exact,
+            "exact_from_s": exact_from_s,
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": snapshot.stored_bytes(path)},
@@ -134,16 +148,21 @@ def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str
     }
 
 
-def _counts(record: object) -> dict[str, int]:
-    """How many frames each decoder gave; empty where a state says something else."""
-    pairs = record.items() if isinstance(record, dict) else ()
-    return {str(name): n for name, n in pairs if type(n) is int}
+def _exact(state: State, memory: Memory) -> tuple[int | None, float | None]:
+    """How many of the last tokens are kept as the model made them, and since when; None where that is not known."""
+    step = state.tensors.get("near.step")
+    if step is None:
+        return (None, None) if memory.bounded else (state.clock.tokens_seen, 0.0)
+    held = step[step >= 0]
+    return len(held), float(held.min()) * state.clock.step_seconds if len(held) else state.clock.stream_time_s
 
 
-def _damage(source: Mapping[str, Any]) -> str | None:
-    """What could not be read of the last source, a sentence; None where all of it could."""
-    record = source.get("damage")
-    return str(record.get("message")) if isinstance(record, dict) else None
+def _written(path: StatePath) -> str | None:
+    """When the state was last written, ISO 8601 with the local offset; None where the place does not tell."""
+    try:
+        return datetime.fromtimestamp(Path(path).stat().st_mtime).astimezone().isoformat(timespec="seconds")
+    except (OSError, ValueError):
+        return None
 
 
 def _legends(state: State) -> dict[str, TensorSpec]:

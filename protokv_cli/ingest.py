@@ -110,6 +110,11 @@ def ingest(
             memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
         )
         interval = parse_every(every)
+        if keep is not None and every is None:
+            out.warn(
+                "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
+                "a short run keeps none. Say how often, such as --every 30s"
+            )
         with stopping(out.warn) as stop, reporting(out, source) as report:
             events = ingest_source(
                 source,

@@ -9,7 +9,9 @@ import typer
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
+from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_duration
 from protokv_cli.printable import printable
 
 
@@ -33,11 +35,19 @@ def inspect(
             show_default="its bytes are checked",
         ),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option("--layers", help="The inner tables too: constants, bytes, bank and codebooks of every layer."),
+    ] = False,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
+    ] = None,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
+    quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show the stream, the memory, the bank of every layer and the codebooks of a state.
+    """Show what a state has watched, how much of it is kept, how big it is and whether it is whole.
 
     With a second state: how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal and 1
     if they differ. With -o: the same state in another form (.safetensors, .pt, .zarr) or place (s3://...).
@@ -45,13 +55,18 @@ def inspect(
     \b
     Examples:
       protokv inspect video.safetensors
+      protokv inspect video.safetensors --layers
+      protokv inspect video.safetensors --at 7:30
       protokv inspect video.safetensors --json | jq .bytes.total
+      watch protokv inspect video.safetensors --format table
       protokv inspect video.safetensors --verify
       protokv inspect video.safetensors -o video.zarr
       protokv inspect monday.safetensors tuesday.safetensors
     """
-    out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
+    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
+        if at is not None and (other is not None or output is not None):
+            raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if sum((other is not None, output is not None, verify is True)) > 1:
             raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
         from protokv.describe import convert, describe, differences
@@ -64,10 +79,13 @@ def inspect(
         if output is not None:
             _show(out, convert(state, output, digests=digests))
         else:
-            _show(out, describe(state, digests=digests, values=verify is True))
+            at_s = None if at is None else parse_duration(at)
+            document = describe(state, at_s=at_s, digests=digests, values=verify is True)
+            tell_commit(out, document["stream"]["duration_s"], at_s)
+            _show(out, document, layers=layers)
 
 
-def _show(out: Output, document: dict[str, Any]) -> None:
+def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:
     if out.format is Format.JSON:
         out.json(document)
     elif out.format is Format.PLAIN:
@@ -76,7 +94,7 @@ def _show(out: Output, document: dict[str, Any]) -> None:
     else:
         from protokv_cli.inspect_tables import tables
 
-        for table in tables(document):
+        for table in tables(document, layers=layers):
             out.table(table, "")
 
 

@@ -109,11 +109,17 @@ class _Bar:
 
 
 def _table(out: Output, summary: Summary) -> None:
-    from protokv_cli.tables import pairs
+    from protokv_cli.tables import count_text, pairs
 
     rows: dict[str, Any] = {
         "state": summary.state,
-        "stream": f"{time_text(summary.stream_time_s)}, {summary.steps} steps, {summary.tokens_seen} tokens seen",
+        "stream": ", ".join(
+            (
+                time_text(summary.watched_s),
+                count_text(summary.steps, "step"),
+                f"{count_text(summary.tokens_seen, 'token')} seen",
+            )
+        ),
         "bytes": f"{bytes_text(summary.state_bytes)} of state, {bytes_text(summary.file_bytes)} on disk",
         "took": f"{summary.elapsed_s:.1f} s",
     }

@@ -12,6 +12,7 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import uncollected
@@ -41,7 +42,7 @@ def query(
     at: Annotated[
         str | None,
         typer.Option(
-            "--at", metavar="TIME", help="Ask the newest kept commit not after this stream time, such as 12m."
+            "--at", metavar="TIME", help="Ask the newest kept commit not after this stream time, such as 12m or 7:30."
         ),
     ] = None,
     verify: Annotated[
@@ -79,6 +80,7 @@ def query(
         first = next(asked, None)
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
+        at_s = None if at is None else parse_duration(at)
         with uncollected():
             from protokv.checkpoint import load
             from protokv.generate import Decoding
@@ -90,9 +92,10 @@ def query(
                 model,
                 device=device,
                 device_map=device_map,
-                at_s=None if at is None else parse_duration(at),
+                at_s=at_s,
                 verify=verify,
             )
+        tell_commit(out, session.clock.stream_time_s, at_s)
         n, right, unknown = 0, 0, _UnknownWords(out, session)
         alone = len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):

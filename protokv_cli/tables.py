@@ -29,6 +29,11 @@ def time_text(seconds: float) -> str:
     return f"{text}.{tenth}" if tenth else text
 
 
+def count_text(n: int, what: str) -> str:
+    """`1 step`, `12,000 steps`."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     """A table of names and values without rules."""
     from rich.table import Table

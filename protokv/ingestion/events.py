@@ -50,6 +50,8 @@ class Summary:
     """How the run ended.
 
     Attributes:
+        stream_time_s: at the end of the last step.
+        watched_s: at the end of the source, which may be within that step; the same where it was not reached.
         complete: the source was read to its end.
         grows: the file is longer by now than when it was opened, so that its end is not the end; the same run again
             goes on.
@@ -60,6 +62,7 @@ class Summary:
     state: str
     steps: int
     stream_time_s: float
+    watched_s: float
     tokens_seen: int
     state_bytes: int
     file_bytes: int

@@ -30,6 +30,7 @@ from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target, sto
 from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Committed, Writer
 from protokv.video import Damage, Decoder, Source, open_source, read_steps
+from protokv.watched import end_of
 
 
 def ingest(
@@ -313,6 +314,7 @@ class _Run:
             state=str(self._writer.path),
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
+            watched_s=self._watched_s(),
             tokens_seen=clock.tokens_seen,
             state_bytes=self._state_bytes(),
             # Not asked of the disk where it was just written: it may have been moved away since.
@@ -323,6 +325,12 @@ class _Run:
             damaged=not self._damage.ok,
             damage=self._damage.message,
         )
+
+    def _watched_s(self) -> float:
+        reached_s = self._session.clock.stream_time_s
+        if not self._complete:
+            return reached_s
+        return end_of(reached_s, self._segment.start_s, self._source.info.duration_s, self._session.clock)
 
     def _state_bytes(self) -> int:
         return sum(self._session.memory.nbytes().values())

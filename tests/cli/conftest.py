@@ -20,13 +20,13 @@ from tests.cli.warmed import Warmed, WarmedProgram
 from tests.mock_backbone import MockBackbone
 
 
-def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Path:
+def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frames: int | None = None) -> Path:
     """Coloured noise blocks that change every second, so that every step is another one."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=rate)
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
         stream.time_base = Fraction(1, rate)
-        for i in range(seconds * rate):
+        for i in range(frames or seconds * rate):
             rng = np.random.default_rng([seed, i // rate])
             blocks = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)
             frame = av.VideoFrame.from_ndarray(blocks.repeat(16, 0).repeat(16, 1), format="rgb24")

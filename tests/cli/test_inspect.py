@@ -10,7 +10,7 @@ import pytest
 
 from protokv import snapshot
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, write_video
 
 
 @pytest.fixture
@@ -42,10 +42,75 @@ def test_it_needs_no_model(protokv: Program, state: Path) -> None:
     assert protokv("inspect", state).code == 0
 
 
-def test_the_tables_show_stream_memory_bank_and_codebooks(protokv: Program, state: Path) -> None:
+def test_it_leads_with_what_a_person_asks_and_shows_the_layers_when_asked_to(protokv: Program, state: Path) -> None:
+    protokv.environment["COLUMNS"] = "200"
     text = protokv("inspect", state, "--format", "table").out
-    for word in ("stream", "memory", "bytes", "bank", "codebooks", "clip.mp4", "compression", "slots in use"):
-        assert word in text
+    rows = dict(line.strip().split(maxsplit=1) for line in text.splitlines() if line)
+    assert list(rows) == ["watched", "whole", "written", "kept", "size", "memory", "model"]
+    assert rows["watched"].startswith("clip.mp4 (pyav), 0:12, to its end")
+    assert rows["whole"].startswith("yes: every byte")
+    assert rows["kept"].startswith("72 tokens: the last 6 exactly (from 0:11), older ones as 2 prototypes")
+    assert "24 tokens" in rows["memory"]
+    inner = protokv("inspect", state, "--format", "table", "--layers").out
+    assert inner.startswith(text)
+    for word in ("stream", "memory", "bytes", "bank", "codebooks", "compression", "prototypes"):
+        assert word in inner[len(text) :]
+
+
+def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, video: Path, tmp_path: Path) -> None:
+    cut = write_video(tmp_path / "cut.mkv", 12)
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 2 // 3])
+    (protokv.folder / "more").mkdir()
+    last = write_video(protokv.folder / "more" / "last [x].mp4", 4)
+    for source in (video, cut, last):
+        result = protokv("ingest", source, "--budget", "24", "--append", "-o", "s.safetensors", "--json")
+        if source == cut:
+            # What is behind a damaged source can be watched when that is taken as it is.
+            assert result.code == Exit.PARTIAL
+            state = snapshot.load("s.safetensors")
+            snapshot.save(replace(state, complete=True), "s.safetensors")
+    stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
+    names = [one["name"] for one in stream["sources"]]
+    assert names == ["clip.mp4", "cut.mkv", "last [x].mp4"]
+    times = [(one["start_s"], one["end_s"]) for one in stream["sources"]]
+    assert [end for _, end in times[:-1]] == [start for start, _ in times[1:]]
+    assert [one["damage"] is not None for one in stream["sources"]] == [False, True, False]
+    assert stream["damage"] == stream["sources"][1]["damage"]["message"]
+    text = protokv("inspect", "s.safetensors", "--format", "table").out
+    for said in (*names, "3 sources", "damaged: ", "frames lost"):
+        assert said in text
+
+
+def test_a_clip_that_ends_within_a_step_is_as_long_as_it_says(protokv: Program, mocked: None, tmp_path: Path) -> None:
+    # 33 frames at 8 a second: the sample at 4.0 s begins a fifth step.
+    clip = write_video(tmp_path / "four.mp4", 4, frames=33)
+    result = protokv("ingest", clip, "--budget", "24", "--format", "table")
+    assert "0:04.1, 5 steps" in result.out
+    stream = protokv("inspect", "four.safetensors", "--json").rows()[0]["stream"]
+    assert (stream["duration_s"], stream["watched_s"]) == (5.0, 4.125)
+    assert "four.mp4 (pyav), 0:04.1, to its end" in protokv("inspect", "four.safetensors", "--format", "table").out
+
+
+def test_the_state_of_an_earlier_time_is_shown_and_its_time_said(protokv: Program, mocked: None, video: Path) -> None:
+    arguments = ("--budget", "24", "--every", "3s", "--keep", "3", "--json")
+    assert protokv("ingest", video, *arguments).code == 0
+    for asked in ("7.9", "0:07", "0.12m"):
+        result = protokv("inspect", "clip.safetensors", "--at", asked, "--json")
+        assert result.rows()[0]["stream"]["duration_s"] == 6.0
+        assert "as of 0:06, the last commit that is kept before 0:07" in result.err
+    for command in ("inspect", "query"):
+        result = protokv(command, "clip.safetensors", *["who ?"] * (command == "query"), "--at", "8", "-q", "--json")
+        assert (result.code, result.err) == (0, "")
+        result = protokv(command, "clip.safetensors", *["who ?"] * (command == "query"), "--at", "8", "--json")
+        assert result.err == "as of 0:06, the last commit that is kept before 0:08\n"
+    assert protokv("inspect", "clip.safetensors", "--at", "0:09").err == ""
+    refused = protokv("inspect", "clip.safetensors", "clip.safetensors", "--at", "0:09")
+    assert refused.code == Exit.USAGE
+
+
+def test_keeping_commits_without_saying_when_is_warned_of(protokv: Program, mocked: None, video: Path) -> None:
+    assert "--every 30s" in protokv("ingest", video, "--budget", "24", "--keep", "3").err.splitlines()[0]
+    assert "Warning" not in protokv("ingest", video, "--budget", "24", "--keep", "3", "--every", "5s").err
 
 
 def test_plain_lines_can_be_cut(protokv: Program, state: Path) -> None:
@@ -95,7 +160,7 @@ def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, 
     assert (found["header"], found["tensors"]) == ([], [])
     (document,) = protokv("inspect", other, "--json").rows()
     (original,) = protokv("inspect", state, "--json").rows()
-    same = ("backbone", "memory", "stream", "layers", "complete", "created_by")
+    same = ("backbone", "memory", "stream", "layers", "complete", "created_by", "digests")
     assert all(document[key] == original[key] for key in same)
 
 

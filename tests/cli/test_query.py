@@ -93,7 +93,7 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, video: Path) -> 
     def at(time: str) -> Result:
         return protokv("query", "clip.safetensors", "what is first ?", "--at", time)
 
-    for asked, answered in [("6s", 6.0), ("8.9", 6.0), ("9s", 9.0), ("0.2m", 12.0), ("1h", 12.0)]:
+    for asked, answered in [("6s", 6.0), ("8.9", 6.0), ("9s", 9.0), ("0.2m", 12.0), ("1h", 12.0), ("0:09", 9.0)]:
         row = at(asked).rows()[0]
         assert row["stream_time_s"] == answered
         assert row["state"] == "clip.safetensors"
