@@ -10,9 +10,10 @@ import typer
 
 from protokv.config import DEFAULT
 from protokv.errors import ConfigError
-from protokv_cli import options
+from protokv_cli import fleet_options, options
 from protokv_cli.completion import values
 from protokv_cli.exits import Exit
+from protokv_cli.fleet import FleetOptions, ingest_fleet
 from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_every
@@ -24,10 +25,18 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Video file.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Video file; or several, a folder, a glob: one state a video."),
+    ] = None,
     state: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="STATE", help="State to write; SOURCE's name .safetensors, here."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="STATE",
+            help="State to write, or a folder for several; SOURCE's name .safetensors, here.",
+        ),
     ] = None,
     model: options.Model = None,
     memory: options.Memory = DEFAULT,
@@ -74,6 +83,12 @@ def ingest(
         typer.Option("--resume", help="Insist that STATE exists and continues; without it, that is tried."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")] = False,
+    listing: fleet_options.Listing = None,
+    workers: fleet_options.Workers = None,
+    devices: fleet_options.Devices = None,
+    dry_run: fleet_options.DryRun = False,
+    max_failures: fleet_options.MaxFailures = None,
+    failures: fleet_options.Failures = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -89,6 +104,10 @@ def ingest(
     The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
     Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
 
+    Of several videos each has a state of its own, named after the video, and each worker loads the model once. The
+    same command again does what is missing or changed. What fails is listed at the end and in failures.jsonl, and
+    ends in exit code 3.
+
     \b
     Examples:
       protokv ingest video.mp4
@@ -97,11 +116,14 @@ def ingest(
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest video.mp4 --budget 512 --every 30s --json
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
+      protokv ingest videos/ -o states/ --workers 4
+      protokv ingest --from list.txt -o states/ --dry-run
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug, outlives_stdout=True)
     with out.errors():
         if append and state is None:
             raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
+        from protokv.fleet import Model, Recipe
         from protokv.ingestion import Started, Summary
         from protokv.ingestion import ingest as ingest_source
         from protokv_cli.progress import reporting
@@ -115,6 +137,36 @@ def ingest(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
                 "a short run keeps none. Say how often, such as --every 30s"
             )
+        fleet = FleetOptions(
+            sources=sources or [],
+            output=state,
+            listing=listing,
+            workers=workers,
+            devices=devices or (None if device == "auto" else device),
+            dry_run=dry_run,
+            max_failures=max_failures,
+            failures=failures,
+        )
+        if fleet.wanted:
+            if append or resume:
+                raise ConfigError(
+                    "--append and --resume are for one video", hint="a fleet continues what it finds by itself"
+                )
+            model_of_all = Model(name=model, dtype=dtype, device_map=device_map, quantization=quantization)
+            recipe = Recipe(
+                place=fleet.place,
+                model=model_of_all,
+                config=config,
+                fps=fps,
+                every=interval,
+                keep=keep,
+                decoder=cast("Decoder", decoder),
+                max_frame_pixels=max_frame_pixels,
+                force=force,
+            )
+            ingest_fleet(out, fleet, recipe)
+            return
+        (source,) = fleet.sources
         with stopping(out.warn) as stop, reporting(out, source) as report:
             events = ingest_source(
                 source,

@@ -6,18 +6,21 @@ files, `failure` words the errors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protokv.errors import ModelError
 from protokv.mini import weights_folder
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.backbones.placement import PlacementRequest
+    from protokv.backbones.placement import Placement
+    from protokv.records import BackboneIdentity
 
-__all__ = ["EMBEDDED", "FAMILIES", "load_backbone"]
+__all__ = ["EMBEDDED", "FAMILIES", "identify_backbone", "load_backbone"]
 
 EMBEDDED = "protokv/mini"
 
@@ -57,10 +60,36 @@ def load_backbone(
             that is needed is not installed, or it does not fit into memory.
         ConfigError: the device, dtype, device map or quantisation does not exist here, or two of them contradict.
     """
+    with _resolved(name, folder, device, dtype, device_map, quantization) as (family, path, config, placement):
+        return family.load(path, name, config, placement)
+
+
+def identify_backbone(
+    name: str = EMBEDDED,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+    quantization: str | None = None,
+    folder: Path | None = None,
+) -> BackboneIdentity:
+    """The identity of the model that `load_backbone` gives, from its small files and a sample of its weights.
+
+    Arguments and errors are those of `load_backbone`.
+    """
+    with _resolved(name, folder, device, dtype, device_map, quantization) as (family, path, config, placement):
+        return family.identify(path, name, config, placement)
+
+
+@contextmanager
+def _resolved(
+    name: str, folder: Path | None, device: str, dtype: str, device_map: str | None, quantization: str | None
+) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
+    """Class, path, config and placement of a model; errors inside the block are those of the model."""
     import torch
 
     from protokv.backbones.identity import find_file, read_json
-    from protokv.backbones.placement import PlacementRequest
+    from protokv.backbones.placement import Placement, PlacementRequest
 
     request = PlacementRequest.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
     if name == EMBEDDED and request.device.type == "cpu":
@@ -72,7 +101,15 @@ def load_backbone(
     if looks_local and not Path(path).is_dir():
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
     if name == EMBEDDED and request.device_map is None and request.quantization is None:
-        return _load_embedded(path, request)
+        # Without transformers, which takes longer to import than an answer takes.
+        from protokv.backbones.embedded import Embedded
+
+        config = read_json(path, "config.json")
+        kind = request.dtype
+        if kind == "auto":
+            kind = "float32" if request.device.type == "cpu" else config["dtype"]
+        yield Embedded, path, config, Placement(getattr(torch, kind), request.device)
+        return
     from protokv.backbones.failure import translate_errors
 
     with translate_errors(name):
@@ -86,23 +123,7 @@ def load_backbone(
             check_family(read_json(path, "config.json").get("model_type"))
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         module, cls = FAMILIES[config.model_type]
-        family: type[Backbone] = getattr(import_module(module), cls)
-        return family.load(path, name, config, request.placement(config))
-
-
-def _load_embedded(path: str, request: PlacementRequest) -> Backbone:
-    """The embedded model, without transformers, which takes longer to import than an answer takes."""
-    import torch
-
-    from protokv.backbones.embedded import Embedded
-    from protokv.backbones.identity import read_json
-    from protokv.backbones.placement import Placement
-
-    config = read_json(path, "config.json")
-    kind = request.dtype
-    if kind == "auto":
-        kind = "float32" if request.device.type == "cpu" else config["dtype"]
-    return Embedded.load(path, EMBEDDED, config, Placement(getattr(torch, kind), request.device))
+        yield getattr(import_module(module), cls), path, config, request.placement(config)
 
 
 def check_family(kind: object) -> None:

@@ -104,6 +104,13 @@ class Backbone(ABC):
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Backbone:
         """Load from a local folder or a hub name, whose transformers config has been read already."""
 
+    @classmethod
+    def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
+        """The identity that `load` would give it, without its weights in memory."""
+        from protokv.backbones.loading import identify
+
+        return identify(path, name, config, placement)
+
     @property
     @abstractmethod
     def prefix_ids(self) -> list[int]:

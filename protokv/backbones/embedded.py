@@ -77,19 +77,24 @@ class Embedded(Backbone):
         """Load the folder of the embedded model, whose config is the plain `config.json`."""
         folder = Path(path)
         weights = load_file(folder / "model.safetensors")
-        identity = BackboneIdentity(
-            name=name,
-            family=config["model_type"],
-            config_hash=json.loads((folder / IDENTITY).read_text(encoding="utf-8"))["config_hash"],
-            weights_digest=digest_weights(path),
-            dtype=placement.dtype_name,
-        )
+        identity = cls.identify(path, name, config, placement)
         return cls(
             config,
             {key: tensor.to(placement.device, placement.dtype) for key, tensor in weights.items()},
             Tokenizer.from_file(str(folder / "tokenizer.json")),
             PixelConfig.from_files(read_json(path, "preprocessor_config.json")),
             identity,
+        )
+
+    @classmethod
+    def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
+        """The identity of the folder of the embedded model."""
+        return BackboneIdentity(
+            name=name,
+            family=config["model_type"],
+            config_hash=json.loads((Path(path) / IDENTITY).read_text(encoding="utf-8"))["config_hash"],
+            weights_digest=digest_weights(path),
+            dtype=placement.dtype_name,
         )
 
     @property

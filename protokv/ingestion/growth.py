@@ -32,11 +32,8 @@ class Growth:
 
     def has_grown_from(self, record: Mapping[str, Any]) -> bool:
         """Whether the file is what a state has on record, and more behind it."""
-        known = _latest(record)
-        size, now = known.get("size_bytes"), self._info["size_bytes"]
-        if self._path is None or type(size) is not int or type(now) is not int or not 0 < size < now:
-            return False
-        return fingerprint(self._path, size) == known.get("fingerprint")
+        now = self._info["size_bytes"]
+        return self._path is not None and type(now) is int and has_grown_from(self._path, now, record)
 
     def grows(self) -> bool:
         """Whether there is more of the file by now than when it was opened."""
@@ -51,6 +48,13 @@ class Growth:
             return dict(self._info)
         first = {name: before.get(name) for name in self._info}
         return {**first, "grown": dict(self._info)}
+
+
+def has_grown_from(path: Path, now: int, record: Mapping[str, Any]) -> bool:
+    """Whether a file of `now` bytes is what a state has on record, and more behind it."""
+    known = _latest(record)
+    size = known.get("size_bytes")
+    return type(size) is int and 0 < size < now and fingerprint(path, size) == known.get("fingerprint")
 
 
 def fingerprint_of(record: Mapping[str, Any]) -> object:

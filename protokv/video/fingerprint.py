@@ -31,3 +31,22 @@ def fingerprint(path: Path, size: int | None = None) -> str:
             file.seek((size - PIECE) * i // (PIECES - 1))
             digest.update(file.read(PIECE))
     return digest.hexdigest()
+
+
+def fingerprint_of(source: str) -> str | None:
+    """The fingerprint that `open_source` would give a source, without opening it; None of one that has none.
+
+    Raises:
+        SourceError: it is not there, or cannot be read.
+    """
+    from protokv.object_store import fingerprint as of_object
+    from protokv.object_store import is_object
+    from protokv.video.file import check_is_file
+    from protokv.video.registry import kind_of
+
+    if is_object(source):
+        return of_object(source)
+    if kind_of(source) != "file":
+        return None
+    check_is_file(Path(source))
+    return fingerprint(Path(source))

@@ -1,0 +1,137 @@
+"""Workers on this machine: each a process of its own, in an executor of its own, so that one that dies is replaced.
+
+A `ProcessPoolExecutor` of several processes is broken as a whole by the death of one. Of one process each, only the
+task that it had is lost, nothing is shared between workers that a killed one could hold, and a worker keeps its
+device. A worker whose coordinator dies commits and ends.
+https://docs.python.org/3/library/concurrent.futures.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_bool
+from pathlib import Path
+from typing import Any
+
+from protokv.fleet.recipe import Recipe
+from protokv.fleet.run import WorkerDied
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class LocalPool:
+    """`n` workers on this machine, on the devices in turn; a context manager that ends them."""
+
+    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
+        """Nothing is started yet.
+
+        Args:
+            recipe: what is the same for all videos.
+            n: processes.
+            devices: as `load_backbone` names them.
+        """
+        self.size = n
+        self._recipe, self._devices = recipe, devices
+        # A byte of shared memory without a lock: a worker may be killed at any instant.
+        self._stopped = _SPAWN.RawValue(c_bool, False)
+        self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
+
+    def open(self, index: int) -> LocalSlot:
+        """The worker of a number; its process starts with the first call."""
+        device = self._devices[index % len(self._devices)]
+        return LocalSlot((self._recipe, device, self._stopped, self._scratch.name))
+
+    def stop(self) -> None:
+        """Let every worker commit and return after its step."""
+        self._stopped.value = True
+
+    def close(self) -> None:
+        """Remove what workers have left behind."""
+        self._scratch.cleanup()
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalSlot:
+    """One process, started anew when it died."""
+
+    def __init__(self, settings: tuple[Any, ...]) -> None:
+        """Args: `settings` of `_begin`."""
+        self._settings = settings
+        self._executor: ProcessPoolExecutor | None = None
+
+    def call(self, verb: str, *args: Any) -> Any:
+        """What a method of the worker returns or raises. WorkerDied."""
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
+        try:
+            with _signals_blocked():
+                future = self._executor.submit(_serve, verb, args)
+            return future.result()
+        except BrokenProcessPool as error:
+            self.close()
+            raise WorkerDied("its process was killed or crashed (memory ran out, or a library fell)") from error
+
+    def close(self) -> None:
+        """End the process once it is idle."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """What is started here inherits the mask: Ctrl-C in a terminal is for the coordinator, from the first instant."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Process:
+    """What the process of a worker holds."""
+
+    worker: Any
+    busy = threading.Lock()
+
+
+def _begin(recipe: Recipe, device: str, stopped: Any, scratch: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where a video from an object store is put; a process that is killed leaves it for the coordinator to remove.
+    tempfile.tempdir = str(Path(scratch))
+    orphaned = threading.Event()
+    from protokv.fleet.worker import Worker
+
+    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set())
+    threading.Thread(target=_end_with_parent, args=(orphaned,), daemon=True).start()
+
+
+def _end_with_parent(orphaned: threading.Event) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    orphaned.set()
+    # The video in work is committed first.
+    with _Process.busy:
+        os._exit(1)
+
+
+def _serve(verb: str, args: tuple[Any, ...]) -> Any:
+    with _Process.busy:
+        return getattr(_Process.worker, verb)(*args)

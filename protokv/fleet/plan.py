@@ -1,0 +1,157 @@
+"""Which videos a fleet ingests, and the key that names the state of each.
+
+A source may be a file, a folder, a glob, an object or a prefix in an object store, or whatever else `open_source`
+takes; a manifest lists such sources, one a line. The key of a file is its stem, of a file below a folder or a glob its
+path from there without the suffix. Nothing is opened here, and whether a single video exists is not asked: that is
+found out, and reported, when its turn comes. What is planned is held in memory, two short texts a video.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from protokv.errors import ConfigError, SourceNotFound
+from protokv.object_store import is_object, list_objects
+
+# fmt: off
+SUFFIXES = frozenset((
+    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv",
+    ".ts", ".vob", ".webm", ".wmv", ".y4m",
+))
+# fmt: on
+"""What a file is called that a folder is searched for; a file that is named itself may be called anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One video: what `open_source` takes, and the key of its state, a relative path with `/`."""
+
+    source: str
+    key: str
+
+
+def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
+    """Every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
+
+    Args:
+        sources: files, folders, globs, addresses.
+        listed: jobs that a manifest names itself, behind the others.
+
+    Raises:
+        ConfigError: two videos have one key; both are named.
+        SourceNotFound: a folder, glob or prefix holds no video.
+    """
+    jobs: dict[str, Job] = {}
+    for job in (*(job for source in sources for job in _expand(source)), *listed):
+        other = jobs.setdefault(job.key, job)
+        if other.source != job.source:
+            raise ConfigError(
+                f"{other.source} and {job.source} would both have the state {job.key}",
+                hint='rename one, ingest them into two folders, or give each a key: {"source": "...", "key": "..."}, '
+                "one a line, in a file for --from",
+            )
+    return list(jobs.values())
+
+
+def read_manifest(lines: Iterable[str], name: str) -> Iterator[Job]:
+    """Jobs from lines that are a source, or a JSON object with `source` and, if it likes, `key`.
+
+    A source that is a folder, a glob or a prefix stands for what it holds; with a key, for one video. Empty lines are
+    skipped. Relative paths begin in the current folder.
+
+    Raises:
+        ConfigError: a line is neither, or its key is no relative path; the line is named.
+    """
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text:
+            continue
+        source, key = _parse(text, f"line {number} of {name}")
+        if key is None:
+            yield from _expand(source)
+        else:
+            yield Job(source, key)
+
+
+def several(source: str) -> bool:
+    """Whether a source stands for videos below it, and not for one."""
+    if is_object(source):
+        return source.endswith("/") or glob.has_magic(source)
+    return Path(source).is_dir() or (glob.has_magic(source) and not os.path.lexists(source))
+
+
+def _expand(source: str) -> Iterator[Job]:
+    if not several(source):
+        # Of an address, what stands behind its last slash.
+        yield Job(source, _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video")
+        return
+    if is_object(source):
+        found: Iterable[tuple[str, str]] = list_objects(source)
+    elif Path(source).is_dir():
+        found = _below(Path(source))
+    else:
+        found = _matching(source)
+    videos = [(name, path) for name, path in found if _is_video(name)]
+    if not videos:
+        raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
+    for name, path in sorted(videos):
+        yield Job(path, _without_suffix(name))
+
+
+def _below(folder: Path) -> Iterator[tuple[str, str]]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = Path(where, name)
+            yield path.relative_to(folder).as_posix(), str(path)
+
+
+def _matching(pattern: str) -> Iterator[tuple[str, str]]:
+    fixed = Path(*_fixed_parts(pattern))
+    for found in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - absolute ones too
+        path = Path(found)
+        if path.is_file():
+            yield path.relative_to(fixed).as_posix(), found
+
+
+def _fixed_parts(pattern: str) -> Iterator[str]:
+    """The folders in front of the first wildcard."""
+    for part in Path(pattern).parts[:-1]:
+        if glob.has_magic(part):
+            return
+        yield part
+
+
+def _is_video(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+
+
+def _without_suffix(name: str) -> str:
+    path = PurePosixPath(name)
+    return str(path.with_suffix("")) if path.suffix.lower() in SUFFIXES else str(path)
+
+
+def _parse(text: str, where: str) -> tuple[str, str | None]:
+    if not text.startswith("{"):
+        return text, None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is no JSON object: {error}", hint='write {"source": "..."}, or the path') from error
+    source, key = row.get("source"), row.get("key")
+    if not isinstance(source, str) or not isinstance(key, str | None):
+        raise ConfigError(f"{where}: source and key must be text", hint='write {"source": "...", "key": "..."}')
+    if key is not None and not _is_key(key):
+        raise ConfigError(
+            f"{where}: the key {key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
+        )
+    return source, key
+
+
+def _is_key(key: str) -> bool:
+    return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in key.split("/"))

@@ -1,0 +1,218 @@
+"""A fleet at work: videos are handed to workers as these become free, and every video ends in one `Outcome`.
+
+A thread per worker waits for it, so that the workers of a pool may be processes of this machine, actors of a cluster or
+stubs alike. A worker that dies is replaced; its video is tried once more, and then it is a failure like others. What
+is wrong for all videos (no such model, a worker that dies while it loads the model) ends the fleet. Which worker
+takes which video decides nothing: a state depends on its video and the recipe alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+
+from protokv.errors import ModelError, ProtoKVError
+from protokv.fleet.outcome import Failure, Looked, Outcome, Verdict
+from protokv.fleet.places import target_of
+from protokv.fleet.plan import Job
+
+ATTEMPTS = 2
+"""How often a video is begun that takes its worker with it."""
+
+ASK_S = 0.2
+"""How often the coordinator asks whether to stop."""
+
+
+class WorkerDied(Exception):
+    """The worker is gone, and with it what it was asked; the message says why."""
+
+    def __init__(self, message: str, *, innocent: bool = False) -> None:
+        """Args: `innocent`: nothing that the worker did is the reason, such as a machine that was taken away."""
+        super().__init__(message)
+        self.innocent = innocent
+
+
+class Slot(Protocol):
+    """A place for one worker (`protokv.fleet.worker`)."""
+
+    def call(self, verb: str, *args: Any) -> Any:
+        """Call a method of the worker and wait for it; a worker is started where there is none.
+
+        Raises:
+            WorkerDied: the next call starts another one.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the worker."""
+        ...
+
+
+class Pool(Protocol):
+    """So many workers."""
+
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        ...
+
+    def open(self, index: int) -> Slot:
+        """The slot of a number below `size`."""
+        ...
+
+    def stop(self) -> None:
+        """Let every worker commit and return after its step."""
+        ...
+
+
+def run_fleet(
+    jobs: Iterable[Job],
+    pool: Pool,
+    place: str,
+    *,
+    max_failures: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Generator[Outcome, None, None]:
+    """Bring every video to its state; one outcome per video, in the order in which they end.
+
+    Args:
+        jobs: what to do; taken one by one as workers become free.
+        pool: who does it; every worker that was started is ended.
+        place: where states go, for the outcomes of videos that no worker could say anything of.
+        max_failures: after so many videos that failed no other is begun.
+        should_stop: asked five times a second; once it says yes, videos in work are committed and no other is begun.
+
+    Raises:
+        ModelError, ConfigError: the model cannot be loaded; the videos in work elsewhere are committed first.
+    """
+    yield from _Run(jobs, pool, place, max_failures, should_stop).outcomes(_Run.ingest)
+
+
+def look_fleet(jobs: Iterable[Job], pool: Pool, place: str) -> Generator[Looked, None, None]:
+    """What `run_fleet` would do, without doing it. Raises as it does, where the model cannot be identified."""
+    yield from _Run(jobs, pool, place, None, lambda: False).outcomes(_Run.look)
+
+
+class _Run:
+    """Jobs on one side, events on the other, and threads between them."""
+
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        pool: Pool,
+        place: str,
+        max_failures: int | None,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._jobs, self._pool, self._place = iter(jobs), pool, place
+        self._max_failures, self._should_stop = max_failures, should_stop
+        self._taking = threading.Lock()
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._fatal: BaseException | None = None
+
+    def outcomes(self, act: Callable[[_Run, Slot, Job], Any]) -> Iterator[Any]:
+        """What `act` returns for each job."""
+        failed, asked = 0, False
+        with ThreadPoolExecutor(self._pool.size, "fleet") as threads:
+            running = [threads.submit(self._serve, i, act) for i in range(self._pool.size)]
+            try:
+                while True:
+                    ended = all(one.done() for one in running)
+                    try:
+                        event = self._events.get(timeout=0 if ended else ASK_S)
+                    except queue.Empty:
+                        if ended:
+                            break
+                        event = None
+                    if event is not None:
+                        yield event
+                        failed += event.status == "failed"
+                        if self._max_failures is not None and failed >= self._max_failures:
+                            self._over.set()
+                    if not asked and (asked := self._should_stop()):
+                        self._stop()
+            finally:
+                self._stop()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def ingest(self, slot: Slot, job: Job) -> Outcome:
+        """Look, load, watch; once more where the worker dies."""
+        attempt = 1
+        while True:
+            try:
+                return replace(self._once(slot, job), attempts=attempt)
+            except WorkerDied as death:
+                state = target_of(self._place, job.key)
+                if self._over.is_set():
+                    return Outcome(job, state, "stopped", attempts=attempt)
+                if attempt == ATTEMPTS and not death.innocent:
+                    failure = Failure("WorkerDied", f"{death}, {attempt} times", _DIED)
+                    return Outcome(job, state, "failed", attempts=attempt, failure=failure)
+                attempt += not death.innocent
+
+    def look(self, slot: Slot, job: Job) -> Looked:
+        """Look only."""
+        state = target_of(self._place, job.key)
+        try:
+            found = slot.call("look", job)
+        except WorkerDied as death:
+            found = Failure("WorkerDied", str(death), _DIED)
+        return Looked(job, state, *((None, found) if isinstance(found, Failure) else (found,)))
+
+    def _once(self, slot: Slot, job: Job) -> Outcome:
+        state, found = target_of(self._place, job.key), slot.call("look", job)
+        if isinstance(found, Failure):
+            return Outcome(job, state, "failed", failure=found)
+        verdict: Verdict = found
+        if verdict.standing == "done":
+            failure = Failure("Damaged", verdict.damage) if verdict.damage else None
+            return Outcome(
+                job,
+                state,
+                "done",
+                "done",
+                steps=verdict.steps,
+                stream_time_s=verdict.stream_time_s,
+                file_bytes=verdict.file_bytes,
+                failure=failure,
+            )
+        try:
+            slot.call("load")
+        except WorkerDied as death:
+            if death.innocent or self._over.is_set():
+                raise
+            raise ModelError(
+                f"a worker died while it loaded the model: {death}",
+                hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
+            ) from death
+        outcome: Outcome = slot.call("watch", job, verdict)
+        return outcome
+
+    def _serve(self, index: int, act: Callable[[_Run, Slot, Job], Any]) -> None:
+        slot = self._pool.open(index)
+        try:
+            while (job := self._next()) is not None:
+                self._events.put(act(self, slot, job))
+        except BaseException as error:
+            if self._fatal is None or not isinstance(self._fatal, ProtoKVError):
+                self._fatal = error
+            self._stop()
+        finally:
+            slot.close()
+
+    def _next(self) -> Job | None:
+        with self._taking:
+            return None if self._over.is_set() else next(self._jobs, None)
+
+    def _stop(self) -> None:
+        self._over.set()
+        self._pool.stop()
+
+
+_DIED = "try it alone, with --debug; if memory ran out, use fewer --workers"

@@ -1,0 +1,145 @@
+"""Objects at `s3://`, `gs://` and `az://` addresses: listing, telling apart by content, fetching.
+
+Credentials and endpoint come from the environment, as for states (`protokv.snapshot.formats.repository`). Needs the
+extra `object-store`, which is imported when a store is first asked. Knows nothing of videos and states.
+https://developmentseed.org/obstore
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore, S3Config
+
+SCHEMES = ("s3", "gs", "az")
+
+_ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
+
+CHUNK = 8 << 20
+
+
+def is_object(address: str | os.PathLike[str]) -> bool:
+    """Whether an address is one of an object store."""
+    return os.fspath(address).partition("://")[0] in SCHEMES
+
+
+def store_of(address: str) -> tuple[ObjectStore, str]:
+    """The store of an address, and the rest of the address: a key, a prefix or a pattern.
+
+    Raises:
+        SourceUnreadable: there is no bucket in it, or the extra is not installed.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
+    try:
+        from obstore.store import AzureStore, GCSStore, S3Store
+    except ImportError as error:
+        raise SourceUnreadable(
+            f"{address} is in an object store, and {error.name} is not installed",
+            hint="pip install 'protokv[object-store]'",
+        ) from error
+    scheme, bucket, rest = match.groups()
+    if scheme == "gs":
+        return GCSStore(bucket), rest
+    if scheme == "az":
+        return AzureStore(bucket), rest
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ("us-east-1" if endpoint else None)
+    config: S3Config = {"virtual_hosted_style_request": endpoint is None}
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    if region is not None:
+        config["region"] = region
+    # An address that begins with http:// was given on purpose.
+    return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
+
+
+def list_objects(address: str) -> Iterator[tuple[str, str]]:
+    """Name behind the fixed part, and address, of every object below a prefix or matching a pattern.
+
+    Args:
+        address: ends in `/`, or has `*`, `?` or `[...]` in it, which match slashes too.
+
+    Raises:
+        SourceError: the store cannot be asked.
+    """
+    store, rest = store_of(address)
+    wild = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
+    fixed = rest[: rest.rfind("/", 0, wild) + 1]
+    root = address[: len(address) - len(rest)]
+    with explained(address):
+        for batch in store.list(fixed.rstrip("/") or None):
+            for one in batch:
+                path = one["path"]
+                if rest == fixed or fnmatch.fnmatchcase(path, rest):
+                    yield path[len(fixed) :], root + path
+
+
+def list_folders(address: str, suffix: str) -> Iterator[str]:
+    """Addresses of the outermost "folders" below a prefix whose name ends in a suffix, one request per folder passed.
+
+    Raises:
+        SourceError: the store cannot be asked.
+    """
+    store, rest = store_of(address)
+    root = address[: len(address) - len(rest)]
+    waiting = [rest.rstrip("/")]
+    with explained(address):
+        while waiting:
+            for folder in store.list_with_delimiter(waiting.pop() or None)["common_prefixes"]:
+                if folder.rstrip("/").endswith(suffix):
+                    yield root + folder.rstrip("/")
+                else:
+                    waiting.append(folder)
+
+
+def fingerprint(address: str) -> str:
+    """What tells the content of an object from another: sha256 of its size and of what the store calls its tag.
+
+    Raises:
+        SourceError: it is not there, or the store cannot be asked.
+    """
+    store, key = store_of(address)
+    with explained(address):
+        meta = store.head(key)
+    return hashlib.sha256(f"{meta['size']} {meta.get('e_tag')}".encode()).hexdigest()
+
+
+def fetch(address: str, path: Path) -> str:
+    """Copy an object into a file; returns the `fingerprint` of what was copied. Raises as it does."""
+    store, key = store_of(address)
+    with explained(address):
+        found = store.get(key)
+        with path.open("wb") as file:
+            for chunk in found.stream(min_chunk_size=CHUNK):
+                file.write(chunk)
+        meta = found.meta
+    return hashlib.sha256(f"{meta['size']} {meta.get('e_tag')}".encode()).hexdigest()
+
+
+@contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Turn what a store raises into one line of ours. SourceError."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
+    except (BaseError, PermissionError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise SourceError(
+            f"cannot read {address}: {ascii(lines[0][:240])[1:-1] if lines else type(error).__name__}",
+            hint="check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if set",
+        ) from error

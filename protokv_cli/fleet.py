@@ -1,0 +1,248 @@
+"""`protokv ingest` of several videos: what is planned, what is done, what has failed and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import typer
+
+from protokv import errors
+from protokv.errors import ConfigError, SourceNotFound, StateError
+from protokv_cli.exits import Exit, exit_code
+from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_list
+from protokv_cli.signals import Stop, stopping
+
+if TYPE_CHECKING:
+    from protokv.fleet import Failure, Job, Looked, Outcome, Recipe
+
+FAILURES = "failures.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """What `ingest` was told about several videos; `output` and `sources` as they were written."""
+
+    sources: list[str]
+    output: str | None
+    listing: str | None
+    workers: int | None
+    devices: str | None
+    dry_run: bool
+    max_failures: int | None
+    failures: Path | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this is not simply one video into one state."""
+        from protokv.fleet.places import is_place
+        from protokv.fleet.plan import several
+
+        told = (self.listing, self.workers, self.max_failures, self.failures, self.dry_run or None)
+        return (
+            len(self.sources) != 1
+            or any(one is not None for one in told)
+            or several(self.sources[0])
+            or (self.output is not None and is_place(self.output))
+        )
+
+    @property
+    def place(self) -> str:
+        """Where the states go; the current folder where nothing is said. ConfigError if that is a single state."""
+        from protokv.snapshot.api import is_url, suffix_of
+
+        place = self.output or "."
+        if suffix_of(place) is not None and not Path(place).is_dir():
+            raise ConfigError(
+                f"several videos become as many states, and {place} is the name of one", hint="name a folder: -o DIR/"
+            )
+        if is_url(place) or Path(place).is_dir() or not Path(place).exists():
+            return place
+        raise ConfigError(f"{place} is no folder", hint="name a folder for the states: -o DIR/")
+
+
+def ingest_fleet(out: Output, options: FleetOptions, recipe: Recipe) -> None:
+    """Ingest every video that is not done yet. Ends the program with 3 where one of them failed."""
+    from protokv.fleet import look_fleet, run_fleet
+    from protokv_cli.fleet_progress import watching
+
+    jobs = _jobs(out, options)
+    with _pool(options, recipe) as pool:
+        if options.dry_run:
+            _tell_plan(out, look_fleet(jobs, pool, recipe.place), len(jobs))
+            return
+        ledger = _Ledger(_failures_file(options, recipe.place))
+        account = Account(len(jobs))
+        with stopping(out.warn) as stop, ledger, watching(out, account) as show:
+            for outcome in run_fleet(
+                jobs, pool, recipe.place, max_failures=options.max_failures, should_stop=lambda: bool(stop)
+            ):
+                account.add(outcome)
+                if outcome.failure is not None:
+                    ledger.add(outcome, outcome.failure)
+                _tell(out, outcome)
+                show()
+        _close(out, account, ledger, stop)
+
+
+@dataclass
+class Account:
+    """Numbers of a run so far."""
+
+    total: int
+    by_status: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    watched_s: float = 0.0
+    file_bytes: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """One more video has ended."""
+        self.by_status[outcome.status] += 1
+        self.failures += outcome.failure is not None
+        self.watched_s += outcome.watched_s
+        self.file_bytes += outcome.file_bytes
+
+    @property
+    def ended(self) -> int:
+        """Videos of which the outcome is known, those that were stopped left out."""
+        return self.by_status.total() - self.by_status["stopped"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
+        rest = {"left": self.total - self.ended, "failures": self.failures}
+        return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
+
+
+class _Ledger:
+    """Failures as they happen: a line of JSON each in a file that is there only if there are any, and kept for a table.
+
+    The file is that of the last run: what failed before and is done now is in it no more.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.rows = file, list[dict[str, Any]]()
+        self._stream: IO[str] | None = None
+
+    def __enter__(self) -> _Ledger:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"cannot write {self.file}: {error.strerror}", hint="choose a folder that you may write to"
+            ) from error
+        return self
+
+    def add(self, outcome: Outcome, failure: Failure) -> None:
+        row = {
+            "source": outcome.job.source,
+            "key": outcome.job.key,
+            "state": outcome.state,
+            "error": failure.kind,
+            "message": failure.message,
+            "hint": failure.hint,
+            "exit_code": int(code_of(failure)),
+            "attempts": outcome.attempts,
+        }
+        self.rows.append(row)
+        if self._stream is None:
+            self._stream = self.file.open("w", encoding="utf-8")
+        self._stream.write(json.dumps(row) + "\n")
+        self._stream.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def code_of(failure: Failure) -> Exit:
+    """The exit code that `ingest` of this video alone would have had."""
+    if failure.kind == "Damaged":
+        return Exit.PARTIAL
+    kind = getattr(errors, failure.kind, None)
+    return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
+
+
+def _jobs(out: Output, options: FleetOptions) -> list[Job]:
+    from protokv.fleet import plan, read_manifest
+
+    listed: list[Job] = []
+    if options.listing is not None:
+        with _lines(out, options.listing) as lines:
+            listed.extend(read_manifest(lines, "stdin" if options.listing == "-" else options.listing))
+    jobs = plan(options.sources, listed)
+    if not jobs:
+        raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
+    return jobs
+
+
+@contextmanager
+def _lines(out: Output, listing: str) -> Iterator[IO[str]]:
+    if listing == "-":
+        yield out.stdin or sys.stdin
+        return
+    try:
+        with Path(listing).open(encoding="utf-8", errors="surrogateescape") as lines:
+            yield lines
+    except OSError as error:
+        raise SourceNotFound(
+            f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
+        ) from None
+
+
+def _pool(options: FleetOptions, recipe: Recipe) -> Any:
+    from protokv.fleet import LocalPool
+
+    devices = [f"cuda:{one}" if one.isdecimal() else one for one in parse_list(options.devices or "auto")]
+    return LocalPool(recipe, options.workers or len(devices), devices)
+
+
+def _failures_file(options: FleetOptions, place: str) -> Path:
+    from protokv.snapshot import is_url
+
+    return options.failures or Path("." if is_url(place) else place, FAILURES)
+
+
+def _tell_plan(out: Output, found: Iterator[Looked], total: int) -> None:
+    counts = Counter[str]()
+    for looked in found:
+        counts[looked.status] += 1
+        if out.format is Format.JSON:
+            out.json({"type": "plan", **looked.to_dict()})
+        else:
+            why = f"\t{looked.failure.message}" if looked.failure else ""
+            out.plain(f"{looked.status}\t{looked.job.source}\t{looked.state}{why}")
+    words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    out.note(f"{total} videos: {words}; nothing was written")
+
+
+def _tell(out: Output, outcome: Outcome) -> None:
+    if out.format is Format.JSON:
+        out.json({"type": "video", **outcome.to_dict()})
+    elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
+        out.plain(outcome.state)
+
+
+def _close(out: Output, account: Account, ledger: _Ledger, stop: Stop) -> None:
+    if out.format is Format.JSON:
+        out.json({"type": "fleet", **account.to_dict()})
+    elif out.format is Format.TABLE:
+        from protokv_cli.fleet_progress import closing_tables
+
+        for table in closing_tables(account, ledger.rows):
+            out.table(table)
+    if ledger.rows:
+        out.warn(f"{len(ledger.rows)} of {account.total} videos have no whole state; why is in {ledger.file}")
+    if stop.exit is not None:
+        out.warn("stopped; what was watched is committed. Continue with the same command.")
+        raise typer.Exit(stop.exit)
+    if ledger.rows or account.ended < account.total:
+        raise typer.Exit(Exit.PARTIAL)

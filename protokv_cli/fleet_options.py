@@ -1,0 +1,34 @@
+"""Options of `protokv ingest` for several videos, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Listing = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="LIST",
+        help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Processes, each with the model; one a device if left out."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what is new, unfinished, changed or done; write nothing.")]
+MaxFailures = Annotated[
+    int | None,
+    typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N that failed."),
+]
+Failures = Annotated[
+    Path | None,
+    typer.Option("--failures", metavar="FILE", help="Where failures go; failures.jsonl beside the states."),
+]

@@ -1,0 +1,122 @@
+"""What counts as done, what is continued, what is started over and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protokv import snapshot
+from protokv.errors import SourceNotFound, StateCorrupt, StateMismatch
+from protokv.fleet import Job, Recipe, target_of
+from protokv.fleet.done import look_at
+from protokv.fleet.outcome import Verdict
+from protokv.fleet.worker import Worker
+from protokv.ingestion import Progress, ingest
+from tests.fleet.conftest import CONFIG, write_video
+from tests.mock_backbone import MockBackbone
+
+MOCK = MockBackbone().identity
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(str(write_video(tmp_path / "v.mp4", [10, 60, 110])), "v")
+
+
+def look(job: Job, recipe: Recipe) -> Verdict:
+    return look_at(job.source, target_of(recipe.place, job.key), recipe, MOCK)
+
+
+def watch(job: Job, recipe: Recipe) -> None:
+    outcome = Worker(recipe, "cpu").watch(job, Verdict("new"))
+    assert outcome.failure is None, outcome.failure
+
+
+def test_without_a_state_it_is_new(job: Job, recipe: Recipe) -> None:
+    assert look(job, recipe) == Verdict("new")
+
+
+def test_a_complete_state_of_the_same_video_model_and_memory_is_done(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    size = Path(target_of(recipe.place, "v")).stat().st_size
+    assert look(job, recipe) == Verdict("done", steps=3, stream_time_s=3.0, file_bytes=size)
+
+
+def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
+    Path(recipe.place).mkdir()
+    run = ingest(job.source, target_of(recipe.place, "v"), CONFIG, backbone=MockBackbone())
+    while not isinstance(event := next(run), Progress) or event.steps < 2:
+        pass
+    run.close()
+    assert look(job, recipe) == Verdict("unfinished", steps=2, stream_time_s=2.0)
+
+
+def test_a_video_whose_content_changed_under_its_name_is_started_over(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    write_video(Path(job.source), [10, 60, 110, 160])
+    assert look(job, recipe) == Verdict("changed")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"config": CONFIG.with_fields({"budget": 48})}, "memory.budget is 40, this run's is 48"),
+        ({"fps": 1.0}, "fps is 2, this run's is 1"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_and_started_over_by_force(
+    change: dict[str, object], named: str, job: Job, recipe: Recipe
+) -> None:
+    watch(job, recipe)
+    other = replace(recipe, **change)  # type: ignore[arg-type]
+    with pytest.raises(StateMismatch, match=named):
+        look(job, other)
+    assert look(job, replace(other, force=True)) == Verdict("changed")
+
+
+def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    with pytest.raises(StateMismatch, match="weights_digest"):
+        look_at(job.source, target_of(recipe.place, "v"), recipe, replace(MOCK, weights_digest="1"))
+
+
+def test_a_state_of_a_video_of_another_name_is_refused_and_started_over_by_force(
+    job: Job, recipe: Recipe, tmp_path: Path
+) -> None:
+    watch(job, recipe)
+    other = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
+    with pytest.raises(StateMismatch, match=r"is of v\.mp4, not of w\.mp4"):
+        look(other, recipe)
+    assert look(other, replace(recipe, force=True)) == Verdict("changed")
+
+
+def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
+    target = Path(target_of(recipe.place, "v"))
+    target.parent.mkdir()
+    target.write_bytes(b"mine")
+    with pytest.raises(StateCorrupt):
+        look(job, recipe)
+    assert look(job, replace(recipe, force=True)) == Verdict("changed")
+
+
+def test_force_leaves_alone_what_is_done(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    assert look(job, replace(recipe, force=True)).standing == "done"
+
+
+def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    path = target_of(recipe.place, "v")
+    state = snapshot.load(path)
+    damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
+    snapshot.save(replace(state, source=damaged), path)
+    assert look(job, recipe).damage == "2 frames lost"
+
+
+def test_a_video_that_is_gone_is_not_found_whatever_its_state(job: Job, recipe: Recipe) -> None:
+    watch(job, recipe)
+    Path(job.source).unlink()
+    with pytest.raises(SourceNotFound):
+        look(job, recipe)

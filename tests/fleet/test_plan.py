@@ -1,0 +1,73 @@
+"""Which videos a fleet has, and what their states are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protokv.errors import ConfigError, SourceNotFound
+from protokv.fleet import Job, plan, read_manifest
+from protokv.fleet.plan import several
+
+
+def test_a_folder_gives_its_videos_sorted_and_named_by_their_paths(films: Path) -> None:
+    assert [job.key for job in plan([str(films)])] == ["a", "b", "broken", "sub/c"]
+
+
+def test_a_glob_names_videos_from_its_first_wildcard_on(films: Path) -> None:
+    assert [job.key for job in plan([f"{films}/**/*.mp4"])] == ["a", "broken", "sub/c"]
+    assert [job.key for job in plan([f"{films}/s*/*.mp4"])] == ["sub/c"]
+
+
+def test_a_file_is_named_by_its_stem_wherever_and_whatever_it_is(films: Path) -> None:
+    found = plan([str(films / "sub" / "c.mp4"), str(films / "notes.txt"), "gone.mp4"])
+    assert [job.key for job in found] == ["c", "notes.txt", "gone"]
+
+
+def test_one_video_named_twice_is_one_job(films: Path) -> None:
+    assert len(plan([str(films / "a.mp4"), str(films)])) == 4
+
+
+def test_two_videos_of_one_key_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"x/talk\.mp4 and y/talk\.mkv would both have the state talk") as caught:
+        plan(["x/talk.mp4", "y/talk.mkv"])
+    assert "--from" in caught.value.hint
+
+
+def test_a_folder_or_glob_without_videos_is_not_found(tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "*.mp4"):
+        with pytest.raises(SourceNotFound, match="there is no video in"):
+            plan([str(source)])
+
+
+def test_a_name_with_brackets_is_a_file_where_there_is_one(tmp_path: Path) -> None:
+    video = tmp_path / "talk [x1].mp4"
+    video.touch()
+    assert not several(str(video))
+    assert plan([str(video)]) == [Job(str(video), "talk [x1]")]
+
+
+def test_a_manifest_lists_sources_and_keys(films: Path) -> None:
+    lines = [
+        "x/talk.mp4\n",
+        "\n",
+        '{"source": "y/talk.mp4", "key": "y/talk"}\n',
+        f"{films}/sub\n",
+        '{"source": "z.mp4"}',
+    ]
+    assert [job.key for job in read_manifest(lines, "list")] == ["talk", "y/talk", "c", "z"]
+
+
+@pytest.mark.parametrize("key", ["", "/etc/x", "../x", "a//b", "a/./b", "a\\b", "a\nb"])
+def test_a_key_that_leads_out_of_the_place_is_refused(key: str) -> None:
+    import json
+
+    with pytest.raises(ConfigError, match="line 1 of list: the key"):
+        list(read_manifest([json.dumps({"source": "a.mp4", "key": key})], "list"))
+
+
+@pytest.mark.parametrize("line", ["{", '{"key": "a"}', '{"source": 3}', '{"source": "a", "key": 3}', "{" * 10**5])
+def test_a_line_that_is_no_job_is_one_error_with_its_number(line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 of list"):
+        list(read_manifest(["a.mp4", line], "list"))

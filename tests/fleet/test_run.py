@@ -1,0 +1,158 @@
+"""A fleet from the coordinator's side: every video ends in one outcome, whatever happens to it or to its worker."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protokv.errors import ModelError
+from protokv.fleet import Job, Outcome, Recipe, look_fleet
+from protokv.fleet.run import WorkerDied
+from tests.fleet.conftest import InlinePool, outcomes, written
+from tests.fleet.models import MissingModel
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_order_and_number_of_workers_change_no_byte_of_any_state(
+    workers: int, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+) -> None:
+    shuffled = random.Random(workers).sample(jobs, len(jobs))
+    found = outcomes(shuffled, InlinePool(recipe, workers), recipe)
+    assert {key: one.status for key, one in found.items()} == dict.fromkeys(singly, "watched")
+    assert written(recipe) == singly
+
+
+def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
+    first = outcomes(jobs, InlinePool(recipe, 2), recipe)
+    before = {path: path.stat().st_mtime_ns for path in Path(recipe.place).rglob("*.safetensors")}
+    (tmp_path / "loads").unlink()
+    again = outcomes(jobs, InlinePool(recipe, 2), recipe)
+    assert {one.status for one in again.values()} == {"done"}
+    assert {key: (one.steps, one.file_bytes) for key, one in again.items()} == {
+        key: (one.steps, one.file_bytes) for key, one in first.items()
+    }
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not (tmp_path / "loads").exists()
+
+
+def test_a_worker_loads_its_model_once(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
+    outcomes(jobs, InlinePool(recipe), recipe)
+    assert len((tmp_path / "loads").read_text().splitlines()) == 1
+
+
+def test_only_what_is_missing_is_done(jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
+    outcomes(jobs[:1], InlinePool(recipe), recipe)
+    looked = [(one.job.key, one.status) for one in look_fleet(jobs, InlinePool(recipe), recipe.place)]
+    assert looked == [("a", "done"), ("b", "new"), ("sub/c", "new")]
+    assert written(recipe).keys() == {"a"}
+    found = outcomes(jobs, InlinePool(recipe), recipe)
+    assert [found[key].status for key in ("a", "b", "sub/c")] == ["done", "watched", "watched"]
+    assert written(recipe) == singly
+
+
+def test_one_bad_video_stops_nothing(films: Path, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
+    bad = [Job(str(films / "broken.mp4"), "broken"), Job(str(films / "gone.mp4"), "gone")]
+    found = outcomes([*bad, *jobs], InlinePool(recipe), recipe)
+    assert [found[key].status for key in ("broken", "gone")] == ["failed", "failed"]
+    assert [found[key].failure.kind for key in ("broken", "gone")] == ["SourceUnreadable", "SourceNotFound"]  # type: ignore[union-attr]
+    assert written(recipe) == singly
+
+
+def test_an_error_of_ours_is_a_failure_of_the_video(
+    jobs: list[Job], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a slip")
+
+    monkeypatch.setattr("protokv.fleet.worker.ingest", fail)
+    found = outcomes(jobs[:1], InlinePool(recipe), recipe)["a"]
+    assert (found.status, found.failure and found.failure.message) == ("failed", "ZeroDivisionError: a slip")
+
+
+def dying(times: int, verb: str, *, innocent: bool = False) -> Any:
+    left = [times]
+
+    def between(index: int, called: str, args: tuple[Any, ...]) -> None:
+        if called == verb and (verb == "load" or args[0].key == "b") and left[0]:
+            left[0] -= 1
+            raise WorkerDied("it was killed", innocent=innocent)
+
+    return between
+
+
+@pytest.mark.parametrize("verb", ["look", "watch"])
+def test_a_video_whose_worker_died_is_tried_once_more(
+    verb: str, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+) -> None:
+    found = outcomes(jobs, InlinePool(recipe, 2, dying(1, verb)), recipe)
+    assert {key: (one.status, one.attempts) for key, one in found.items()} == {
+        "a": ("watched", 1),
+        "b": ("watched", 2),
+        "sub/c": ("watched", 1),
+    }
+    assert written(recipe) == singly
+
+
+def test_a_video_that_kills_every_worker_is_reported_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
+    found = outcomes(jobs, InlinePool(recipe, 1, dying(99, "watch")), recipe)
+    assert (found["b"].status, found["b"].attempts) == ("failed", 2)
+    assert found["b"].failure is not None
+    assert found["b"].failure.kind == "WorkerDied"
+    assert written(recipe).keys() == {"a", "sub/c"}
+
+
+def test_a_machine_that_is_taken_away_is_no_fault_of_the_video(
+    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+) -> None:
+    found = outcomes(jobs, InlinePool(recipe, 2, dying(7, "watch", innocent=True)), recipe)
+    assert (found["b"].status, found["b"].attempts) == ("watched", 1)
+    assert written(recipe) == singly
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list[Job], recipe: Recipe) -> None:
+    pool = InlinePool(replace(recipe, model=MissingModel()), n_workers)
+    with pytest.raises(ModelError, match="there is no model"):
+        outcomes(jobs, pool, recipe)
+    assert pool.closed == n_workers
+    pool = InlinePool(recipe, n_workers, dying(1, "load"))
+    with pytest.raises(ModelError, match="a worker died while it loaded the model"):
+        outcomes(jobs, pool, recipe)
+
+
+def test_after_so_many_failures_no_other_video_is_begun(films: Path, jobs: list[Job], recipe: Recipe) -> None:
+    bad = [Job(str(films / f"gone{i}.mp4"), f"gone{i}") for i in range(50)]
+    found = outcomes([*bad, *jobs], InlinePool(recipe), recipe, max_failures=2)
+    # One may have been handed out while the second was counted.
+    assert 2 <= len(found) < 50
+    assert not written(recipe)
+
+
+def test_on_request_what_is_in_work_is_committed_and_goes_on_with_the_next_run(
+    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+) -> None:
+    pool = InlinePool(recipe)
+
+    def stop_in_the_second(index: int, verb: str, args: tuple[Any, ...]) -> None:
+        if verb == "watch" and args[0].key == "b":
+            pool.stop()
+            asked.append(True)
+
+    asked: list[bool] = []
+    pool.between = stop_in_the_second
+    found = outcomes(jobs, pool, recipe, should_stop=lambda: bool(asked))
+    assert {key: one.status for key, one in found.items() if key != "sub/c"} == {"a": "watched", "b": "stopped"}
+    assert written(recipe)["b"] != singly["b"]
+    outcomes(jobs, InlinePool(recipe), recipe)
+    assert written(recipe) == singly
+
+
+def test_an_outcome_is_plain_json(jobs: list[Job], recipe: Recipe) -> None:
+    found: Outcome = outcomes(jobs[:1], InlinePool(recipe), recipe)["a"]
+    row = found.to_dict()
+    assert (row["source"], row["key"], row["status"], row["watched_s"]) == (jobs[0].source, "a", "watched", 4.0)
+    assert "failure" not in row
