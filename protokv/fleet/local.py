@@ -93,11 +93,11 @@ class LocalSlot:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """What is started here inherits the mask: Ctrl-C in a terminal is for the coordinator, from the first instant."""
+    """What is started here inherits the mask: what is sent to all processes of a terminal is for the coordinator."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:

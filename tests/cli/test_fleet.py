@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from protokv import snapshot
+from protokv.fleet import Model, Recipe
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
+from tests.cli.warmed import WarmedProgram
+from tests.fleet.conftest import InlinePool
+from tests.fleet.models import MockModel
 
 SMALL = ("--budget", "24")
+LONG = Path(__file__).parents[2] / "samples" / "long" / "video.mp4"
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +36,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Pools:
+    """Stands in for `LocalPool`: workers of this process, with the mock unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, list[str]]] = []
+        self.model: Model | None = MockModel()
+
+    def __call__(self, recipe: Recipe, n: int, devices: list[str]) -> Any:
+        self.made.append((n, devices))
+        return nullcontext(InlinePool(recipe if self.model is None else replace(recipe, model=self.model), n))
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    pools = Pools()
+    monkeypatch.setattr("protokv.fleet.LocalPool", pools)
+    return pools
+
+
+@pytest.mark.usefixtures("pools", "mocked")
 def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: Program, folder: Path) -> None:
     planned = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run")
-    assert {row["key"]: row["status"] for row in planned.rows()} == dict.fromkeys(
-        ["one", "two", "more/three", "bad"], "new"
-    )
+    assert [(row["key"], row["status"]) for row in planned.rows()] == [
+        (key, "new") for key in ("bad", "more/three", "one", "two")
+    ]
     assert planned.err.splitlines()[-1] == "4 videos: 4 new; nothing was written"
     assert not Path("states").exists()
 
@@ -48,7 +81,8 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    assert Path("states/one.safetensors").read_bytes() == Path("single.safetensors").read_bytes()
+    mine, theirs = (snapshot.load(path) for path in ("states/one.safetensors", "single.safetensors"))
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
@@ -56,9 +90,62 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert not Path("states/failures.jsonl").exists()
 
 
+def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_if_so_many_are_wanted(
+    protokv: Program, folder: Path, pools: Pools
+) -> None:
+    gone = [f"gone{i}.mp4" for i in range(60)]
+    result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
+    assert result.code == Exit.PARTIAL
+    assert "and 10 more" in result.out
+    assert len(Path("states/failures.jsonl").read_text().splitlines()) == 60
+    result = protokv("ingest", *gone, "-o", "states", *SMALL, "--max-failures", "1", "--failures", "why.jsonl")
+    assert result.code == Exit.PARTIAL
+    assert result.rows()[-1]["left"] > 50
+    assert Path("why.jsonl").exists()
+
+
+@pytest.mark.usefixtures("mocked")
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        ((), (1, ["auto"])),
+        (("--workers", "3"), (3, ["auto"])),
+        (("--devices", "0,1"), (2, ["cuda:0", "cuda:1"])),
+        (("--devices", "cpu", "--workers", "2"), (2, ["cpu"])),
+        (("--device", "cuda:1"), (1, ["cuda:1"])),
+    ],
+)
+def test_a_worker_per_device_unless_told_otherwise(
+    options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, folder: Path, pools: Pools
+) -> None:
+    assert protokv("ingest", folder / "more", "-o", "states", *SMALL, *options, "--dry-run").code == 0
+    assert pools.made == [made]
+
+
+def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
+    start: Callable[..., WarmedProgram], folder: Path
+) -> None:
+    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini")
+    with start(*command, new_session=True) as process:
+        assert json.loads(process.stdout.readline())["key"] == "one"
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    rows, said = [json.loads(line) for line in out.splitlines()], err.splitlines()
+    assert process.returncode == Exit.TERMINATED
+    assert said == [
+        "stopping after this step; once more to stop at once",
+        "stopped; what was watched is committed. Continue with the same command.",
+    ]
+    # The second may not have been begun.
+    assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
+    assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
+    assert snapshot.read_header("states/one.safetensors").complete
+
+
 def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -> None:
     lines = f'{folder}/one.mp4\n{{"source": "{folder}/two.mp4", "key": "named/so"}}\n'
-    result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, "--format", "plain", stdin=lines)
+    options = ("--format", "plain", "--model", "protokv/mini")
+    result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, *options, stdin=lines)
     assert result.code == 0, result.err
     assert sorted(result.out.splitlines()) == ["states/named/so.safetensors", "states/one.safetensors"]
 
@@ -84,7 +171,10 @@ def test_what_makes_no_sense_is_one_line_and_a_hint(
     assert hint.startswith("Hint: ")
 
 
-def test_a_model_that_is_not_there_ends_the_fleet_as_it_ends_one_video(protokv: Program, folder: Path) -> None:
+def test_a_model_that_is_not_there_ends_the_fleet_as_it_ends_one_video(
+    protokv: Program, folder: Path, pools: Pools
+) -> None:
+    pools.model = None
     result = protokv("ingest", folder, "-o", "states", "--model", "./nowhere", *SMALL)
     assert result.code == Exit.FAILURE
     assert result.err.splitlines()[0] == "Error: there is no model folder at ./nowhere"

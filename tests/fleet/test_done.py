@@ -59,6 +59,19 @@ def test_a_video_whose_content_changed_under_its_name_is_started_over(job: Job, 
     assert look(job, recipe) == Verdict("changed")
 
 
+def test_a_video_that_has_grown_is_watched_on(recipe: Recipe, tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.mkv", [10, 60, 110, 160, 210]).read_bytes()
+    job = Job(str(tmp_path / "v.mkv"), "v")
+    Path(job.source).write_bytes(whole[: len(whole) * 3 // 5])
+    Worker(recipe, "cpu").watch(job, Verdict("new"))
+    before = look(job, recipe)
+    Path(job.source).write_bytes(whole)
+    after = look(job, recipe)
+    assert (after.standing, after.steps) == ("unfinished", before.steps)
+    Worker(recipe, "cpu").watch(job, after)
+    assert look(job, recipe).steps == 5
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
