@@ -116,7 +116,7 @@ def ingest(
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest video.mp4 --budget 512 --every 30s --json
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
-      protokv ingest videos/ -o states/ --workers 4
+      protokv ingest videos/ -o states/
       protokv ingest --from list.txt -o states/ --dry-run
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug, outlives_stdout=True)

@@ -111,13 +111,14 @@ class _Run:
         self._jobs, self._pool, self._place = iter(jobs), pool, place
         self._max_failures, self._should_stop = max_failures, should_stop
         self._taking = threading.Lock()
+        self._failed = 0
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over = threading.Event()
         self._fatal: BaseException | None = None
 
     def outcomes(self, act: Callable[[_Run, Slot, Job], Any]) -> Iterator[Any]:
         """What `act` returns for each job."""
-        failed, asked = 0, False
+        asked = False
         with ThreadPoolExecutor(self._pool.size, "fleet") as threads:
             running = [threads.submit(self._serve, i, act) for i in range(self._pool.size)]
             try:
@@ -131,9 +132,6 @@ class _Run:
                         event = None
                     if event is not None:
                         yield event
-                        failed += event.status == "failed"
-                        if self._max_failures is not None and failed >= self._max_failures:
-                            self._over.set()
                     if not asked and (asked := self._should_stop()):
                         self._stop()
             finally:
@@ -198,13 +196,21 @@ class _Run:
         slot = self._pool.open(index)
         try:
             while (job := self._next()) is not None:
-                self._events.put(act(self, slot, job))
+                event = act(self, slot, job)
+                self._count(event.status)
+                self._events.put(event)
         except BaseException as error:
             if self._fatal is None or not isinstance(self._fatal, ProtoKVError):
                 self._fatal = error
             self._stop()
         finally:
             slot.close()
+
+    def _count(self, status: str) -> None:
+        with self._taking:
+            self._failed += status == "failed"
+            if self._max_failures is not None and self._failed >= self._max_failures:
+                self._over.set()
 
     def _next(self) -> Job | None:
         with self._taking:

@@ -134,6 +134,8 @@ def test_an_example_runs(protokv: Program, short_state: Path, command: str) -> N
             target = protokv.folder / part
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+    shutil.copytree(ROOT / "samples" / "short", protokv.folder / "videos")
+    (protokv.folder / "list.txt").write_text("videos/video.mp4\n")
     result = protokv(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
     assert result.code == Exit.DONE, result.err
     assert result.out
