@@ -18,13 +18,18 @@ from protokv import session as session_module
 from protokv.config import MemoryConfig
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
+from protokv.memory.protokv.policies.blocked import parts
 from protokv.memory.protokv.policies.blocked.rule import BlockedRule
 from protokv.session import Session
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
 # Memories whose steps do not wait for the device, and those whose decoding steps do not.
-WITHOUT_WAITS = [("sliding-window", 6000), ("sliding-window", 24_000), ("durable", 6000)]
+WITHOUT_WAITS = [
+    ("sliding-window", 6000),
+    ("durable", 6000),
+    pytest.param("sliding-window", 24_000, marks=pytest.mark.slow),
+]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
 OPERATIONS = 400
 
@@ -59,6 +64,8 @@ def filled(backbone: StubBackbone, kind: str, budget: int, steps: int) -> Sessio
 def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Only a CPU works through the plan of a bank in parts.
+    monkeypatch.setattr(parts, "_ROWS", 2**40)
     # Without data behind the tensors, a wait would raise.
     with FakeTensorMode():
         session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
@@ -139,9 +146,12 @@ def test_a_decoding_step_waits_for_its_token_alone(
     assert len({operations.total() for operations, _ in steps}) == 1
 
 
-def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget", [6000, pytest.param(24_000, marks=pytest.mark.slow)])
+def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeTensorMode(), Counting() as counting:
-        session = filled(StubBackbone(), "sliding-window", 24_000, 124)
+        session = filled(StubBackbone(), "sliding-window", budget, budget // 196 + 2)
         spy = Spy(counting)
         monkeypatch.setattr(session_module, "read_token", spy)
         # Not to the end: how many tokens were visible is asked once an answer.
