@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.attention import Tail
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
@@ -28,6 +28,7 @@ from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
 from protokv.snapshot.schema import check_clock
+from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
     from protokv.snapshot import State
@@ -54,6 +55,17 @@ class Answer:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A step of the stream: what is read of it, where, and the clock behind it."""
+
+    read: StepTokens
+    positions: Tensor
+    coordinates: Tensor
+    highest: tuple[int, ...]
+    clock: StreamClock
+
+
 class Session:
     """Watch a stream step by step, ask at any time.
 
@@ -61,7 +73,10 @@ class Session:
         backbone, config, memory, clock: what it joins.
         intact: whether memory and clock speak of the same steps. False after an error within a step: such a session
             must not be saved.
+        timings: where to add up seconds by stage; None: nowhere.
     """
+
+    timings: Timings | None = None
 
     def __init__(self, backbone: Backbone, config: MemoryConfig, memory: Memory, clock: StreamClock) -> None:
         """Join what fits together already; `start` and `resume` make the parts.
@@ -133,48 +148,90 @@ class Session:
             time_s: stream time of the first frame; where None the step follows the last one without a gap.
         """
         start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
-        self.take(self.embed(images, start_s), start_s)
+        self.watch_prepared([self.backbone.prepare(images)], [start_s])
+
+    def watch_prepared(self, steps: Sequence[PreparedStep], starts_s: Sequence[float]) -> None:
+        """Take steps that follow each other, the frames of each prepared already, at their stream times.
+
+        One step is what `watch` takes. Several are a chunk, for streams that need not be answered in between: they go
+        through the vision tower together and through the language model in one forward. Each attends to the memory as
+        it stood before the chunk, to the earlier steps of the chunk exactly, and to itself; then the memory takes them
+        one by one. While nothing has been evicted, that is what they attend to one by one. From then on a chunk reads
+        its own last steps exactly, and not what the memory would have made of older ones meanwhile. A memory whose
+        steps do not see each other has them forwarded one by one.
+        """
+        with stage(self.timings, "vision tower"), torch.inference_mode():
+            tokens = self.backbone.embed_steps(steps, [self._mean_time(start_s) for start_s in starts_s])
+        self.take(tokens, starts_s)
 
     @torch.inference_mode()
     def embed(self, images: np.ndarray[Any, np.dtype[np.uint8]], start_s: float) -> StepTokens:
         """A step through the vision tower, at stream time `start_s` and the stream's rate: what `take` wants."""
-        return self.backbone.embed_step(images, start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps))
+        return self.backbone.embed_step(images, self._mean_time(start_s))
 
     @torch.inference_mode()
-    def take(self, tokens: StepTokens, start_s: float) -> None:
-        """Take a step that was embedded already, at stream time `start_s`: what `watch` does behind the vision tower.
+    def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
+        """Take steps that were embedded already: what `watch_prepared` does behind the vision tower.
 
         Several sessions of one backbone may share the embedding of a step.
         """
-        clock, backbone = self.clock, self.backbone
-        stands = backbone.step_positions(
-            tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
-        )
-        read, positions, coordinates = tokens, stands.places, self._coordinates_of(tokens)
-        kept = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
-        if kept is not None:
-            read, rows = thinned(tokens, kept)
-            positions, coordinates = positions[rows], coordinates[rows]
-        tail = backbone.new_tail(len(positions))
-        context = self._placed(self.memory.context())
-        if self.config.encode_with == "near":
-            context = context.without_far()
-        shown = self._shifted(positions, context)
-        backbone.forward(read.embeddings, shown, context, tail, step=read)
-        # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
-        keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
-        self.intact = False
-        self.memory.append(StepKV(keys, tail.values, positions, coordinates, clock.steps))
-        moving = [component in backbone.moving for component in range(len(stands.highest))]
-        self._warn_once(max(p - context.shift * m for p, m in zip(stands.highest, moving, strict=True)))
-        self.clock = replace(
-            clock,
-            steps=clock.steps + 1,
-            stream_time_s=start_s + clock.step_seconds,
-            next_position=max(clock.next_position, max(stands.highest) + 1),
-            tokens_seen=clock.tokens_seen + len(stands.places),
-        )
-        self.intact = True
+        if self.memory.joins_steps:
+            self._forward_and_append(steps, starts_s)
+            return
+        for one, start_s in zip(steps, starts_s, strict=True):
+            self._forward_and_append([one], [start_s])
+
+    def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
+        backbone = self.backbone
+        with stage(self.timings, "forward"):
+            placed = self._place(steps, starts_s)
+            reads, positions = [one.read for one in placed], torch.cat([one.positions for one in placed])
+            tail = backbone.new_tail(len(positions))
+            context = self._placed(self.memory.context())
+            if self.config.encode_with == "near":
+                context = context.without_far()
+            shown = self._shifted(positions, context)
+            backbone.forward(torch.cat([read.embeddings for read in reads]), shown, context, tail, steps=reads)
+        with stage(self.timings, "memory"):
+            # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
+            keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
+            counts = [len(one.positions) for one in placed]
+            split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
+            self.intact = False
+            for one, own_keys, own_values in zip(placed, *split, strict=True):
+                self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
+                moving = [component in backbone.moving for component in range(len(one.highest))]
+                self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
+                self.clock = one.clock
+            self.intact = True
+
+    def _place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[_Placed]:
+        """Where each of some steps stands in the stream, and what of it is read."""
+        clock, placed = self.clock, []
+        for tokens, start_s in zip(steps, starts_s, strict=True):
+            stands = self.backbone.step_positions(
+                tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
+            )
+            read, positions, coordinates = tokens, stands.places, self._coordinates_of(tokens)
+            kept = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
+            if kept is not None:
+                # A memory that selects has taken note of the step.
+                self.intact = False
+                read, rows = thinned(tokens, kept)
+                positions, coordinates = positions[rows], coordinates[rows]
+            clock = replace(
+                clock,
+                steps=clock.steps + 1,
+                stream_time_s=start_s + clock.step_seconds,
+                next_position=max(clock.next_position, max(stands.highest) + 1),
+                tokens_seen=clock.tokens_seen + len(stands.places),
+            )
+            placed.append(_Placed(read, positions, coordinates, stands.highest, clock))
+        return placed
+
+    def _mean_time(self, start_s: float) -> float:
+        """Of the frames of a step that starts then."""
+        return start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps)
 
     @torch.inference_mode()
     def prefill(self, question: str) -> Tensor:

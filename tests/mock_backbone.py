@@ -75,7 +75,7 @@ class MockBackbone(Backbone):
         return torch.ones(size), torch.zeros(size)
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail, *, step: StepTokens | None = None
+        self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
         for layer in range(self.layers):
             tail.append(layer, embeddings[None] + layer, embeddings[None])

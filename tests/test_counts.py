@@ -43,7 +43,7 @@ def _seen_by_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(session: Session) -> None:
     step = session.backbone.embed_step(None)
     with torch.no_grad():
-        Session.take.__wrapped__(session, step, session.clock.steps * 1.0)
+        Session.take.__wrapped__(session, [step], [session.clock.steps * 1.0])
 
 
 def filled(backbone: StubBackbone, kind: str, budget: int, steps: int) -> Session:

@@ -80,10 +80,10 @@ def test_a_steady_step_does_not_wait_for_the_device(kind: str, request: pytest.F
     step = session.backbone.embed_step(None)
     # Kernels are compiled and plans are made before the counting starts.
     for index in range(40):
-        session.take(step, float(index))
+        session.take([step], [float(index)])
     request.getfixturevalue("_no_waits")
     for index in range(40, 44):
-        session.take(step, float(index))
+        session.take([step], [float(index)])
 
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])
@@ -91,7 +91,7 @@ def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.M
     session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
     step = session.backbone.embed_step(None)
     for index in range(40):
-        session.take(step, float(index))
+        session.take([step], [float(index)])
 
     def reading(token: torch.Tensor) -> int:
         torch.cuda.set_sync_debug_mode("default")

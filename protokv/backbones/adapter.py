@@ -6,7 +6,7 @@ transformers that has moved. Knows no family and no pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,7 +112,7 @@ class Adapter(Backbone):
         context: Context,
         tail: Tail,
         *,
-        step: StepTokens | None = None,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """`[T, E]` through the language model."""
         output = self._text(
@@ -121,7 +121,7 @@ class Adapter(Backbone):
             use_cache=False,
             protokv_context=context,
             protokv_tail=tail,
-            **self._step_arguments(step),
+            **self._step_arguments(steps),
         )
         hidden: Tensor = output.last_hidden_state[0].to(self.device)
         return hidden
@@ -131,8 +131,8 @@ class Adapter(Backbone):
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
 
-    def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
-        """Further arguments of a family's language model while a step is forwarded."""
+    def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
+        """Further arguments of a family's language model while steps are forwarded."""
         return {}
 
     def _position_ids(self, positions: Tensor) -> Tensor:

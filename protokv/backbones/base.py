@@ -189,7 +189,7 @@ class Backbone(ABC):
         context: Context,
         tail: Tail,
         *,
-        step: StepTokens | None = None,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run the language model over `T` tokens; their keys and values are appended to `tail`.
 
@@ -198,7 +198,8 @@ class Backbone(ABC):
             positions: `[T, P]` int64.
             context: what they attend to besides themselves and the tail.
             tail: the tokens forwarded since the context was taken.
-            step: the step that the embeddings are those of, for families that feed more than these to the layers.
+            steps: the steps that the embeddings are those of, one behind the other, for families that feed more than
+                these to the layers.
 
         Returns:
             Final hidden states `[T, E]`.

@@ -156,7 +156,7 @@ class Embedded(Backbone):
         context: Context,
         tail: Tail,
         *,
-        step: StepTokens | None = None,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """`[T, E]` through the language model."""
         return self._language(embeddings, positions, context, tail)

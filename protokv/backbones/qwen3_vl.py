@@ -86,13 +86,15 @@ class Qwen3VL(QwenVL):
         last = end + behind - 1 if behind else start + before - 1
         return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
 
-    def _step_arguments(self, step: StepTokens | None) -> dict[str, Any]:
+    def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """The mask of visual tokens, and the features added to them behind each of the first layers."""
-        if step is None or step.deepstack is None:
+        deepstack = [step.deepstack for step in steps if step.deepstack is not None]
+        if not deepstack:
             return {}
-        visual = torch.zeros(1, len(step.embeddings), dtype=torch.bool, device=self.device)
-        visual[:, step.visual] = True
-        return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(step.deepstack)}
+        visual = torch.zeros(1, sum(len(step.embeddings) for step in steps), dtype=torch.bool, device=self.device)
+        for step, own in zip(steps, torch.split(visual[0], [len(step.embeddings) for step in steps]), strict=True):
+            own[step.visual] = True
+        return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(torch.cat(deepstack, 1))}
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)

@@ -89,6 +89,11 @@ def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float
         _compare(path, field, state.settings[field], backbone.settings[field])
 
 
+def check_chunk(path: StatePath, state: State, chunk: int) -> None:
+    """Refuse another number of steps a forward than the state's, which saw the stream otherwise. StateMismatch."""
+    _compare(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
+
+
 def _compare(path: StatePath, field: str, found: object, wanted: object) -> None:
     if found != wanted:
         raise StateMismatch(

@@ -106,9 +106,12 @@ class Memory(ABC):
 
     Attributes:
         bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
+        joins_steps: whether a step may read the steps before it while they are not appended yet; not where each is
+            encoded by itself.
     """
 
     bounded: bool = True
+    joins_steps: bool = True
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:

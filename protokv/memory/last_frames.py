@@ -37,6 +37,8 @@ from protokv.rotary import Rotary
 class LastFrames(ExactMemory):
     """The last N whole steps that the budget has room for; of a step larger than the budget its last tokens."""
 
+    joins_steps = False
+
     def __init__(self, config: LastFramesConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
         self._intake = Intake(config, shape)

@@ -43,7 +43,7 @@ class LayerShards(Memory):
         Raises:
             ConfigError: the config does not fit the model, or this kind needs all layers on one device.
         """
-        self.bounded = cls.bounded
+        self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary
         self._runs = runs_of(shape.layer_devices or [shape.device] * shape.layers)
         self._parts = self._empty_parts()

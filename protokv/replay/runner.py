@@ -128,7 +128,7 @@ def replay(
         tokens = runs[0].session.embed(step.images, step.time_s)
         for run in runs:
             began = time.perf_counter()
-            run.session.take(tokens, step.time_s)
+            run.session.take([tokens], [step.time_s])
             _synchronise(backbone)
             run.busy_s += time.perf_counter() - began
         for run in runs:

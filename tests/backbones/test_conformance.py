@@ -107,6 +107,28 @@ def test_logits_equal_the_whole_model_while_nothing_was_evicted(
     torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
 
 
+def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
+    steps = video(backbone, 5)
+    session = Session.start(backbone, everything())
+    for part in (steps[:2], steps[2:]):
+        starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
+        session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
+    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+
+
+def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
+    sizes, times_s = [(60, 90), (60, 90), (97, 41)], [0.0, 1.0, 123.4]
+    prepared = [backbone.prepare(random_frames(i, backbone.frames_per_step, *size)) for i, size in enumerate(sizes)]
+    with torch.inference_mode():
+        together = backbone.embed_steps(prepared, times_s)
+        alone = [backbone.embed_steps([one], [time_s])[0] for one, time_s in zip(prepared, times_s, strict=True)]
+    for one, other in zip(together, alone, strict=True):
+        assert (one.grid, one.visual) == (other.grid, other.visual)
+        torch.testing.assert_close(one.embeddings, other.embeddings, **TIGHT)
+        if other.deepstack is not None:
+            torch.testing.assert_close(one.deepstack, other.deepstack, **TIGHT)
+
+
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
 def test_frames_of_any_shape_give_the_logits_of_the_whole_model(
     backbone: Backbone, upstream: Upstream, size: tuple[int, int]

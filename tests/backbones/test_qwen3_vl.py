@@ -109,7 +109,7 @@ def test_the_first_layers_are_fed_and_with_nothing_else_than_the_step_s_own(
 
     def question_after(scale: float) -> torch.Tensor:
         session = Session.start(backbone, MemoryConfig.of("full", budget=64))
-        session.take(replace(tokens, deepstack=tokens.deepstack * scale), 0.0)
+        session.take([replace(tokens, deepstack=tokens.deepstack * scale)], [0.0])
         return session.prefill(QUESTION)
 
     assert (question_after(1.0) - question_after(0.0)).abs().max() > 1e-2

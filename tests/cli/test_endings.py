@@ -104,7 +104,7 @@ def test_an_error_keeps_what_was_watched_and_says_so(
             raise RuntimeError("the projector is on fire")
         return told[-1]
 
-    monkeypatch.setattr("protokv.ingestion.run.Progress", progress)
+    monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
     result = protokv("ingest", video, *ARGUMENTS)
     assert result.code == Exit.FAILURE
     assert "Error: RuntimeError: the projector is on fire" in result.err

@@ -15,7 +15,6 @@ from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateErr
 from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
 from protokv.session import Session
 from protokv.video import Damage, Frame
-from protokv.video.source import from_shown_at
 from tests.snapshot.nursery import Prepared
 from tests.test_checkpoint import CONFIGS
 
@@ -94,21 +93,22 @@ def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
 ) -> None:
     now_s = 0.0
 
-    def slow(frames: object, start_s: float) -> Iterator[Frame]:
-        nonlocal now_s
-        for frame in from_shown_at(frames, start_s):  # type: ignore[arg-type]
-            now_s += 11.0
-            yield frame
+    watch = Session.watch_prepared
 
-    monkeypatch.setattr("protokv.ingestion.run.time.perf_counter", lambda: now_s)
-    monkeypatch.setattr("tests.snapshot.nursery.from_shown_at", slow)
+    def slow(*arguments: object) -> None:
+        nonlocal now_s
+        now_s += 22.0
+        watch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("protokv.ingestion.watching.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr(Session, "watch_prepared", slow)
 
     def commits(**options: object) -> list[int]:
         path = tmp_path / f"{len(options)}.safetensors"
         events = ingest(Prepared(5, 20), path, CONFIG, backbone=tiny, **options)  # type: ignore[arg-type]
         return [event.steps for event in events if isinstance(event, Commit)]
 
-    # A step of two frames takes 22 s, so the third is the first after a minute.
+    # A step takes 22 s, so the third is the first after a minute.
     assert commits() == [3, 6, 9, 10]
     assert commits(every=NEVER) == [10]
 

@@ -1,0 +1,116 @@
+"""The next steps of a source, read and prepared in a thread while the model works on the last ones.
+
+The thread does what `read_steps` and the backbone's `prepare` do, in the same order; a queue bounds how far it is
+ahead. What it fails with is raised where the step would have come. Knows no sessions and no states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+
+from protokv.backbones.base import Backbone, PreparedStep
+from protokv.timings import Timings, stage
+from protokv.video import Damage
+from protokv.video.sampling import Step
+
+# Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
+AHEAD = 2
+# How often a waiting caller is asked whether to stop, and a waiting thread whether it is still needed.
+ASK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step without its pictures; the rest as in `Step`."""
+
+    time_s: float
+    prepared: PreparedStep
+    decoders: tuple[str, ...]
+    damage: Damage
+    mark: int
+
+
+class Stop:
+    """Whether to stop: asked of the caller in the caller's thread alone, remembered for all."""
+
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
+        self.decided = False
+
+    def ask(self) -> bool:
+        """Ask the caller, unless it has said so before."""
+        self.decided = self.decided or self._should_stop()
+        return self.decided
+
+
+def read_ahead(
+    open_steps: Callable[[Callable[[], bool]], Iterator[Step]],
+    backbone: Backbone,
+    stop: Stop,
+    *,
+    depth: int = AHEAD,
+    timings: Timings | None = None,
+) -> Generator[ReadyStep, None, None]:
+    """The steps of a source, in order; ends when the source does, or soon after the caller wants to stop.
+
+    Args:
+        open_steps: begins reading, given a function that tells whether to stop; called and iterated in the thread.
+        backbone: prepares frames, in the thread.
+        stop: asked while waiting; steps that wait are dropped then.
+        depth: steps that wait to be taken at the most.
+        timings: where "decode" and "preprocess" of the thread, and "wait for frames" of the caller, are added up.
+    """
+    ready: queue.Queue[ReadyStep | BaseException | None] = queue.Queue(depth)
+    left = threading.Event()
+
+    def unwanted() -> bool:
+        return left.is_set() or stop.decided
+
+    def put(item: ReadyStep | BaseException | None) -> None:
+        while not unwanted():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=ASK_S)
+                return
+
+    def work() -> None:
+        try:
+            steps = open_steps(unwanted)
+            while True:
+                with stage(timings, "decode"):
+                    step = next(steps, None)
+                if step is None:
+                    break
+                with stage(timings, "preprocess"):
+                    prepared = backbone.prepare(step.images)
+                put(ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark))
+                if unwanted():
+                    break
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, name="protokv-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            with stage(timings, "wait for frames"):
+                item = _take(ready, stop)
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        left.set()
+        thread.join()
+
+
+def _take(ready: queue.Queue[ReadyStep | BaseException | None], stop: Stop) -> ReadyStep | BaseException | None:
+    while not stop.ask():
+        with contextlib.suppress(queue.Empty):
+            return ready.get(timeout=ASK_S)
+    return None

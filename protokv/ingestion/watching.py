@@ -1,0 +1,241 @@
+"""One run over one source: steps are read ahead and watched, the state is committed, what happens is told.
+
+Owns the order of these, and what is saved whatever ends the run. Knows neither how the session came to be nor how a
+state is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from protokv.checkpoint import to_state
+from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.ingestion.ahead import AHEAD, ReadyStep, Stop, read_ahead
+from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
+from protokv.ingestion.every import Every
+from protokv.ingestion.growth import Growth
+from protokv.session import Session
+from protokv.snapshot import stored_bytes
+from protokv.snapshot.sources import Segment
+from protokv.snapshot.writer import Committed, Writer
+from protokv.timings import Timings, stage
+from protokv.video import Damage, Source, read_steps
+from protokv.video.sampling import Step
+from protokv.watched import end_of
+
+
+def _frames_by_decoder(said: object) -> Counter[str]:
+    """How many of the watched frames each decoder gave, as a state says it; none where that makes no sense."""
+    pairs = said.items() if isinstance(said, dict) else ()
+    return Counter({name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0})
+
+
+class Run:
+    """One run over one source: what is watched, what is committed, what is damaged."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        growth: Growth,
+        writer: Writer,
+        segment: Segment,
+        record: Mapping[str, Any],
+        chunk: int = 1,
+        timings: Timings | None = None,
+    ) -> None:
+        """Join what the run needs.
+
+        Args:
+            session: stands where the source is read on.
+            source: that is watched.
+            growth: what is known of it as a file.
+            writer: of the state, entered.
+            segment: where the source stands in the stream.
+            record: what the state says of the source; empty if nothing.
+            chunk: steps of a forward.
+            timings: where to add up seconds by stage.
+        """
+        self._session, self._source, self._writer, self._segment = session, source, writer, segment
+        self._chunk, self._timings, session.timings = chunk, timings, timings
+        self._growth, self._record, self._grows = growth, record, False
+        self._damage = Damage.from_dict(record.get("damage"))
+        self._decoders = _frames_by_decoder(record.get("decoders"))
+        mark = record.get("mark")
+        self._mark = mark if type(mark) is int else None
+        self._first = self._committed = session.clock
+        self._began = self._committed_at = time.perf_counter()
+        self._complete = segment.done
+        self._bytes: int | None = None
+
+    def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
+        """Read to the end of the source, or until asked to stop."""
+        yield self._started()
+        if not self._segment.done:
+            try:
+                yield from self._steps(every, should_stop)
+            except BaseException as error:
+                # Not after an error within a step, which leaves a memory that is neither before nor behind it, and not
+                # where writing is what fails.
+                if self._session.intact and self._unsaved and not isinstance(error, StateError):
+                    with suppress(Exception):
+                        self._commit(wait=True)
+                        clock = self._session.clock
+                        error.add_note(f"{self._writer.path} holds what was watched until {clock.stream_time_s:g} s")
+                raise
+            yield from self._commit(wait=True)
+        yield self._summary()
+
+    def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
+        session, segment, stop = self._session, self._segment, Stop(should_stop)
+        if stop.ask():
+            return
+        depth = max(AHEAD, self._chunk)
+        with closing(
+            read_ahead(self._open_steps, session.backbone, stop, depth=depth, timings=self._timings)
+        ) as reading:
+            while not stop.decided:
+                steps, error = _next_steps(reading, self._chunk)
+                if stop.decided and len(steps) < self._chunk:
+                    # The same command begins this chunk again.
+                    break
+                if steps:
+                    yield from self._take(steps)
+                    if not stop.ask() and self._due(every):
+                        yield from self._commit()
+                if error is not None:
+                    if session.clock.steps == segment.first_step:
+                        raise error
+                    # What was watched of it is a state, if an incomplete one.
+                    lost = max(1, self._damage.frames_lost)
+                    self._damage = replace(self._damage, frames_lost=lost, message=error.message)
+                    return
+                if len(steps) < self._chunk:
+                    self._grows = not stop.decided and self._growth.grows()
+                    self._damage, self._complete = self._source.damage, not stop.decided and not self._grows
+                    break
+        if session.clock.steps == segment.first_step and not stop.decided:
+            raise SourceUnreadable(
+                f"no frame of {self._source.info.name} can be read", hint="check that the file is a video and is whole"
+            )
+
+    def _open_steps(self, unwanted: Callable[[], bool]) -> Iterator[Step]:
+        return read_steps(
+            self._source,
+            self._first.fps,
+            self._first.frames_per_step,
+            self._first.steps - self._segment.first_step,
+            # Frames behind a damaged place are the same only if the decoder comes from the same place.
+            from_beginning=not self._damage.ok,
+            mark=self._mark,
+            should_stop=unwanted,
+        )
+
+    def _take(self, steps: list[ReadyStep]) -> Iterator[Event]:
+        starts_s = [self._segment.start_s + step.time_s for step in steps]
+        self._session.watch_prepared([step.prepared for step in steps], starts_s)
+        for step in steps:
+            self._decoders.update(step.decoders)
+        self._damage, self._mark = steps[-1].damage, steps[-1].mark
+        yield self._progress()
+        yield from self._events(self._writer.landed())
+
+    @property
+    def _unsaved(self) -> bool:
+        return self._session.clock.steps > self._committed.steps
+
+    def _due(self, every: Every) -> bool:
+        clock, then = self._session.clock, self._committed
+        wall_s = time.perf_counter() - self._committed_at
+        return every.due(clock.steps - then.steps, clock.stream_time_s - then.stream_time_s, wall_s)
+
+    def _commit(self, *, wait: bool = False) -> list[Commit]:
+        self._committed, self._committed_at = self._session.clock, time.perf_counter()
+        record = {
+            **self._source.info.to_dict(),
+            **self._growth.record(self._record),
+            "decoders": dict(sorted(self._decoders.items())),
+            "mark": self._mark,
+            "damage": None if self._damage.ok else self._damage.to_dict(),
+        }
+        if self._chunk > 1:
+            record["chunk"] = self._chunk
+        with stage(self._timings, "commit"):
+            state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
+            return self._events(self._writer.commit(state, wait=wait))
+
+    def _events(self, landed: list[Committed]) -> list[Commit]:
+        if landed:
+            self._bytes = landed[-1].file_bytes
+        return [Commit(str(self._writer.path), one.steps, one.stream_time_s, one.file_bytes) for one in landed]
+
+    def _started(self) -> Started:
+        clock, segment = self._session.clock, self._segment
+        if segment.done:
+            how = "finished"
+        elif clock.steps > segment.first_step:
+            how = "continued"
+        else:
+            how = "appended" if clock.steps else "started"
+        return Started(
+            state=str(self._writer.path),
+            source=self._source.info.name,
+            how=how,  # type: ignore[arg-type]
+            steps=clock.steps,
+            stream_time_s=clock.stream_time_s,
+            locked=self._writer.locked,
+        )
+
+    def _progress(self) -> Progress:
+        clock, duration_s = self._session.clock, self._source.info.duration_s
+        frames = (clock.steps - self._first.steps) * clock.frames_per_step
+        return Progress(
+            steps=clock.steps,
+            stream_time_s=clock.stream_time_s,
+            duration_s=duration_s and self._segment.start_s + duration_s,
+            frames_per_second=frames / (time.perf_counter() - self._began),
+            state_bytes=self._state_bytes(),
+        )
+
+    def _summary(self) -> Summary:
+        clock = self._session.clock
+        return Summary(
+            state=str(self._writer.path),
+            steps=clock.steps,
+            stream_time_s=clock.stream_time_s,
+            watched_s=self._watched_s(),
+            tokens_seen=clock.tokens_seen,
+            state_bytes=self._state_bytes(),
+            # Not asked of the disk where it was just written: it may have been moved away since.
+            file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
+            elapsed_s=time.perf_counter() - self._began,
+            complete=self._complete,
+            grows=self._grows,
+            damaged=not self._damage.ok,
+            damage=self._damage.message,
+        )
+
+    def _watched_s(self) -> float:
+        reached_s = self._session.clock.stream_time_s
+        if not self._complete:
+            return reached_s
+        return end_of(reached_s, self._segment.start_s, self._source.info.duration_s, self._session.clock)
+
+    def _state_bytes(self) -> int:
+        return sum(self._session.memory.nbytes().values())
+
+
+def _next_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], SourceError | None]:
+    """The next `n` steps of a source; fewer at its end, or in front of what cannot be read, which is told."""
+    steps: list[ReadyStep] = []
+    try:
+        steps.extend(islice(reading, n))
+    except SourceError as error:
+        return steps, error
+    return steps, None
