@@ -3,6 +3,7 @@
     ProtoKVError
     |-- ConfigError         a setting is out of range, unknown or contradicts another
     |-- ModelError          a model cannot be found, loaded or used
+    |-- JudgeError          a judge of answers cannot be asked
     |-- SourceError         a video source
     |   |-- SourceNotFound      there is nothing at that path
     |   `-- SourceUnreadable    there is something, but no video can be read from it
@@ -38,6 +39,10 @@ class PositionWarning(UserWarning):
 
 class ModelError(ProtoKVError):
     """A model cannot be found, loaded or used."""
+
+
+class JudgeError(ProtoKVError):
+    """A judge of answers cannot be asked at all; what it said already is kept."""
 
 
 class SourceError(ProtoKVError):

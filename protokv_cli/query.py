@@ -84,7 +84,7 @@ def query(
         with uncollected():
             from protokv.checkpoint import load
             from protokv.generate import Decoding
-            from protokv.replay.judge import is_expected
+            from protokv.replay.texts import is_expected
 
             decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
             session = load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,11 +11,14 @@ from protokv.config import CONFIGS
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.completion import lists, values
+from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.signals import stopping
 
 STUDIES = ("quick", "delay", "budgets", "ablation", "anchors", "allocation", "splits", "coefficients")
+PRESETS = (*(f"paper-table-{number}" for number in (1, 2, 3, 4, 6, 7, 9, 10, 11)), "paper-delays")
+DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
 
 
 def replay(
@@ -59,11 +62,39 @@ def replay(
         str,
         typer.Option(
             "--study",
-            help="Memories, streams and delays to compare where no others are named: quick, delay, or a table of the "
-            "paper: ablation, anchors, allocation, splits, coefficients, budgets.",
-            autocompletion=values(STUDIES),
+            help="Memories, streams and delays to compare where no others are named: quick, delay, ablation, anchors, "
+            "allocation, splits, coefficients, budgets; or a table of the paper: paper-table-1, ..., paper-delays.",
+            autocompletion=values((*STUDIES, *PRESETS)),
         ),
     ] = "quick",
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset",
+            metavar="NAME",
+            help="A published benchmark instead of sources.",
+            autocompletion=values(DATASETS),
+        ),
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option("--data-root", metavar="DIR", help="Its folder, or one with a folder for each.")
+    ] = None,
+    videos: Annotated[int | None, typer.Option("--videos", min=1, help="Its first videos only, for a try.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            help="official, or bare: the question alone, for models that know no letters.",
+            autocompletion=values(("official", "bare")),
+        ),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option("--judge", metavar="NAME", help="Of open answers: f1, exact, openai:MODEL or local:MODEL."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a video that is missing or cannot be read.")
+    ] = False,
     budgets: Annotated[
         str | None, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
     ] = None,
@@ -125,21 +156,19 @@ def replay(
       protokv replay --study quick
       protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
       protokv replay --world 7:20 --length 10m --pressure 12 --study ablation --budget 144 --html ablation.html
+      protokv replay --dataset ovo-bench --data-root data/ovo-bench --memory durable --budget 4k -o ovo.jsonl
+      protokv replay --study paper-table-1 --data-root data --dry-run
       protokv replay --report results.jsonl --plot curves.png
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
-        from dataclasses import replace
-
         from protokv.backbones import EMBEDDED, load_backbone
         from protokv.replay.figure import check_figure
-        from protokv.replay.plan import make_plan, run
+        from protokv.replay.plan import run
+        from protokv.replay.presets import PRESETS as TABLES
+        from protokv.replay.request import Request, Worlds
         from protokv.replay.rows import RowFile, check_trials, read_rows
-        from protokv.replay.runner import Setup
-        from protokv.replay.schedule import LADDER
-        from protokv.replay.streams import make_worlds, open_files
-        from protokv.replay.studies import default_budgets, find_study, name_memories, vary_memories
-        from protokv_cli.replay_tables import following, show, show_cost
+        from protokv_cli.replay_tables import following, judging, show, show_cost, show_preset
 
         if plot:
             check_figure(plot)
@@ -148,59 +177,73 @@ def replay(
         if report:
             show(out, read_rows(sources or [output]), plot=plot, html=html)
             return
-        if sources and world:
-            raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
-        if sources and questions is None:
-            raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
-        named = find_study(study)
-        name = model or EMBEDDED
-        tokens = [parse_budget(text) for text in parse_list(budgets)] if budgets else default_budgets(named, name)
-        variants = named.variants(tokens) if memories is None else name_memories(parse_list(memories), tokens)
-        variants = vary_memories(variants, [parse_variation(text) for text in settings or ()])
-        after = named.pressure
-        if pressure is not None:
-            after = replace(after, events_per_minute=pressure)
-        if cuts is not None:
-            after = replace(after, cut_s=parse_scene(cuts))
-        if moving is not None:
-            after = replace(after, moving=moving)
-        streams = (
-            open_files(sources, questions)
-            if sources and questions
-            else make_worlds(
-                named.seeds if world is None else parse_seeds(world),
-                named.length_s if length is None else round(parse_duration(length)),
-                after,
-                evidence_s=round(parse_duration(evidence)),
-                per_type=named.per_type if per_type is None else per_type,
-            )
+        worlds = Worlds(
+            seeds=None if world is None else parse_seeds(world),
+            length_s=None if length is None else round(parse_duration(length)),
+            events_per_minute=pressure,
+            cuts="study" if cuts is None else parse_scene(cuts),
+            moving=moving,
+            evidence_s=round(parse_duration(evidence)),
+            per_type=per_type,
         )
-        plan = make_plan(
-            streams,
-            variants,
-            None if delays is None else [parse_duration(text) for text in parse_list(delays)],
-            wanted_s=LADDER if sources else named.delays_s,
+        request = Request(
+            study=study,
+            sources=sources,
+            questions=questions,
+            worlds=worlds,
+            dataset=dataset,
+            data_root=data_root,
+            most_videos=videos,
+            delays_s=None if delays is None else [parse_duration(text) for text in parse_list(delays)],
+            memories=None if memories is None else parse_list(memories),
+            budgets=None if budgets is None else [parse_budget(text) for text in parse_list(budgets)],
+            variations=[parse_variation(text) for text in settings or ()],
             intersection=intersection,
             types=None if types is None else parse_list(types),
+            prompt=prompt,
+            strict=strict,
         )
-        backbone = load_backbone(
-            name, device=device, dtype=dtype or "auto", device_map=device_map, quantization=quantization
-        )
-        setup = Setup.of(backbone, fps=fps)
+        name = model or EMBEDDED
+        placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}
+        if study in TABLES and dataset is None:
+            if not dry_run:
+                raise ConfigError(
+                    f"{study} is a table of several data sets, or of one that is not named",
+                    hint=f"add --dataset: {', '.join(cell.dataset for cell in TABLES[study].cells)}; or --dry-run",
+                )
+            backbone = load_backbone(name, dtype=dtype or "auto", **placement)
+            show_preset(out, study, request, backbone, fps)
+            return
+        request.check()
+        opened = request.open(name)
+        for video, why in opened.missing.items():
+            out.warn(f"left out: {video}: {why}")
+        referee = request.judge(judge, output, placement)
+        backbone = load_backbone(name, dtype=dtype or "auto", **placement)
+        plan = request.plan(opened, backbone)
+        setup = request.setup(backbone, fps)
         trials = plan.trials(setup)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, trials, output)
-            show_cost(out, plan.cost(setup, {row.key for row in done}))
+            show_cost(out, request.cost(plan, backbone, setup, {row.key for row in done}), opened)
             return
         results = RowFile(output, start_over=force)
         cost = plan.cost(setup, results.rows.keys())
-        with stopping(out.warn) as stop, following(out, cost["answers"]) as follow:
-            for event in run(plan, backbone, setup, results, should_stop=lambda: bool(stop)):
+        unread = dict(opened.missing)
+        with stopping(out.warn) as stop, following(out, cost["answers"], unread) as follow:
+            for event in run(
+                plan, backbone, setup, results, should_stop=lambda: bool(stop), strict=strict or dataset is None
+            ):
                 follow(event)
-        asked = [results.rows[trial.key] for trial in trials if trial.key in results.rows]
+            keys = [trial.key for trial in trials if trial.key in results.rows]
+            if referee and stop.exit is None:
+                judging(out, results, keys, referee, should_stop=lambda: bool(stop))
+        asked = [results.rows[key] for key in keys]
         if stop.exit is None or asked:
-            show(out, asked, dropped=plan.dropped, plot=plot, html=html)
+            show(out, asked, dropped=plan.dropped, plot=plot, html=html, missing=unread, notes=opened.notes)
         if stop.exit is not None:
             out.warn(f"stopped; what is done is in {output}. Continue with the same command.")
             raise typer.Exit(stop.exit)
+        if unread:
+            raise typer.Exit(Exit.PARTIAL)

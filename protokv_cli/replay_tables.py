@@ -5,16 +5,24 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import ConfigError
+from protokv.backbones.base import Backbone
+from protokv.errors import ConfigError, ProtoKVError
+from protokv.replay.dataset import Opened
+from protokv.replay.judges import Judge, judge_rows
+from protokv.replay.plan import Unread
+from protokv.replay.presets import PRESETS
 from protokv.replay.report import format_delay, format_group, summarise
-from protokv.replay.rows import Row
+from protokv.replay.request import Request
+from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
+from protokv_cli.benchmark_tables import tabulate_benchmark
 from protokv_cli.output import Format, Output
 from protokv_cli.printable import printable
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
@@ -24,8 +32,13 @@ BAR_EVERY_S = 0.25
 
 
 @contextmanager
-def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], None]]:
-    """A function that takes each event of a replay and shows how far it is, on stderr."""
+def following(
+    out: Output, answers: int, unread: MutableMapping[str, str]
+) -> Iterator[Callable[[Row | Watched | Unread], None]]:
+    """A function that takes each event of a replay and shows how far it is, on stderr.
+
+    Videos that cannot be read to their end are told at once and added to `unread`.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     on_terminal = out.messages.is_terminal and not out.quiet
@@ -46,8 +59,12 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
     task = bar.add_task("replay", total=answers)
     given, shown_s = 0, time.monotonic()
 
-    def follow(event: Row | Watched) -> None:
+    def follow(event: Row | Watched | Unread) -> None:
         nonlocal given, shown_s
+        if isinstance(event, Unread):
+            unread[event.video] = event.why
+            out.warn(f"left out: {event.video}: {event.why}")
+            return
         if isinstance(event, Row):
             given += 1
             return
@@ -66,14 +83,78 @@ def following(out: Output, answers: int) -> Iterator[Callable[[Row | Watched], N
         yield follow
 
 
-def show_cost(out: Output, cost: Mapping[str, Any]) -> None:
+def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:
+    """Have open answers judged, and say of how many there is no verdict."""
+    without = 0
+    for row in judge_rows(results, keys, judge):
+        without += row is None
+        if should_stop():
+            return
+    if without:
+        out.warn(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
+
+
+def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
     """A dry run."""
     if out.format is Format.JSON:
-        out.json({"type": "plan", **cost})
+        out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})
         return
-    rows = {name: cost[name] for name in ("videos", "memories", "questions", "steps", "answers")}
+    rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "steps", "answers")}
+    if cost["estimate_s"] is not None:
+        rows["estimate, at least"] = time_text(round(cost["estimate_s"]))
     rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
+    rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
+    rows |= dict(opened.notes)
     out.table(pairs(rows, title="would be done: steps to encode and answers to give, over all memories"))
+
+
+def show_preset(out: Output, name: str, request: Request, backbone: Backbone, fps: float | None) -> None:
+    """What each data set of a table would take; one that is not there is named as missing."""
+    preset = PRESETS[name]
+    rows = []
+    for cell in preset.cells:
+        own = replace(request, dataset=cell.dataset)
+        row: dict[str, Any] = {
+            "dataset": cell.dataset,
+            "budgets": list(request.budgets or cell.budgets),
+            "compared": list(dict.fromkeys(variant.label for variant in cell.variants(request.budgets))),
+            "delays_s": list(request.delays_s or cell.delays_s),
+        }
+        try:
+            own.check()
+            opened = own.open(backbone.identity.name)
+            plan, setup = own.plan(opened, backbone), own.setup(backbone, fps)
+            row |= own.cost(plan, backbone, setup) | {"fps": setup.fps, "missing": opened.missing}
+        except ProtoKVError as error:
+            row["absent"] = error.message
+        rows.append(row)
+    if out.format is Format.JSON:
+        out.json({"type": "preset", "study": name, "title": preset.title, "models": list(preset.models), "cells": rows})
+        return
+    cells = (
+        (
+            row["dataset"],
+            ", ".join(map(str, row["budgets"])),
+            len(row["compared"]),
+            *(
+                ["-"] * 4
+                if "absent" in row
+                else [
+                    row["videos"],
+                    row["questions"],
+                    row["hours"],
+                    "-" if row["estimate_s"] is None else time_text(round(row["estimate_s"])),
+                ]
+            ),
+        )
+        for row in rows
+    )
+    head = ["data set", "budgets", "memories", "videos", "questions", "hours", "estimate, at least"]
+    out.table(grid(head, cells, title=f"{name}: {preset.title}, in the paper by {', '.join(preset.models)}"))
+    for row in rows:
+        if "absent" in row:
+            out.warn(f"{row['dataset']}: {row['absent']}")
+        out.note(f"{row['dataset']}: {', '.join(row['compared'])}; and the baselines")
 
 
 def show(
@@ -83,6 +164,8 @@ def show(
     dropped: Mapping[str, int] | None = None,
     plot: Path | None = None,
     html: Path | None = None,
+    missing: Mapping[str, str] | None = None,
+    notes: Mapping[str, int] | None = None,
 ) -> None:
     """Tables on a terminal, one JSON document in a pipe, and the figures that were asked for."""
     if not rows:
@@ -94,6 +177,8 @@ def show(
     report = summarise(rows)
     if dropped is not None:
         report["dropped"] = dict(dropped)
+    if missing or report["benchmark"]:
+        report["missing"], report["notes"] = dict(missing or {}), dict(notes or {})
     if out.format is Format.JSON:
         out.json(report)
     else:
@@ -120,6 +205,8 @@ def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
     }
     facts |= {f"left out, {why}": str(n) for why, n in report.get("dropped", {}).items()}
     yield pairs(facts)
+    if report["benchmark"]:
+        yield from tabulate_benchmark(report)
     for name in ("all", *report["curves"][0]["groups"]):
         yield grid(
             ["memory", "budget", "n", *(format_delay(delay) for delay in report["delays_s"])],
@@ -153,7 +240,8 @@ def _cells(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> It
     found = {point["delay_s"]: point for point in points}
     for delay in report["delays_s"]:
         point = found.get(delay)
-        yield f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}" if point else "-"
+        marked = "*" if point and point["thin"] and report["benchmark"] else ""
+        yield f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{marked}" if point else "-"
 
 
 def _counts(points: Sequence[Mapping[str, Any]]) -> str:

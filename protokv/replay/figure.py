@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.report import format_delay, format_group
+from protokv.replay.report import format_delay, format_group, format_type
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def draw(report: Mapping[str, Any]) -> Figure:
     for axis, name in zip(of_types, types, strict=False):
         points = {i: curves[i]["types"][name] for i in shown}
         # With few questions per type the intervals would hide the curves.
-        _draw_curves(axis, format_group(name) + suffix, report, points, floors["types"][name], intervals=False)
+        _draw_curves(axis, format_type(name) + suffix, report, points, floors["types"][name], intervals=False)
     _hide(of_types[len(types) :])
     for axis, key in zip(axes[-1], _COSTS, strict=False):
         _draw_costs(axis, key, report)

@@ -68,6 +68,13 @@ def measure_floor(rows: Iterable[Row]) -> float:
     return best / n if n else math.nan
 
 
+def find_constant(rows: Iterable[Row]) -> tuple[str, dict[tuple[str, str], bool]]:
+    """The one answer that is right most often, and of which questions it is: what needs neither video nor question."""
+    expected = {(row.video, row.question_id): row.expected for row in rows}
+    answer = max(sorted(counts), key=counts.__getitem__) if (counts := Counter(expected.values())) else ""
+    return answer, {question: text == answer for question, text in expected.items()}
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that a share of the values does not exceed (nearest rank, no interpolation); NaN of none."""
     ordered = sorted(values)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protokv.backbones.base import Backbone
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, SourceError
 from protokv.replay.rows import Row, RowFile, Trial
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
@@ -44,23 +44,38 @@ class Plan:
             for ask in asked.asks
         ]
 
+    @property
+    def hours(self) -> float:
+        """Hours of video up to the last question about each."""
+        return sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams) / 3600
+
     def cost(self, setup: Setup, done: Collection[str] = ()) -> dict[str, Any]:
-        """What a run would do: streams, questions, steps to encode (summed over memories) and answers to give."""
-        left = [
-            [ask for ask in asked.asks if setup.trial(stream, ask, variant).key not in done]
+        """What a run would do: streams, questions, hours of video up to the last of them, steps to encode (summed over
+        memories), steps to embed (shared by them) and answers to give."""
+        left = {
+            (stream.name, i): [ask for ask in asked.asks if setup.trial(stream, ask, variant).key not in done]
             for stream, asked in self.streams
-            for variant in self.variants
-        ]
+            for i, variant in enumerate(self.variants)
+        }
         steps_per_second = setup.fps / setup.frames_per_step
         # A pass ends with its last question.
-        steps = sum(-(-asks[-1].at_s * steps_per_second // 1) for asks in left if asks)
+        steps = {
+            key: -(-asks[-1].at_s * steps_per_second // 1)
+            for key, asks in left.items()
+            if asks and not self.variants[key[1]].blind
+        }
+        embedded: dict[str, float] = {}
+        for (name, _), n in steps.items():
+            embedded[name] = max(n, embedded.get(name, 0))
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
-            "steps": int(steps),
-            "answers": sum(map(len, left)),
+            "hours": round(self.hours, 2),
+            "steps": int(sum(steps.values())),
+            "embedded": int(sum(embedded.values())),
+            "answers": sum(map(len, left.values())),
         }
 
 
@@ -79,7 +94,7 @@ def make_plan(
         ConfigError: two memories have the same name and budget, or two streams the same name.
     """
     for what, names in (
-        ("memory", [f"{variant.label} at {variant.config.budget}" for variant in variants]),
+        ("memory", [f"{variant.label} at {variant.budget}" for variant in variants]),
         ("video", [stream.name for stream in streams]),
     ):
         twice = [name for name, n in Counter(names).items() if n > 1]
@@ -102,19 +117,42 @@ def run(
     results: RowFile,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Row | Watched]:
+    strict: bool = True,
+) -> Iterator[Row | Watched | Unread]:
     """Do what is left of a plan; every row is in the file before it is yielded.
+
+    Args:
+        plan: what to do.
+        backbone: the model.
+        setup: of this backbone.
+        results: where rows go, and what is done already.
+        should_stop: asked after every step.
+        strict: a video that turns out unreadable ends the run; otherwise it is told, and the next one is taken.
 
     Raises:
         ConfigError: the file holds results of another study.
+        SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials(setup))
     for stream, asked in plan.streams:
-        for event in replay(
-            backbone, stream, asked, plan.variants, setup, done=results.rows.keys(), should_stop=should_stop
-        ):
-            if isinstance(event, Row):
-                results.append(event)
-            yield event
+        try:
+            for event in replay(
+                backbone, stream, asked, plan.variants, setup, done=results.rows.keys(), should_stop=should_stop
+            ):
+                if isinstance(event, Row):
+                    results.append(event)
+                yield event
+        except SourceError as error:
+            if strict:
+                raise
+            yield Unread(stream.name, error.message)
         if should_stop():
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A video that could not be read to its end; what was answered before is kept."""
+
+    video: str
+    why: str

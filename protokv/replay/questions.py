@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from protokv.errors import ConfigError, SourceNotFound
 
-Reference = Literal["evidence", "query"]
+Reference = Literal["evidence", "query", "end"]
 
 _TIMES = ("ask_s", "query_s", "end_time", "realtime")
 
@@ -27,8 +27,13 @@ class Question:
     Attributes:
         id: tells it from the others of its stream.
         text, answer, type: as the data set has them; the type may be empty.
-        reference_s: t0, seconds of stream time.
-        reference: what t0 is: when the evidence was last seen, or the data set's query time.
+        reference_s: t0, seconds of stream time; infinite where it is the end of a stream that was not opened yet.
+        reference: what t0 is: when the evidence was last seen, the data set's query time, or the end of the stream.
+        dataset: the name of the benchmark that it is from; empty for any other.
+        prompt: what the model is asked, as the benchmark words it; empty: the text.
+        options: of a multiple-choice question, in order; the answer is the letter of one of them.
+        evidence_s: when the evidence was last seen, where that is known and not t0.
+        valid_until_s: stream time until which the answer is known to hold.
     """
 
     id: str
@@ -37,6 +42,16 @@ class Question:
     type: str
     reference_s: float
     reference: Reference
+    dataset: str = ""
+    prompt: str = ""
+    options: tuple[str, ...] = ()
+    evidence_s: float | None = None
+    valid_until_s: float = math.inf
+
+    @property
+    def causal(self) -> bool:
+        """Whether nothing behind the time of asking may have been seen: a benchmark's own query sees its prefix."""
+        return self.dataset != "" and self.reference == "query"
 
 
 def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:

@@ -6,35 +6,46 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from protokv.replay.benchmark_report import summarise_benchmark
 from protokv.replay.metrics import Accuracy, measure_accuracy, measure_floor, quantile
-from protokv.replay.question_types import GROUPS, find_type
+from protokv.replay.question_types import OTHER, find_type, order_groups
 from protokv.replay.rows import Row
+
+FEW_QUESTIONS, FEW_VIDEOS = 100, 5
+"""A point on fewer of either is marked: its interval is wide, or a few videos decide it."""
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The whole report, plain JSON.
 
     `curves` has one entry per memory and budget with its accuracy at every delay, over all questions, by group and by
-    type; `costs` what it cost; `reference` how many questions count their delay from the evidence and how many from the
-    query time; `floor` and `floors` the accuracy of always giving the most frequent answer of a question's type;
-    `setup` which model answered, where and how.
+    type; a point is `thin` if it stands on few questions or videos; `costs` what it cost; `benchmark` what a published
+    data set adds (`summarise_benchmark`), None of others; `reference` how many questions count their delay from the
+    evidence, from the query time and from the end of the stream; `floor` and `floors` the accuracy of always giving the
+    most frequent answer of a question's type; `setup` which model answered, where and how.
     """
     labels = list(dict.fromkeys((row.memory, row.budget) for row in rows))
     delays = sorted({row.delay_s for row in rows})
     overall = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s))
-    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, find_type(row.type).group))
+    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, _group(row)))
     typed = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
+    videos: dict[Any, set[str]] = {}
+    for row in rows:
+        key = (row.memory, row.budget, row.delay_s)
+        for cell in {key, (*key, _group(row)), (*key, row.type)}:
+            videos.setdefault(cell, set()).add(row.video)
     questions = {(row.video, row.question_id): row for row in rows}
-    groups = [
-        name for name in (*GROUPS, "other") if any(find_type(row.type).group == name for row in questions.values())
-    ]
-    if groups == ["other"]:
+    present = {_group(row) for row in questions.values()}
+    known = dict.fromkeys(name for dataset in {row.dataset: None for row in rows} for name in order_groups(dataset))
+    groups = [name for name in known if name in present and name != OTHER] + [OTHER] * (OTHER in present)
+    if groups == [OTHER]:
         # The same as all questions.
         groups = []
     types = sorted({row.type for row in questions.values()})
 
     def points(found: dict[Any, Accuracy], *key: str) -> list[dict[str, Any]]:
-        return [_point(delay, found[cell]) for delay in delays if (cell := (*label, delay, *key)) in found]
+        cells = [(delay, (*label, delay, *key)) for delay in delays]
+        return [_point(delay, found[cell], len(videos[cell])) for delay, cell in cells if cell in found]
 
     curves, costs = [], []
     for label in labels:
@@ -56,11 +67,10 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "reference": {name: references.count(name) for name in sorted(set(references))},
         "floor": _number(measure_floor(rows)),
         "floors": {
-            "groups": {
-                name: _number(measure_floor([r for r in rows if find_type(r.type).group == name])) for name in groups
-            },
+            "groups": {name: _number(measure_floor([r for r in rows if _group(r) == name])) for name in groups},
             "types": {name: _number(measure_floor([r for r in rows if r.type == name])) for name in types},
         },
+        "benchmark": summarise_benchmark(rows),
         "setup": _describe_setup(rows),
         "delays_s": delays,
         "curves": curves,
@@ -68,10 +78,16 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _point(delay: float, accuracy: Accuracy) -> dict[str, Any]:
+def _group(row: Row) -> str:
+    return find_type(row.type, row.dataset).group
+
+
+def _point(delay: float, accuracy: Accuracy, videos: int) -> dict[str, Any]:
     return {
         "delay_s": delay,
         "n": accuracy.n,
+        "videos": videos,
+        "thin": accuracy.n < FEW_QUESTIONS or videos < FEW_VIDEOS,
         "accuracy": round(accuracy.share, 4),
         "low": round(accuracy.low, 4),
         "high": round(accuracy.high, 4),
@@ -100,6 +116,16 @@ def _describe_setup(rows: Sequence[Row]) -> dict[str, Any]:
         "model": first.model["name"],
         "dtype": first.model["dtype"],
         "weights_digest": first.model["weights_digest"],
+        "frames": first.frames,
+        "tokens_per_step": round(
+            max(
+                (row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1)) / row.asked_s
+                if row.asked_s
+                else 0.0
+                for row in rows
+            ),
+            1,
+        ),
         "devices": sorted({row.device for row in rows}),
         "fps": first.stream["fps"],
         "max_new_tokens": first.decoding["max_new_tokens"],
@@ -116,8 +142,13 @@ def format_delay(seconds: float) -> str:
 
 
 def format_group(name: str) -> str:
-    """A group or type as a heading: `all questions`, `which first`."""
-    return f"{name} questions" if name in ("all", "other", *GROUPS) else name.replace("_", " ") or "without a type"
+    """A group as a heading: `all questions`, `content questions`."""
+    return f"{name} questions"
+
+
+def format_type(name: str) -> str:
+    """A type as a heading: `which first`."""
+    return name.replace("_", " ") or "without a type"
 
 
 def _number(value: float) -> float | None:

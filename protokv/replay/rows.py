@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -35,6 +35,12 @@ class Trial:
         model: which model answers, as states name it.
         decoding: how answers are generated.
         protocol: `PROTOCOL` of the program.
+        dataset: the benchmark that the question is from; empty for any other.
+        prompt: what the model is asked, where that is not the question.
+        prompt_hash: of the benchmark's templates, or `bare` where the bare question is asked.
+        options: of a multiple-choice question; the expected answer is a letter.
+        evidence_s: when the evidence was last seen, where the data set knows it and it is not t0.
+        frames: how frames are prepared, as the backbone says it.
     """
 
     video: str
@@ -52,6 +58,12 @@ class Trial:
     model: dict[str, Any]
     decoding: dict[str, Any]
     protocol: int = PROTOCOL
+    dataset: str = ""
+    prompt: str = ""
+    prompt_hash: str = ""
+    options: list[str] = field(default_factory=list)
+    evidence_s: float | None = None
+    frames: dict[str, Any] = field(default_factory=dict)
 
     @property
     def study(self) -> dict[str, Any]:
@@ -60,7 +72,12 @@ class Trial:
         model = {
             name: value for name, value in self.model.items() if name != "name" or not self.model["weights_digest"]
         }
-        return {
+        of_benchmark: dict[str, Any] = (
+            {"the data set": self.dataset, "the prompt": self.prompt_hash, "the frames": self.frames}
+            if self.dataset
+            else {}
+        )
+        return of_benchmark | {
             "the protocol": self.protocol,
             "the model": model,
             "the decoding": self.decoding,
@@ -84,7 +101,10 @@ class Row(Trial):
 
     Attributes:
         asked_s: stream time of the asking: the end of the first step that is not before t0 + delay.
-        prediction, correct: the answer.
+        prediction, correct: the answer, and whether it is right by the official rule, or to the judge.
+        strict: whether it is right by a strict rule; None where the rule is strict already.
+        points: a judge's, from 0 to 5.
+        judge: who decided `correct`; empty: the rule of the data set.
         ttft_ms, total_ms: from the question's arrival to the first and to the last token.
         context_tokens: tokens of the stream that attention could see; the prompt is not counted.
         state_bytes: of the memory.
@@ -103,6 +123,9 @@ class Row(Trial):
     step_ms: float
     tokens_seen: int
     device: str
+    strict: bool | None = None
+    points: float | None = None
+    judge: str = ""
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -113,13 +136,13 @@ class Row(Trial):
         """
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
-        names = [field.name for field in fields(cls)]
+        names = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
         if "protocol" not in data and "question_id" in data:
             raise ValueError("it is from an older version, which did not note the model and the stream")
         missing = [name for name in names if name not in data]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
-        return cls(**{name: data[name] for name in names})
+        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:

@@ -1,24 +1,28 @@
 """One pass over a stream serves all memories, questions and delays: steps are embedded once, asking is read-only.
 
 Owns the order of things and the clock of the latencies: every answer is timed around the same boundary (question in,
-first token, last token), after one question that is not counted. Knows no files of results and no tables.
+first token, last token), after one question that is not counted. A benchmark's own query is asked before the first step
+that holds a later frame; a delay behind evidence, when the step that holds it has been seen. Knows no files of results
+and no tables.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Self
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
 
 import torch
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.generate import Decoding
-from protokv.replay.judge import is_expected
+from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, Trial
-from protokv.replay.schedule import Ask, Schedule
+from protokv.replay.schedule import SLACK_S, Ask, Schedule
+from protokv.replay.scoring import score
 from protokv.replay.streams import Stream
 from protokv.session import Session
 
@@ -27,10 +31,26 @@ SHORT = Decoding(max_new_tokens=16)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A memory under test and the name that tables give it."""
+    """A memory under test and the name that tables give it.
+
+    Attributes:
+        label: the name.
+        config: the memory.
+        blind: no step is ever shown to it: the answer from the text alone.
+    """
 
     label: str
     config: MemoryConfig
+    blind: bool = False
+
+    @property
+    def budget(self) -> int:
+        """Visual tokens that a question may read."""
+        return 0 if self.blind else self.config.budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is, plain JSON."""
+        return {"kind": self.label} if self.blind else self.config.to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +62,25 @@ class Setup:
         fps: sampled frames per second.
         frames_per_step: sampled frames that make one step.
         decoding: of answers.
+        frames: how frames are prepared, as the backbone says it.
+        bare: the bare question is asked, and its answer is a text, where a benchmark would have a letter.
     """
 
     model: dict[str, str]
     fps: float
     frames_per_step: int
     decoding: Decoding = SHORT
+    frames: dict[str, Any] = field(default_factory=dict)
+    bare: bool = False
 
     @classmethod
-    def of(cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT) -> Self:
+    def of(
+        cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT, bare: bool = False
+    ) -> Self:
         """The setup of a backbone, at its own rate where `fps` is None."""
         rate = backbone.default_fps if fps is None else fps
-        return cls(asdict(backbone.identity), float(rate), backbone.frames_per_step, decoding)
+        frames = dict(backbone.settings)
+        return cls(asdict(backbone.identity), float(rate), backbone.frames_per_step, decoding, frames, bare)
 
     def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
         """What an ask is under one memory."""
@@ -68,12 +95,23 @@ class Setup:
             reference_s=question.reference_s,
             delay_s=float(ask.delay_s),
             memory=variant.label,
-            budget=variant.config.budget,
-            config=variant.config.to_dict(),
+            budget=variant.budget,
+            config=variant.to_dict(),
             stream=stream.facts | {"fps": self.fps, "frames_per_step": self.frames_per_step},
             model=self.model,
             decoding=asdict(self.decoding),
+            dataset=question.dataset,
+            prompt="" if self.bare else question.prompt,
+            prompt_hash=self._prompt_hash(question.dataset),
+            options=list(question.options),
+            evidence_s=question.evidence_s,
+            frames=self.frames,
         )
+
+    def _prompt_hash(self, dataset: str) -> str:
+        if not dataset:
+            return ""
+        return "bare" if self.bare else BENCHMARKS[dataset].prompt_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +127,24 @@ class Watched:
 class _Run:
     session: Session
     left: list[tuple[Ask, Trial]]
+    blind: bool
     busy_s: float = 0.0
     warm: bool = False
+
+    def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
+        """Take what is to be asked until a stream time; causal queries, or the others, or all."""
+        due = [(ask.at_s <= until_s and causal in (None, ask.question.causal), ask, trial) for ask, trial in self.left]
+        self.left = [(ask, trial) for is_due, ask, trial in due if not is_due]
+        return [trial for is_due, _, trial in due if is_due]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Where the pass stands, for all runs alike: a blind one has no clock that moves."""
+
+    stream_time_s: float = 0.0
+    steps: int = 0
+    tokens_seen: int = 0
 
 
 def replay(
@@ -121,51 +175,67 @@ def replay(
     for variant in variants:
         left = [(ask, trial) for ask in plan.asks if (trial := setup.trial(stream, ask, variant)).key not in done]
         if left:
-            runs.append(_Run(Session.start(backbone, variant.config, fps=setup.fps), left))
+            session = Session.start(backbone, variant.config, fps=setup.fps)
+            runs.append(_Run(session, left, variant.blind))
     if not runs:
         return
+    now = _Moment()
     for step in stream.steps(setup.fps, setup.frames_per_step):
+        newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
+        for run in runs:
+            # Up to a frame's own time a query may not see it.
+            yield from _answer(backbone, run, setup, now, run.pop(newest_s - 2 * SLACK_S, causal=True))
+        runs = [run for run in runs if run.left]
+        if not runs:
+            return
         tokens = runs[0].session.embed(step.images, step.time_s)
         for run in runs:
-            began = time.perf_counter()
-            run.session.take([tokens], [step.time_s])
-            _synchronise(backbone)
-            run.busy_s += time.perf_counter() - began
+            if not run.blind:
+                began = time.perf_counter()
+                run.session.take([tokens], [step.time_s])
+                synchronise(backbone)
+                run.busy_s += time.perf_counter() - began
+        now = _Moment(
+            step.time_s + setup.frames_per_step / setup.fps, now.steps + 1, now.tokens_seen + len(tokens.embeddings)
+        )
         for run in runs:
-            yield from _answer_due(backbone, run, setup.decoding, last=False)
-        yield Watched(stream.name, runs[0].session.clock.stream_time_s, stream.length_s)
+            yield from _answer(backbone, run, setup, now, run.pop(now.stream_time_s + SLACK_S, causal=False))
+        yield Watched(stream.name, now.stream_time_s, stream.length_s)
         runs = [run for run in runs if run.left]
         if should_stop() or not runs:
             return
     # The last sampling time may lie a fraction of a step before the end that the container names.
     for run in runs:
-        yield from _answer_due(backbone, run, setup.decoding, last=True)
+        yield from _answer(backbone, run, setup, now, run.pop(math.inf))
 
 
-def _answer_due(backbone: Backbone, run: _Run, decoding: Decoding, *, last: bool) -> Iterator[Row]:
-    clock = run.session.clock
-    while run.left and (last or run.left[0][0].at_s <= clock.stream_time_s + 1e-6):
-        _, trial = run.left.pop(0)
+def _answer(backbone: Backbone, run: _Run, setup: Setup, now: _Moment, trials: Sequence[Trial]) -> Iterator[Row]:
+    for trial in trials:
+        text = trial.prompt or trial.question
         if not run.warm:
-            run.session.ask(trial.question, decoding)
+            run.session.ask(text, setup.decoding)
             run.warm = True
-        _synchronise(backbone)
-        answer = run.session.ask(trial.question, decoding)
+        synchronise(backbone)
+        answer = run.session.ask(text, setup.decoding)
+        found = score(trial, answer.text)
         yield Row(
             **{field.name: getattr(trial, field.name) for field in fields(trial)},
-            asked_s=clock.stream_time_s,
+            asked_s=now.stream_time_s,
             prediction=answer.text,
-            correct=is_expected(answer.text, trial.expected),
+            correct=found.official,
+            strict=found.strict if trial.dataset else None,
+            judge=found.judge,
             ttft_ms=round(answer.ttft_ms, 3),
             total_ms=round(answer.total_ms, 3),
-            context_tokens=answer.context_tokens - len(backbone.prefix_ids),
-            state_bytes=sum(run.session.memory.nbytes().values()),
-            step_ms=round(1e3 * run.busy_s / clock.steps, 3),
-            tokens_seen=clock.tokens_seen,
+            context_tokens=max(0, answer.context_tokens - len(backbone.prefix_ids)),
+            state_bytes=0 if run.blind else sum(run.session.memory.nbytes().values()),
+            step_ms=round(1e3 * run.busy_s / max(1, now.steps), 3),
+            tokens_seen=now.tokens_seen,
             device=str(backbone.device),
         )
 
 
-def _synchronise(backbone: Backbone) -> None:
+def synchronise(backbone: Backbone) -> None:
+    """Wait until the device has done what it was told."""
     if backbone.device.type == "cuda":
         torch.cuda.synchronize(backbone.device)

@@ -81,12 +81,14 @@ def schedule(
     for question in questions:
         if types is not None and question.type not in types and ALL_TYPES not in types:
             dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
-        elif types is None and sweep and not find_type(question.type).retrospective:
+        elif types is None and sweep and not find_type(question.type, question.dataset).retrospective:
             dropped[f"type {question.type} is not known to be retrospective"] += 1
         else:
-            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]
+            last_s = min(length_s, question.valid_until_s)
+            valid = [delay for delay in delays_s if question.reference_s + delay <= last_s + SLACK_S]
             if not valid or (intersection and len(valid) < len(delays_s)):
-                dropped["beyond the end of the stream at some delay" if valid else "beyond the end of the stream"] += 1
+                where = "the end of the stream" if last_s == length_s else "the time that the answer is known to hold"
+                dropped[f"beyond {where} at some delay" if valid else f"beyond {where}"] += 1
             else:
                 asks += [Ask(question, delay) for delay in valid]
     asks.sort(key=lambda ask: (ask.at_s, ask.question.id))

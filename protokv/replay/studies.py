@@ -66,7 +66,7 @@ def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
     """Each memory once per budget, and the full cache, which has none, at the first only."""
     found: dict[tuple[str, int], Variant] = {}
     for variant in variants:
-        size = 0 if variant.config.name == FullConfig.name else variant.config.budget
+        size = 0 if variant.config.name == FullConfig.name else variant.budget
         found.setdefault((variant.label, size), variant)
     return list(found.values())
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.replay.question_types import TYPES
+from protokv.replay.question_types import WORLD
 from protokv.replay.questions import Question
 from protokv.replay.schedule import LADDER, SLACK_S, fit_delays, schedule
 
@@ -77,7 +77,10 @@ def test_a_schedule_without_a_delay_is_refused() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 300), st.sampled_from([*sorted(TYPES), "colour of the sky", ""])), max_size=12),
+    st.lists(
+        st.tuples(st.floats(0, 300), st.sampled_from([*(kind.name for kind in WORLD), "EPM", "colour of the sky", ""])),
+        max_size=12,
+    ),
     st.lists(st.floats(0, 200), min_size=1, max_size=4, unique=True),
     st.floats(1, 300),
     st.booleans(),

@@ -1,0 +1,92 @@
+"""MLVU, the seven multiple-choice tasks of its development set, asked when the whole video was seen.
+
+Source: github.com/JUNJIE99/MLVU at fd060c1, seven files `1_plotQA.json` to `7_topic_reasoning.json` (CC BY-NC-SA 4.0);
+the two generation tasks, `8_sub_scene.json` and `9_summary.json`, are not asked. Prompt and rule of
+`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, and where
+there is no ")", the whole answer. There the answer of the model is begun for it with "Best Option: ("; here these words
+end the question. The official average, M-Avg, is the mean of the seven tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Final
+
+from protokv.errors import ConfigError, SourceNotFound
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
+from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, strict_letter
+from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
+from protokv.replay.question_types import QuestionType
+from protokv.replay.questions import Question
+
+PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
+Question: {question}
+Options:
+{options}
+Only give the best option.
+Best Option: ("""  # noqa: E501
+
+# File -> the type of its questions, and the group of it in the paper of MLVU.
+TASKS: Final = {
+    "1_plotQA": ("plotQA", "single detail"),
+    "2_needle": ("findNeedle", "single detail"),
+    "3_ego": ("ego", "single detail"),
+    "4_count": ("count", "multi detail"),
+    "5_order": ("order", "multi detail"),
+    "6_anomaly_reco": ("anomaly_reco", "holistic"),
+    "7_topic_reasoning": ("topic_reasoning", "holistic"),
+}
+
+
+class Mlvu(Benchmark):
+    """Seven tasks, one file each."""
+
+    name = "mlvu"
+    types = tuple(QuestionType(kind, group) for kind, group in TASKS.values())
+    templates = (PROMPT,)
+    licence = "CC BY-NC-SA 4.0"
+    source = "https://github.com/JUNJIE99/MLVU"
+
+    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+        """Read the files that are there; a missing one is noted."""
+        videos: dict[str, list[Question]] = defaultdict(list)
+        notes: Counter[str] = Counter()
+        # One of them must be there; the first that is names what was looked for.
+        find_annotations(root, [f"{task}.json" for task in TASKS], self.name)
+        for task, (kind, _) in TASKS.items():
+            path = find_file(root, [f"{task}.json"])
+            if path is None:
+                notes[f"{task}.json is missing"] = 1
+                continue
+            for number, (row, where) in enumerate(numbered(read_records(path), path)):
+                options = tuple(str(option) for option in take(row, "candidates", list, where))
+                text = take(row, "question", str, where)
+                letter = letter_of(options, take(row, "answer", str, where))
+                if not letter:
+                    raise ConfigError(
+                        f"{where}: the answer is none of the candidates", hint="use the file as published"
+                    )
+                listed = "\n".join(f"({a}) {option}" for a, option in zip(ascii_uppercase, options, strict=False))
+                prompt = PROMPT.format(question=text, options=listed)
+                video = f"{task}/{take(row, 'video', str, where)}"
+                videos[video].append(
+                    Question(
+                        f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt, options
+                    )
+                )  # fmt: skip
+        if not videos:
+            raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
+        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), notes)
+
+    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
+        """The character before ")", or the whole answer; strictly: a letter alone or closed by a mark."""
+        return Score(before_parenthesis(prediction) == expected, strict_letter(prediction) == expected)
+
+    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """M-Avg."""
+        average = mean_of(shares, [kind for kind, _ in TASKS.values()])
+        return {} if average is None else {"M-Avg (official)": average}

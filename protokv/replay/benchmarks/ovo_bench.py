@@ -1,0 +1,161 @@
+"""OVO-Bench: twelve tasks that look back, at the present, or forward from a moment of the video.
+
+Source: github.com/JoeLeelyf/OVO-Bench at c34093f, `data/ovo_bench_new.json` (1,640 entries, 3,035 queries, CC BY-NC-SA
+4.0), prompts of `constant.py`, rules of `utils/OVOBenchScore.py`. Backward and real-time tasks are multiple choice; the
+official rule counts an answer as right if the letter occurs anywhere in it. Forward tasks are probes at several times:
+REC counts (all digits of the answer joined), SSR and CRR are answered with yes or no.
+
+A query may see the video up to its `realtime`, rounded up to a second. All keys of HLD are "Unable to answer", so a
+model that always refuses has all of them: backward stands with and without it. Papers print two different totals, the
+mean of the three categories (the official one) and the mean of real-time and backward alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, Final
+
+from protokv.errors import ConfigError
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
+from protokv.replay.benchmarks.choices import strict_letter
+from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.question_types import QuestionType
+from protokv.replay.questions import Question
+
+BACKWARD: Final = ("EPM", "ASI", "HLD")
+REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
+FORWARD: Final = ("REC", "SSR", "CRR")
+
+CHOICE: Final = """
+Question: {question}
+Options:
+{options}
+
+Respond only with the letter corresponding to your chosen option (e.g., A, B, C). 
+Do not include any additional text or explanation in your response.
+"""
+COUNT: Final = """
+You're watching a video in which people may perform a certain type of action repetively. 
+The person performing this kind of action are referred to as 'they' in the following statement.
+You're task is to count how many times have different people in the video perform this kind of action in total.
+One complete motion counts as one. 
+Now, answer the following question: {question}
+Provide your answer as a single number (e.g., 0, 1, 2, 3…) indicating the total count.
+Do not include any additional text or explanation in your response.
+"""
+STEP: Final = """
+You're watching a tutorial video which contain a sequential of steps. 
+The following is one step from the whole procedures: 
+{question}
+Your task is to determine if the man or woman in the video is currently performing this step.
+Answer only with “Yes” or “No”.
+Do not include any additional text or explanation in your response.
+"""
+CLUE: Final = """
+You're responsible of answering questions based on the video content. 
+The following question are relevant to the latest frames, i.e. the end of the video.
+{question}
+Decide whether existing visual content, especially latest frames, i.e. frames that near the end of the video, provide enough information for answering the question.
+Answer only with “Yes” or “No”.
+Do not include any additional text or explanation in your response.
+"""  # noqa: E501
+
+
+class OvoBench(Benchmark):
+    """All twelve tasks."""
+
+    name = "ovo-bench"
+    types = (
+        *(QuestionType(name, "backward") for name in BACKWARD),
+        *(QuestionType(name, "real-time", retrospective=False) for name in REAL_TIME),
+        *(QuestionType(name, "forward", retrospective=False) for name in FORWARD),
+    )
+    templates = (CHOICE, COUNT, STEP, CLUE)
+    licence = "CC BY-NC-SA 4.0"
+    source = "https://github.com/JoeLeelyf/OVO-Bench"
+
+    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+        """Read all entries; each probe of a forward task is a question of its own."""
+        path = find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
+        videos: dict[str, list[Question]] = defaultdict(list)
+        for row, where in numbered(read_records(path), path):
+            videos[take(row, "video", str, where)] += _questions(row, where)
+        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()))
+
+    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
+        """The letter, the number, or yes or no, anywhere in the answer; strictly: nothing else in it."""
+        if kind == "REC":
+            alone = re.fullmatch(r"\W*(\d+)\W*", prediction)
+            return Score(
+                "".join(re.findall(r"\d+", prediction)) == expected, alone is not None and alone[1] == expected
+            )
+        if kind in FORWARD:
+            strict = re.sub(r"\W", "", prediction).casefold() == expected.casefold()
+            return Score(prediction == expected[0] or expected in prediction, strict)
+        return Score(expected in prediction, strict_letter(prediction) == expected)
+
+    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """The three categories, backward without HLD, and the two totals in use."""
+        backward, real_time, forward = (mean_of(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD))
+        found = {
+            "backward": backward,
+            "backward without HLD": mean_of(shares, BACKWARD[:2]),
+            "real-time": real_time,
+            "forward": forward,
+        }
+        if backward is not None and real_time is not None:
+            found["mean of real-time and backward"] = (real_time + backward) / 2
+            if forward is not None:
+                found["mean of the three categories (official)"] = (real_time + backward + forward) / 3
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
+    kind = take(row, "task", str, where)
+    name = str(take(row, "id", (int, str), where))
+    if kind in FORWARD:
+        for number, probe in enumerate(take(row, "test_info", list, where)):
+            at = f"{where} probe {number}"
+            text, template, answer = _probe(kind, row, probe, at)
+            yield _question(f"{name}-{number}", text, answer, kind, probe, at, template.format(question=text), ())
+        return
+    if kind not in (*BACKWARD, *REAL_TIME):
+        raise ConfigError(f"{where}: task {kind!r} is none of OVO-Bench", hint="use the annotations as published")
+    options = tuple(str(option) for option in take(row, "options", list, where))
+    gold = take(row, "gt", int, where)
+    if not 0 <= gold < len(options):
+        raise ConfigError(f"{where}: gt {gold} is none of {len(options)} options", hint="use the file as published")
+    text = take(row, "question", str, where)
+    listed = "; ".join(f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options, strict=False)) + ";"
+    prompt = CHOICE.format(question=text, options=listed)
+    yield _question(name, text, ascii_uppercase[gold], kind, row, where, prompt, options)
+
+
+def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:
+    """What a probe asks, in which template, and the answer."""
+    if kind == "REC":
+        activity = take(row, "activity", str, where)
+        return f"How many times did they {activity}?", COUNT, str(take(probe, "count", int, where))
+    answer = "Yes" if take(probe, "type", int, where) else "No"
+    if kind == "SSR":
+        return take(probe, "step", str, where), STEP, answer
+    return take(row, "question", str, where), CLUE, answer
+
+
+def _question(
+    name: str,
+    text: str,
+    answer: str,
+    kind: str,
+    timed: Mapping[str, Any],
+    where: str,
+    prompt: str,
+    options: tuple[str, ...],
+) -> Question:
+    at_s = float(math.ceil(take(timed, "realtime", (int, float), where)))
+    return Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt.strip(), options)

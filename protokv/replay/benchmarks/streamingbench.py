@@ -1,0 +1,107 @@
+"""StreamingBench, real-time visual understanding: four options, asked at a moment of the video.
+
+Source: github.com/THUNLP-MT/StreamingBench at 8929923, `src/data/questions_real.json` or `questions_real_stream.json`
+(the same questions one entry per video), prompt of `src/benchmark/StreamingBench.py`, rule of `src/data/count.py`: the
+first character of the answer is the letter. There an empty answer leaves the count; here it is wrong.
+
+The schedule of frame rates in the published code is never reached, so its protocol is one frame per second. Its script
+shows the whole video before the question (`CONTEXT_TIME=-1`); the paper's main table shows the last 60 seconds. Here
+the stream is watched from its beginning. 213 of 2,500 questions lie outside the `time` of their own entry: the time of
+asking is `time_stamp`. Clock times are sums of powers of 60, as the published code reads them, whatever their form
+(`00:24`, `0:07:40`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Final
+
+from protokv.errors import ConfigError
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
+from protokv.replay.benchmarks.choices import strict_letter, strip_letter
+from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.question_types import QuestionType
+from protokv.replay.questions import Question
+
+PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
+
+Question: {question}
+
+Options:
+{options}
+
+The best option is:"""  # noqa: E501
+
+_TASKS: Final = (
+    "Object Recognition", "Causal Reasoning", "Clips Summarize", "Attribute Recognition", "Event Understanding",
+    "Text-Rich Understanding", "Prospective Reasoning", "Spatial Understanding", "Action Recognition", "Counting",
+)  # fmt: skip
+
+
+class StreamingBench(Benchmark):
+    """The ten real-time tasks."""
+
+    name = "streamingbench"
+    types = tuple(QuestionType(name, "real-time", retrospective=False) for name in _TASKS)
+    templates = (PROMPT,)
+    licence = "MIT for the code; videos belong to their owners"
+    source = "https://github.com/THUNLP-MT/StreamingBench"
+    fps = 1.0
+
+    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+        """Read either form; entries about one video become one stream."""
+        path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
+        videos: dict[str, list[Question]] = defaultdict(list)
+        notes: Counter[str] = Counter()
+        for entry, where in numbered(read_records(path), path):
+            video = take(entry, "video_path", str, where)
+            for number, row in enumerate(take(entry, "questions", list, where)):
+                at = f"{where} question {number}"
+                time_s = parse_clock(take(row, "time_stamp", str, at), at)
+                outside = _is_outside(str(row.get("time") or entry.get("time") or ""), time_s)
+                notes["questions outside the time range of their own entry"] += outside
+                options = tuple(strip_letter(str(option)) for option in take(row, "options", list, at))
+                letter = take(row, "answer", str, at).strip()
+                if letter not in ascii_uppercase[: len(options)]:
+                    raise ConfigError(f"{at}: answer {letter!r} is none of {len(options)} options")
+                text = take(row, "question", str, at)
+                listed = "\n".join(f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False))
+                videos[video].append(
+                    Question(
+                        str(len(videos[video])),
+                        text,
+                        letter,
+                        take(row, "task_type", str, at).removesuffix(" Perception"),
+                        time_s,
+                        "query",
+                        self.name,
+                        PROMPT.format(question=text, options=listed),
+                        options,
+                    )
+                )
+        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), +notes)
+
+    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
+        """The first character; strictly: a letter alone or closed by a mark."""
+        return Score(prediction[:1] == expected, strict_letter(prediction) == expected)
+
+
+def parse_clock(text: str, where: str) -> float:
+    """Seconds of `0:07:40`, `00:24`, or `00:12450`: what stands between colons counts powers of 60, however large.
+
+    Raises:
+        ConfigError: it is no clock time.
+    """
+    if not re.fullmatch(r"\d+(:\d+)*", text.strip()):
+        raise ConfigError(f"{where}: {text!r} is no clock time", hint="use the annotations as they were published")
+    return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.strip().split(":")))))
+
+
+def _is_outside(span: str, time_s: float) -> bool:
+    """Whether a time is not in `[0:00:00 - 0:00:10]`; what cannot be read as such has no outside."""
+    ends = re.findall(r"\d+(?::\d+)+", span)
+    return len(ends) == 2 and not parse_clock(ends[0], span) <= time_s <= parse_clock(ends[1], span)

@@ -1,0 +1,77 @@
+"""VideoMME without subtitles: four options, asked when the whole video was seen; short, medium and long videos.
+
+Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or its JSON export;
+prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): after common prefixes are
+taken off, the first of A, B, C, D that occurs anywhere, so "A man" is option A. The strict rule wants a letter alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Final
+
+from protokv.errors import ConfigError
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
+from protokv.replay.benchmarks.choices import first_of, strict_letter, strip_letter
+from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.question_types import QuestionType
+from protokv.replay.questions import Question
+
+PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
+{question}
+{options}
+The best answer is:"""  # noqa: E501
+
+DURATIONS: Final = ("short", "medium", "long")
+
+_PREFIXES: Final = (
+    "The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is",
+    "The correct option is", "Best answer:", "Best option:",
+)  # fmt: skip
+
+
+class VideoMme(Benchmark):
+    """The three lengths are its types."""
+
+    name = "videomme"
+    types = tuple(QuestionType(name, name) for name in DURATIONS)
+    templates = (PROMPT,)
+    licence = "academic research only; see the data set's page"
+    source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
+
+    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+        """Read the table; all questions are asked at the end."""
+        names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
+        path = find_annotations(root, names, self.name)
+        videos: dict[str, list[Question]] = defaultdict(list)
+        for row, where in numbered(read_records(path), path):
+            options = tuple(strip_letter(str(option)) for option in take(row, "options", list, where))
+            text, letter = take(row, "question", str, where), take(row, "answer", str, where).strip()
+            if letter not in ascii_uppercase[: len(options)]:
+                raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
+            kind = take(row, "duration", str, where)
+            if kind not in DURATIONS:
+                raise ConfigError(f"{where}: duration {kind!r} is none of {', '.join(DURATIONS)}")
+            listed = "\n".join(f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False))
+            prompt = PROMPT.format(question=text, options=listed)
+            name = str(take(row, "question_id", str, where))
+            videos[take(row, "videoID", str, where)].append(
+                Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options)
+            )
+        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()))
+
+    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
+        """The first capital A to D; strictly: a letter alone or closed by a mark."""
+        text = prediction.strip()
+        for prefix in _PREFIXES:
+            text = text.replace(prefix, "")
+        return Score(first_of("ABCD", text) == expected, strict_letter(text) == expected)
+
+    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """The overall accuracy: the lengths have equally many questions."""
+        overall = mean_of(shares, DURATIONS)
+        return {} if overall is None else {"overall (mean of lengths)": overall}

@@ -1,0 +1,134 @@
+"""A benchmark on disk as streams: its videos found, opened and joined with their questions.
+
+What is missing or cannot be read is named, never skipped in silence. Knows benchmarks by their interface, and no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.replay.benchmarks import Benchmark, Video
+from protokv.replay.benchmarks.files import find_video
+from protokv.replay.questions import Question
+from protokv.replay.streams import FileStream, Stream
+from protokv.video import Step
+from protokv.video.fingerprint import fingerprint
+from protokv.video.sampling import sample, steps
+from protokv.video.source import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A data set as far as it is there.
+
+    Attributes:
+        streams: one per video that can be read.
+        missing: name of a video -> why it cannot be.
+        notes: what was left out or is not as published, and how often.
+    """
+
+    streams: Sequence[Stream]
+    missing: dict[str, str]
+    notes: Counter[str]
+
+
+class KeyFrames(Stream):
+    """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), each shown for the same time."""
+
+    def __init__(self, path: Path, questions: Sequence[Question], rate_fps: float) -> None:
+        """Open the array without reading it.
+
+        Raises:
+            SourceUnreadable: it is no such array.
+        """
+        try:
+            self._frames = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise SourceUnreadable(f"{path} is no array of frames: {error}") from error
+        shape = self._frames.shape
+        if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
+            raise SourceUnreadable(f"{path} is [n, h, w, 3] uint8 in no way: {list(shape)} {self._frames.dtype}")
+        self._rate = rate_fps
+        self.name, self.length_s, self.questions = path.name, shape[0] / rate_fps, questions
+        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint(path)}
+
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+        """Sample the key frames by their times."""
+        shown = (Frame(i / self._rate, np.asarray(frame), 1 / self._rate) for i, frame in enumerate(self._frames))
+        return steps(sample(shown, fps), frames_per_step)
+
+
+def open_dataset(
+    benchmark: Benchmark,
+    root: str | Path,
+    *,
+    from_evidence: bool = False,
+    strict: bool = False,
+    most_videos: int | None = None,
+) -> Opened:
+    """Open what of a data set is below a folder.
+
+    Args:
+        benchmark: which one.
+        root: its folder.
+        from_evidence: delays will be counted from the evidence where the data set knows it.
+        strict: stop at the first video that is missing or cannot be read.
+        most_videos: take the first ones of the annotations only.
+
+    Raises:
+        SourceNotFound: there are no annotations, or no video at all, or with `strict` one is missing.
+        SourceUnreadable: with `strict`, a video cannot be read.
+        ConfigError: the annotations are not as published.
+    """
+    found = benchmark.load(Path(root), from_evidence=from_evidence)
+    notes, missing, streams = Counter(found.notes), dict[str, str](), list[Stream]()
+    for video in found.videos[:most_videos]:
+        try:
+            streams.append(_open(video, Path(root), notes))
+        except SourceError as error:
+            if strict:
+                raise
+            missing[video.name] = error.message
+    if not streams:
+        why = next(iter(missing.values()), "the annotations name none")
+        raise SourceNotFound(
+            f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}",
+            hint="samples/benchmarks/README.md says how each data set is laid out",
+        )
+    return Opened(streams, missing, +notes)
+
+
+def _open(video: Video, root: Path, notes: Counter[str]) -> Stream:
+    path = find_video(root, video.path)
+    if path is None:
+        raise SourceNotFound(f"video {video.path} is not below {root}")
+    stream: Stream
+    if path.suffix == ".npy":
+        stream = KeyFrames(path, video.questions, video.rate_fps)
+    else:
+        stream = FileStream(path, video.questions)
+    stream.name = video.name
+    stream.questions = [_place(question, video, stream.length_s, notes) for question in video.questions]
+    return stream
+
+
+def _place(question: Question, video: Video, length_s: float, notes: Counter[str]) -> Question:
+    """The question with its time in this file."""
+    if question.reference == "end":
+        return replace(question, reference_s=length_s)
+    at_s = question.reference_s
+    if video.clip_s is not None and length_s < video.clip_s[1] - 1 and at_s >= video.clip_s[0]:
+        # The file ends before the clip would: it begins where the clip does.
+        notes["questions counted from the beginning of their clip"] += 1
+        at_s -= video.clip_s[0]
+    if at_s > length_s:
+        notes["questions behind the end of their video, asked at its end"] += 1
+        at_s = length_s
+    return replace(question, reference_s=at_s)

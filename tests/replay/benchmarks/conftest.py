@@ -1,0 +1,30 @@
+"""Small data sets, written once, and the embedded model that answers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones.base import Backbone
+from tests.replay.benchmarks.miniature import WRITERS, Clip, render_clips
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
+    return render_clips(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory, clips: list[Clip]) -> Path:
+    """A folder with one for each data set."""
+    root = tmp_path_factory.mktemp("data")
+    for name, write in WRITERS.items():
+        write(root / name, clips)
+    return root
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Backbone:
+    return load_backbone(EMBEDDED, device="cpu")

@@ -1,0 +1,265 @@
+"""Every data set in small: two procedural videos, annotated in the schemas that were published.
+
+No annotation of a real set is here. The embedded model knows no letters, so it is asked the bare question, and the
+options are words that it can answer with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import numpy as np
+
+from protokv.mini.phrases import ANSWERS
+from protokv.mini.questions import Question, make_questions
+from protokv.mini.render import render
+from protokv.mini.world import World, WorldConfig
+
+LENGTH_S, ASK_S = 14, 10
+FPS, SIDE = 4, 84
+SEEDS = (21, 22)
+CONTENT = ("colour", "shape", "where", "whether")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A rendered world and its file."""
+
+    world: World
+    path: Path
+
+    def ask(self, at_s: float, types: tuple[str, ...] = CONTENT) -> list[Question]:
+        return make_questions(self.world, at_s, types=types)
+
+    def options(self, question: Question) -> list[str]:
+        """The answer among three others of its type, at a place that the question decides."""
+        others = [answer for answer in ANSWERS[question.type] if answer != question.answer][:3]
+        others.insert(len(question.question) % (len(others) + 1), question.answer)
+        return others
+
+
+def render_clips(folder: Path) -> list[Clip]:
+    clips = []
+    for seed in SEEDS:
+        config = WorldConfig(seed=seed, length_s=LENGTH_S, cut_s=None, evidence_events=2, evidence_s=8)
+        world, path = World(config), folder / f"clip{seed}.mp4"
+        render(world, path, fps=FPS, side=SIDE)
+        clips.append(Clip(world, path))
+    return clips
+
+
+def _put(clip: Clip, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.link(clip.path, path)
+
+
+def _write(path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+
+
+def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
+    """Yes / no questions that stay true, and one that does not; types are in the original file alone."""
+    converted, original = [], []
+    for clip in clips:
+        name = clip.path.stem
+        _put(clip, root / "videos" / clip.path.name)
+        rows = []
+        for question in clip.ask(ASK_S, ("whether", "first", "now")):
+            kind = {"whether": "Whether Something Happened(Y/N)", "first": "What event order"}.get(
+                question.type, "Scene Summary"
+            )
+            row = {"question": question.question, "answer": f"{question.answer}."}
+            rows.append(row | {"start_time": 0, "end_time": ASK_S})
+            original.append(
+                row | {"id": len(original), "video_id": f"x_{name}", "answer_type": kind, "duration": LENGTH_S}
+            )
+        converted.append(
+            {
+                "video_id": name,
+                "video_path": f"/data/rvs/ego/videos/{name}.mp4",
+                "duration": 14.0,
+                "conversations": rows,
+            }
+        )
+    _write(root / "ego4d_oe.json", converted)
+    _write(root / "test_qa_ego4d.json", original)
+
+
+def write_rvs_movie(root: Path, clips: list[Clip]) -> None:
+    """One film as key frames of the whole, one as key frames of the clip alone, whose times are those of the film."""
+    converted, original = [], []
+    for index, clip in enumerate(clips):
+        name = clip.path.stem
+        (root / "videos").mkdir(parents=True, exist_ok=True)
+        frames = clip.world.frames(0, LENGTH_S)[::2]
+        np.save(root / "videos" / f"{name}.npy", frames)
+        start = 0 if index == 0 else 500
+        rows = []
+        for question in clip.ask(ASK_S, ("whether", "colour")):
+            row = {"question": question.question, "answer": question.answer}
+            rows.append(row | {"start_time": start, "end_time": start + ASK_S})
+            kind = "Whether Something Happened(Y/N)" if question.type == "whether" else "Action Caption"
+            original.append(row | {"id": len(original), "video_id": name, "answer_type": kind})
+        converted.append(
+            {
+                "video_id": name, "video_path": f"/data/rvs/movie/videos/{name}.npy", "duration": 600,
+                "clip_start_time": start, "clip_end_time": start + LENGTH_S, "conversations": rows,
+            }
+        )  # fmt: skip
+    _write(root / "movienet_oe.json", converted)
+    _write(root / "test_qa_movienet.json", original)
+
+
+def write_ovo_bench(root: Path, clips: list[Clip]) -> None:
+    """Each kind of task: choices that look back, at the present, or have no answer; probes of the forward ones."""
+    rows: list[dict[str, Any]] = []
+    for clip in clips:
+        video = f"Ego4D/clips/{clip.path.name}"
+        _put(clip, root / "src_videos" / video)
+        for task, types in (("EPM", ("colour", "shape")), ("ASI", ("which_first",)), ("OJR", ("now",))):
+            for question in clip.ask(ASK_S, types):
+                options = clip.options(question)
+                rows.append(
+                    {
+                        "id": len(rows), "task": task, "video": video, "realtime": ASK_S - 0.8,
+                        "question": question.question, "answer": question.answer, "options": options,
+                        "gt": options.index(question.answer),
+                    }
+                )  # fmt: skip
+        rows.append(
+            {
+                "id": len(rows), "task": "HLD", "video": video, "question": "What was the purple thing?",
+                "answer": "Unable to answer", "options": ["star", "Unable to answer", "ring", "bar"], "gt": 1,
+                "realtime": 9,
+            }
+        )  # fmt: skip
+    video = f"Ego4D/clips/{clips[0].path.name}"
+    probes = {
+        "REC": {"activity": "appear", "start_times": [1], "end_times": [4],
+                "test_info": [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}]},
+        "SSR": {"tutorial": "Shapes", "all_steps": ["Is anything visible now?"], "start_time": [2], "end_time": [5],
+                "test_info": [{"realtime": 3, "step": "Is anything visible now?", "type": 1}]},
+        "CRR": {"question": "Was there a star?", "answer": "It was.", "ask_time": 5, "clue_time": 9,
+                "test_info": [{"realtime": 5, "type": 0}, {"realtime": 12, "type": 1}]},
+    }  # fmt: skip
+    rows += [
+        {"id": len(rows) + i, "task": task, "video": video} | rest for i, (task, rest) in enumerate(probes.items())
+    ]
+    _write(root / "ovo_bench_new.json", rows)
+
+
+def write_streamingbench(root: Path, clips: list[Clip]) -> None:
+    """Clock times in each form that occurs, one far behind the end, one outside the range of its own entry."""
+    entries = []
+    for clip, stamps in zip(clips, (("00:00:10", "00:12450"), ("0:00:10", "00:10")), strict=True):
+        _put(clip, root / "videos" / clip.path.name)
+        for stamp, span in zip(stamps, ("[0:00:00 - 0:00:20]", "[0:00:00 - 0:00:05]"), strict=True):
+            rows = []
+            for question in clip.ask(ASK_S, ("colour", "where")):
+                options = clip.options(question)
+                rows.append(
+                    {
+                        "task_type": "Attribute Recognition" if question.type == "colour" else "Spatial Understanding",
+                        "question": question.question, "time_stamp": stamp,
+                        "answer": ascii_uppercase[options.index(question.answer)],
+                        "options": [f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False)],
+                        "required_ability": "working memory",
+                    }
+                )  # fmt: skip
+            entries.append(
+                {
+                    "time": span, "questions": rows, "video_categories": "shapes",
+                    "video_path": f"./videos/{clip.path.name}",
+                }
+            )  # fmt: skip
+    _write(root / "questions_real.json", entries)
+
+
+def write_videomme(root: Path, clips: list[Clip]) -> None:
+    """The Parquet table of the hub."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = []
+    for number, clip in enumerate(clips):
+        _put(clip, root / "data" / clip.path.name)
+        for question in clip.ask(LENGTH_S, ("colour", "shape", "where")):
+            options = clip.options(question)
+            rows.append(
+                {
+                    "video_id": f"{number:03}", "duration": ("short", "medium", "long")[len(rows) % 3],
+                    "domain": "Shapes", "sub_category": "Shapes", "url": "https://www.youtube.com/watch?v=x",
+                    "videoID": clip.path.stem, "question_id": f"{number:03}-{len(rows)}", "task_type": "Recognition",
+                    "question": question.question,
+                    "options": [f"{a}. {option}." for a, option in zip(ascii_uppercase, options, strict=False)],
+                    "answer": ascii_uppercase[options.index(question.answer)],
+                }
+            )  # fmt: skip
+    (root / "videomme").mkdir(parents=True)
+    parquet.write_table(arrow.Table.from_pylist(rows), root / "videomme" / "test-00000-of-00001.parquet")
+
+
+MLVU_TYPES = {
+    "1_plotQA": ("plotQA", "colour"), "2_needle": ("findNeedle", "where"), "3_ego": ("ego", "shape"),
+    "4_count": ("count", "colour"), "5_order": ("order", "which_first"), "6_anomaly_reco": ("anomaly_reco", "where"),
+    "7_topic_reasoning": ("topic_reasoning", "shape"),
+}  # fmt: skip
+
+
+def write_mlvu(root: Path, clips: list[Clip]) -> None:
+    """Seven files; each task has a folder of videos."""
+    for task, (kind, of_world) in MLVU_TYPES.items():
+        rows = []
+        for clip in clips[:1]:
+            _put(clip, root / "video" / task / clip.path.name)
+            for question in clip.ask(LENGTH_S, (of_world,)):
+                rows.append(
+                    {
+                        "video": clip.path.name, "duration": 14.0, "question": question.question,
+                        "candidates": clip.options(question), "answer": question.answer, "question_type": kind,
+                    }
+                )  # fmt: skip
+        _write(root / "json" / f"{task}.json", rows)
+    _write(root / "json" / "9_summary.json", [{"video": "x.mp4", "question": "Summarise.", "answer": "Shapes."}])
+
+
+def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
+    """The Parquet table with times of evidence; one question is asked twice, one has pictures for options."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = []
+    for clip in clips:
+        _put(clip, root / "videos" / "Sekai" / clip.path.name)
+        for question in clip.ask(ASK_S, ("colour", "where")):
+            options = clip.options(question)
+            letter = ascii_uppercase[options.index(question.answer)]
+            twice = question.type == "colour"
+            rows.append(
+                {
+                    "id": f"1.1.1_{len(rows)}", "source_dataset": "Sekai", "video_id": clip.path.stem,
+                    "video_path": f"Sekai/{clip.path.name}", "level": 1, "task_main_category": "1.1",
+                    "task_subcategory": "1.1.1", "task_type_name": "Where", "question": question.question,
+                    "options": [list(pair) for pair in zip(ascii_uppercase, options, strict=False)],
+                    "query_times": [10.0, 12.0] if twice else [10.0],
+                    "evidence_times": [[0.0, question.evidence_s]], "answers": [letter],
+                }
+            )  # fmt: skip
+    rows.append(rows[0] | {"id": "4.3_001", "options": [["A", "data:image/png;base64,AAAA"], ["B", "no"]]})
+    root.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.Table.from_pylist(rows), root / "ovo_s_bench.parquet")
+
+
+WRITERS: dict[str, Callable[[Path, list[Clip]], None]] = {
+    "rvs-ego": write_rvs_ego, "rvs-movie": write_rvs_movie, "ovo-bench": write_ovo_bench,
+    "streamingbench": write_streamingbench, "videomme": write_videomme, "mlvu": write_mlvu,
+    "ovo-s-bench": write_ovo_s_bench,
+}  # fmt: skip
+"""Name of a data set -> writes it in small below a folder."""

@@ -1,0 +1,196 @@
+"""Every data set end to end on the embedded model: loaded, watched once, answered, scored, reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from protokv.backbones.base import Backbone
+from protokv.replay.baselines import TEXT_ONLY, name_baselines
+from protokv.replay.plan import Unread, run
+from protokv.replay.questions import Question
+from protokv.replay.report import summarise
+from protokv.replay.request import Request
+from protokv.replay.rows import Row, RowFile
+from protokv.replay.runner import Watched
+from protokv.replay.schedule import schedule
+from tests.replay.benchmarks.miniature import WRITERS
+from tests.replay.rows import ROW
+
+
+@pytest.fixture(scope="session")
+def played(data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+    """Each data set is played once, and its rows looked at by several tests."""
+
+    @cache
+    def once(name: str) -> Played:
+        path = tmp_path_factory.mktemp(name) / "results.jsonl"
+        return Played(path, *play(name, data_root, embedded, path))
+
+    return once
+
+
+@dataclass(frozen=True)
+class Played:
+    path: Path
+    rows: list[Row]
+    watched: list[Watched]
+
+
+def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Row], list[Watched]]:
+    """Rows of a data set under one memory of nearly all steps, at the rate that the embedded model was trained at."""
+    request = Request(dataset=name, data_root=root, memories=["durable"], budgets=[90])
+    request.check()
+    opened = request.open("protokv/mini")
+    plan, setup = request.plan(opened, backbone), request.setup(backbone, 2.0)
+    events = list(run(plan, backbone, setup, RowFile(path)))
+    return [e for e in events if isinstance(e, Row)], [e for e in events if isinstance(e, Watched)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, played: Callable[[str], Played]) -> None:
+    rows, watched = played(name).rows, played(name).watched
+    # One pass: every step of a video is taken once, whatever is asked of it.
+    assert max(Counter((event.video, event.stream_time_s) for event in watched).values()) == 1
+    report = summarise(rows)
+    benchmark = report["benchmark"]
+    assert benchmark["dataset"] == name
+    assert benchmark["prompt_hash"] == ["bare"]
+    memories = [score["memory"] for score in benchmark["scores"]]
+    assert memories == ["durable", TEXT_ONLY, "last 4 frames", "last 16 frames"]
+    assert {score["n"] for score in benchmark["scores"]} == {report["questions"]}
+    assert all(point["thin"] for curve in report["curves"] for point in curve["all"])
+    scores = {score["memory"]: score["official"] for score in benchmark["scores"]}
+    if name != "ovo-bench":
+        # Content that a memory of nearly all steps still has, and that nobody can know without the video.
+        assert scores["durable"] >= 0.8, scores
+        assert scores["durable"] > scores[TEXT_ONLY]
+    assert 0 < benchmark["constant"]["accuracy"] <= 1
+    assert benchmark["constant"]["accuracy"] <= report["floor"]
+    assert report["setup"]["tokens_per_step"] == 9
+    assert report["setup"]["frames"]["max_pixels"] > 0
+
+
+def test_a_second_run_asks_nothing_and_an_interrupted_one_goes_on(
+    played: Callable[[str], Played], data_root: Path, embedded: Backbone, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "r.jsonl", played("streamingbench").rows
+    lines = played("streamingbench").path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
+    assert play("streamingbench", data_root, embedded, path) == ([], [])
+    path.write_text("".join(lines[: len(lines) // 2]))
+    rest, _ = play("streamingbench", data_root, embedded, path)
+    assert len(rest) == len(lines) - len(lines) // 2
+    assert {row.key: row.prediction for row in RowFile(path).rows.values()} == {
+        row.key: row.prediction for row in whole
+    }
+
+
+def test_a_query_sees_no_frame_behind_its_time(played: Callable[[str], Played]) -> None:
+    for row in played("ovo-bench").rows:
+        assert row.asked_s <= row.reference_s
+        # Of the last frames before it at most those are missing that share a step with a later one.
+        assert row.reference_s - row.asked_s <= 1.0
+        assert row.tokens_seen == 9 * row.asked_s
+
+
+def test_the_text_alone_has_the_same_answer_at_any_time_and_costs_no_step(played: Callable[[str], Played]) -> None:
+    blind = [row for row in played("ovo-s-bench").rows if row.memory == TEXT_ONLY]
+    assert blind
+    assert {(row.context_tokens, row.state_bytes, row.budget) for row in blind} == {(0, 0, 0)}
+    answers: dict[tuple[str, str], set[str]] = {}
+    for row in blind:
+        answers.setdefault((row.video, row.question), set()).add(row.prediction)
+    assert all(len(given) == 1 for given in answers.values())
+
+
+def test_the_last_frames_have_room_for_all_of_them(embedded: Backbone) -> None:
+    blind, four, sixteen = name_baselines(embedded)
+    assert blind.blind
+    assert (four.config.budget, sixteen.config.budget) == (2 * 9, 8 * 9)
+
+
+def test_accuracy_stands_by_the_age_of_the_evidence(played: Callable[[str], Played]) -> None:
+    (score, *_) = summarise(played("ovo-s-bench").rows)["benchmark"]["scores"]
+    assert sum(age["n"] for age in score["ages"]) == score["n"]
+    assert [age["from_s"] for age in score["ages"]] == sorted(age["from_s"] for age in score["ages"])
+
+
+def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(
+    data_root: Path, embedded: Backbone, tmp_path: Path
+) -> None:
+    request = Request(
+        dataset="rvs-ego", data_root=data_root, memories=["durable"], budgets=[90], delays_s=[0.0, 3.0], prompt="bare"
+    )
+    plan = request.plan(request.open("protokv/mini"), embedded)
+    asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
+    assert asked == {"Whether Something Happened(Y/N)", "What event order"}
+    assert plan.dropped == {"type Scene Summary is not known to be retrospective": 2}
+    rows = list(run(plan, embedded, request.setup(embedded, 2.0), RowFile(tmp_path / "r.jsonl")))
+    points = summarise([row for row in rows if isinstance(row, Row)])["curves"][0]["all"]
+    assert [point["delay_s"] for point in points] == [0.0, 3.0]
+    # All points stand on the same questions.
+    assert len({point["n"] for point in points}) == 1
+
+
+def test_a_delay_behind_evidence_is_asked_while_the_answer_is_known(data_root: Path, embedded: Backbone) -> None:
+    request = Request(dataset="ovo-s-bench", data_root=data_root, delays_s=[0.0, 2.0], intersection=False)
+    plan = request.plan(request.open("protokv/mini"), embedded)
+    for _, asked in plan.streams:
+        assert asked.asks
+        assert all(ask.at_s <= ask.question.valid_until_s for ask in asked.asks)
+
+
+def test_an_answer_with_a_window_of_validity_is_asked_within_it() -> None:
+    question = Question("1", "Where?", "here", "", 10.0, "evidence", valid_until_s=40.0)
+    asks = schedule([question], [0.0, 30.0, 60.0], 1000.0, intersection=False)
+    assert [ask.at_s for ask in asks.asks] == [10.0, 40.0]
+    dropped = schedule([question], [0.0, 60.0], 1000.0).dropped
+    assert dropped == {"beyond the time that the answer is known to hold at some delay": 1}
+
+
+def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
+    data_root: Path, embedded: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from protokv.errors import SourceUnreadable
+
+    request = Request(dataset="ovo-bench", data_root=data_root, memories=["durable"], budgets=[90])
+    opened = request.open("protokv/mini")
+
+    def broken(fps: float, frames_per_step: int) -> object:
+        raise SourceUnreadable("damaged")
+
+    monkeypatch.setattr(opened.streams[0], "steps", broken)
+    plan, setup = request.plan(opened, embedded), request.setup(embedded, 2.0)
+    events = list(run(plan, embedded, setup, RowFile(tmp_path / "r.jsonl"), strict=False))
+    assert events[0] == Unread(opened.streams[0].name, "damaged")
+    assert {event.video for event in events if isinstance(event, Row)} == {opened.streams[1].name}
+    with pytest.raises(SourceUnreadable):
+        list(run(plan, embedded, setup, RowFile(tmp_path / "s.jsonl")))
+
+
+def test_means_and_floors_of_hld_stand_beside_backward_without_it() -> None:
+    rows = [
+        replace(ROW, dataset="ovo-bench", video=str(i), question_id=str(i), type=kind, expected=gold, correct=right)
+        for i, (kind, gold, right) in enumerate(
+            [("EPM", "A", True), ("EPM", "B", False), ("ASI", "A", True), ("HLD", "A", False), ("HLD", "B", False)]
+        )
+    ]
+    report = summarise(rows)["benchmark"]
+    assert report["constant"]["answer"] == "A"
+    assert report["constant"]["types"] == {"EPM": 0.5, "ASI": 1.0, "HLD": 0.5}
+    means = report["scores"][0]["means"]["official"]
+    assert means == {"backward": 0.5, "backward without HLD": 0.75}
+    assert report["constant"]["means"]["backward"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_rows_of_older_files_are_read_without_what_they_did_not_know() -> None:
+    known = asdict(ROW)
+    for name in ("dataset", "prompt", "prompt_hash", "options", "evidence_s", "frames", "strict", "points", "judge"):
+        del known[name]
+    assert Row.from_json(known) == ROW

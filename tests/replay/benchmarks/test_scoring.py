@@ -1,0 +1,120 @@
+"""Official rules as the published code has them, loose where it is loose, and strict ones beside them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks.choices import before_parenthesis, named_option, strict_letter
+from protokv.replay.scoring import score
+from tests.replay.rows import ROW
+
+OPTIONS = ("red", "green", "blue", "white")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "answer", "expected", "official", "strict"),
+    [
+        # OVO-Bench: the letter anywhere.
+        ("ovo-bench", "EPM", "B", "B", True, True),
+        ("ovo-bench", "EPM", "B. green", "B", True, True),
+        ("ovo-bench", "EPM", "A Boy", "B", True, False),
+        ("ovo-bench", "EPM", "b", "B", False, False),
+        ("ovo-bench", "REC", "3 times, at 10 s", "310", True, False),
+        ("ovo-bench", "REC", "3.", "3", True, True),
+        ("ovo-bench", "REC", "13", "3", False, False),
+        ("ovo-bench", "SSR", "Yes, he does.", "Yes", True, False),
+        ("ovo-bench", "SSR", "yes", "Yes", False, True),
+        ("ovo-bench", "CRR", "N", "No", True, False),
+        ("ovo-bench", "CRR", "Not yet", "No", True, False),
+        # StreamingBench: the first character.
+        ("streamingbench", "Counting", "B.", "B", True, True),
+        ("streamingbench", "Counting", "Both of them", "B", True, False),
+        ("streamingbench", "Counting", " B", "B", False, True),
+        ("streamingbench", "Counting", "(B)", "B", False, True),
+        ("streamingbench", "Counting", "", "B", False, False),
+        # VideoMME: the first capital A to D after common prefixes.
+        ("videomme", "short", "The best answer is B", "B", True, True),
+        ("videomme", "short", "A man in a Black coat", "A", True, False),
+        ("videomme", "short", "It is Blue", "B", True, False),
+        ("videomme", "short", "The answer is C.", "C", True, True),
+        # MLVU: the character before ")", or all of it.
+        ("mlvu", "ego", "B) green", "B", True, True),
+        ("mlvu", "ego", "(B) green", "B", True, True),
+        ("mlvu", "ego", "B", "B", True, True),
+        ("mlvu", "ego", "B. green", "B", False, True),
+        ("mlvu", "ego", "green :)", "B", False, False),
+        # OVO-S-Bench: a search over fixed places, A to E.
+        ("ovo-s-bench", "1.1", "I think so. Answer: C", "C", True, False),
+        ("ovo-s-bench", "1.1", "<think>A</think> B", "B", True, False),
+        ("ovo-s-bench", "1.1", "therefore D.", "D", True, False),
+        ("ovo-s-bench", "1.1", "F", "F", False, True),
+        ("ovo-s-bench", "1.1", "the option [A] looks best to me", "A", True, False),
+        # RVS, until a judge has read it.
+        ("rvs-ego", "Scene Summary", "Chopping of vegetables", "Chopping vegetables.", True, False),
+        ("rvs-ego", "Scene Summary", "a dog", "Chopping vegetables.", False, False),
+        ("rvs-movie", "Action Caption", "yes", "Yes.", True, True),
+    ],
+)  # fmt: skip
+def test_an_answer_scores_by_the_rule_of_its_data_set(
+    dataset: str, kind: str, answer: str, expected: str, official: bool, strict: bool
+) -> None:
+    found = BENCHMARKS[dataset].score(answer, expected, kind, OPTIONS)
+    assert (found.official, found.strict) == (official, strict)
+
+
+@given(st.text(alphabet="ABZabé().:*- \n1", max_size=8))
+def test_a_strict_letter_stands_at_the_beginning_and_is_no_word(text: str) -> None:
+    letter = strict_letter(text)
+    if letter:
+        rest = text[text.index(letter) + 1 :]
+        assert not re.match(r"\w", rest)
+
+
+@given(st.text(alphabet="AB() x", max_size=12))
+def test_the_character_before_a_parenthesis_is_that_of_the_published_rule(text: str) -> None:
+    published = text
+    if ")" in text:
+        index = text.index(")")
+        published = text[index - 1 : index]
+    # Python's slice takes the end of the text where there is nothing before the parenthesis; that is "" too.
+    assert before_parenthesis(text) == published
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"), [("green", "B"), ("Green.", "B"), (" RED ", "A"), ("purple", ""), ("red green", ""), ("", "")]
+)
+def test_a_bare_answer_is_the_option_that_it_spells_out(text: str, letter: str) -> None:
+    assert named_option(text, OPTIONS) == letter
+    assert named_option("red", ("red", "Red.")) == ""
+
+
+@pytest.mark.parametrize(("answer", "right"), [("green", True), ("B", False), ("red", False)])
+def test_a_row_of_the_bare_question_says_how_it_was_scored(answer: str, right: bool) -> None:
+    trial = replace(ROW, dataset="videomme", type="short", prompt_hash="bare", options=list(OPTIONS), expected="B")
+    found = score(trial, answer)
+    assert (found.official, found.strict) == (right, right)
+    assert "option" in found.judge
+    assert score(replace(trial, prompt_hash="x"), answer).judge == ""
+
+
+def test_means_are_those_that_papers_print() -> None:
+    tasks = {"EPM": 0.6, "ASI": 0.4, "HLD": 0.2, "OCR": 0.9, "ACR": 0.9, "ATR": 0.9, "STU": 0.3, "FPD": 0.3, "OJR": 0.3}
+    found = BENCHMARKS["ovo-bench"].means(tasks)
+    assert found["backward"] == pytest.approx(0.4)
+    assert found["backward without HLD"] == pytest.approx(0.5)
+    assert found["mean of real-time and backward"] == pytest.approx(0.5)
+    assert "forward" not in found
+    found = BENCHMARKS["ovo-bench"].means(tasks | {"REC": 0.1, "SSR": 0.2, "CRR": 0.3})
+    assert found["mean of the three categories (official)"] == pytest.approx((0.4 + 0.6 + 0.2) / 3)
+    seven = [kind.name for kind in BENCHMARKS["mlvu"].types]
+    assert BENCHMARKS["mlvu"].means(dict.fromkeys(seven, 0.5)) == {"M-Avg (official)": 0.5}
+    assert BENCHMARKS["mlvu"].means(dict.fromkeys(seven[1:], 0.5)) == {}
+    assert BENCHMARKS["videomme"].means({"short": 0.3, "medium": 0.6, "long": 0.9}) == {
+        "overall (mean of lengths)": pytest.approx(0.6)
+    }
