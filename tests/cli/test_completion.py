@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from protokv.config import CONFIGS
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.presets import PRESETS
 from protokv.replay.studies import STUDIES
+from protokv_cli.replay import DATASETS
+from protokv_cli.replay import PRESETS as COMPLETED_TABLES
 from protokv_cli.replay import STUDIES as COMPLETED
 from tests.cli.conftest import Program
 
@@ -25,7 +29,7 @@ def completed(protokv: Program, words: str) -> list[str]:
         ("protokv ingest --memory ", list(CONFIGS)),
         ("protokv ingest --memory dur", ["durable"]),
         ("protokv replay --memory paper,dur", ["paper,durable"]),
-        ("protokv replay --study ", list(STUDIES)),
+        ("protokv replay --study ", [*STUDIES, *PRESETS]),
         ("protokv ingest --decoder ", ["auto", "pyav", "decord"]),
         ("protokv query --dtype", []),
         ("protokv ingest --positions c", ["compact"]),
@@ -49,3 +53,5 @@ def test_the_script_is_that_of_the_shell_that_is_named(protokv: Program, shell: 
 
 def test_the_studies_that_are_completed_are_those_that_there_are() -> None:
     assert tuple(STUDIES) == COMPLETED
+    assert tuple(PRESETS) == COMPLETED_TABLES
+    assert tuple(BENCHMARKS) == DATASETS

@@ -1,0 +1,250 @@
+"""Judges: what is a verdict, what is not, what a misbehaving endpoint costs, and that a rerun costs nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protokv.backbones.base import Backbone
+from protokv.errors import ConfigError, JudgeError
+from protokv.replay.judges import Case, Verdict, judge_rows, select_judge
+from protokv.replay.judges.endpoint import EndpointJudge
+from protokv.replay.judges.local import LocalJudge
+from protokv.replay.judges.prompt import PROMPT_HASH, SYSTEM, read_reply
+from protokv.replay.rows import RowFile
+from tests.replay.rows import ROW
+
+GOOD = "{'pred': 'yes', 'score': 4}"
+CASE = Case("What is it?", "a ring", "the ring")
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A server on loopback that answers as it was told, one reply after another, the last one for ever."""
+
+    daemon_threads = True
+
+    def __init__(self, replies: list[Any]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies, self.seen, self.most, self.now = replies, list[dict[str, Any]](), 0, 0
+        self.lock, self.release = threading.Lock(), threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            reply = self.server.replies[min(len(self.server.seen), len(self.server.replies) - 1)]
+            self.server.seen.append(body | {"key": self.headers["Authorization"]})
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+        try:
+            if reply == "hang":
+                # Longer than the client waits, and no longer than the test.
+                self.server.release.wait(5)
+                return
+            status, text = reply if isinstance(reply, tuple) else (200, complete(reply))
+            self.send_response(status)
+            self.send_header("retry-after-ms", "1")
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+        except OSError:
+            pass
+        finally:
+            with self.server.lock:
+                self.server.now -= 1
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def complete(text: str) -> str:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    running: list[Endpoint] = []
+
+    def start(*replies: Any) -> Endpoint:
+        server = Endpoint(list(replies))
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.release.set()
+        server.shutdown()
+        server.server_close()
+
+
+def ask(path: Path, cases: list[Case], **options: Any) -> dict[int, Verdict | None]:
+    pytest.importorskip("openai")
+    return dict(EndpointJudge("gpt-3.5-turbo-0125", path / "replies.sqlite", **options).read(cases))
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        (GOOD, Verdict(True, 4.0)),
+        ('{"pred": "no", "score": 0}', Verdict(False, 0.0)),
+        ("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps", Verdict(True, 4.0)),
+        ('```python\n{"pred": "no", "score": 2.0, "why": null}\n```', Verdict(False, 2.0)),
+    ],
+)
+def test_a_reply_is_read_as_the_published_code_reads_it(text: str, verdict: Verdict) -> None:
+    assert read_reply(text) == verdict
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "yes", "{", "}{", "{'pred': 'yes'}", "{'score': 3}", "{'pred': 'maybe', 'score': 3}",
+     "{'pred': 'yes', 'score': 9}", "{'pred': 'yes', 'score': 'high'}", "{'pred': 'yes', 'score': 1e999}",
+     "{'yes', 4}", "{__import__('os').system('true'): 1}", "{" * 400],
+)  # fmt: skip
+def test_what_is_no_verdict_is_refused_and_nothing_of_it_is_run(text: str) -> None:
+    with pytest.raises(ValueError, match=r"dictionary|score|pred"):
+        read_reply(text)
+
+
+def test_the_published_prompt_is_sent_with_its_settings_and_the_key(serve: Any, tmp_path: Path) -> None:
+    server = serve(GOOD)
+    assert ask(tmp_path, [CASE]) == {0: Verdict(True, 4.0)}
+    (sent,) = server.seen
+    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
+    assert sent["messages"][0] == {"role": "system", "content": SYSTEM}
+    for part in ("Question: What is it?", "Correct Answer: a ring", "Predicted Answer: the ring", "'score': 4.8}"):
+        assert part in sent["messages"][1]["content"]
+    assert sent["key"] == "Bearer a-secret-key"
+
+
+def test_what_fails_for_a_while_is_tried_again(serve: Any, tmp_path: Path) -> None:
+    server = serve((429, "{}"), (500, "no"), (503, ""), GOOD)
+    assert ask(tmp_path, [CASE]) == {0: Verdict(True, 4.0)}
+    assert len(server.seen) == 4
+
+
+def test_a_time_out_is_tried_again_and_given_up_in_the_end(serve: Any, tmp_path: Path) -> None:
+    serve("hang", GOOD)
+    assert ask(tmp_path, [CASE], timeout_s=0.3, retries=1) == {0: Verdict(True, 4.0)}
+    serve("hang")
+    assert ask(tmp_path, [replace(CASE, prediction="another")], timeout_s=0.3, retries=0) == {0: None}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["nonsense", "{'pred': 'perhaps', 'score': 1}", (200, "this is no JSON"), (200, '{"choices": []}'), (200, "[]")],
+    ids=["no dictionary", "wrong dictionary", "no JSON", "no choice", "no object"],
+)  # fmt: skip
+def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(serve: Any, tmp_path: Path, bad: Any) -> None:
+    server = serve(bad, GOOD)
+    assert ask(tmp_path, [CASE]) == {0: Verdict(True, 4.0)}
+    assert len(server.seen) == 2
+    server = serve(bad)
+    other = [replace(CASE, prediction="another")]
+    assert ask(tmp_path, other) == {0: None}
+    assert len(server.seen) == 3
+    # What was given up is not remembered: a rerun asks again.
+    ask(tmp_path, other)
+    assert len(server.seen) == 6
+
+
+def test_a_rerun_and_equal_cases_cost_nothing(serve: Any, tmp_path: Path) -> None:
+    server = serve(GOOD)
+    cases = [CASE, replace(CASE, prediction="a disk"), CASE]
+    first = ask(tmp_path, cases)
+    assert len(server.seen) == 2
+    assert ask(tmp_path, cases) == first == dict.fromkeys(range(3), Verdict(True, 4.0))
+    assert len(server.seen) == 2
+
+
+def test_no_more_requests_at_once_than_allowed(serve: Any, tmp_path: Path) -> None:
+    server = serve(GOOD)
+    ask(tmp_path, [replace(CASE, prediction=str(i)) for i in range(20)], workers=3)
+    assert len(server.seen) == 20
+    assert server.most <= 3
+
+
+def test_a_refused_key_ends_it_in_one_line_without_the_key(serve: Any, tmp_path: Path) -> None:
+    serve((401, '{"error": {"message": "bad key a-secret-key"}}'))
+    with pytest.raises(JudgeError) as refused:
+        ask(tmp_path, [CASE])
+    assert "secret" not in refused.value.message + refused.value.hint
+    assert "OPENAI_API_KEY" in refused.value.hint
+
+
+def test_an_endpoint_that_is_not_there_ends_it_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with pytest.raises(JudgeError, match="cannot be reached"):
+        ask(tmp_path, [CASE], retries=0)
+
+
+def test_a_judge_without_a_key_or_of_no_known_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="needs a key"):
+        ask(tmp_path, [CASE])
+    for name in ("", "openai:", "oracle"):
+        with pytest.raises(ConfigError, match="no judge"):
+            select_judge(name, tmp_path / "x.sqlite")
+    (tmp_path / "notes.txt").write_text("my notes")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with pytest.raises(ConfigError, match="no cache of replies"):
+        EndpointJudge("m", tmp_path / "notes.txt")
+
+
+def test_rows_are_judged_once_and_say_by_whom(serve: Any, tmp_path: Path) -> None:
+    serve(GOOD)
+    results = RowFile(tmp_path / "r.jsonl")
+    for i in range(3):
+        results.append(
+            replace(ROW, dataset="rvs-ego", question_id=str(i), question=str(i), correct=False, judge="offline, x")
+        )
+    judge = EndpointJudge("gpt-3.5-turbo-0125", tmp_path / "replies.sqlite")
+    judged = list(judge_rows(results, list(results.rows), judge))
+    assert len(judged) == 3
+    again = RowFile(tmp_path / "r.jsonl")
+    assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
+    assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {PROMPT_HASH}"
+    assert list(judge_rows(again, list(again.rows), judge)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "verdicts"), [("exact", [True, False, False]), ("f1", [True, True, False])]
+)  # fmt: skip
+def test_judges_offline_say_that_they_are(name: str, verdicts: list[bool], tmp_path: Path) -> None:
+    judge = select_judge(name, tmp_path / "x.sqlite")
+    assert judge.label.startswith("offline")
+    cases = [Case("q", "a red ring", text) for text in ("A red ring.", "red ring there", "blue star")]
+    assert [verdict.correct for _, verdict in judge.read(cases) if verdict] == verdicts
+
+
+def test_a_model_of_ours_can_judge_and_what_it_cannot_say_is_no_verdict(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = LocalJudge(tiny)
+    assert PROMPT_HASH in judge.label
+    assert list(judge.read([CASE, replace(CASE, prediction="<|im_end|>")])) == [(0, None), (1, None)]
+    asked: list[str] = []
+
+    def answer(question: str, decoding: object) -> object:
+        asked.append(question)
+        return type("Answer", (), {"text": GOOD})()
+
+    monkeypatch.setattr(judge._session, "ask", answer)
+    assert list(judge.read([CASE])) == [(0, Verdict(True, 4.0))]
+    assert "Correct Answer: a ring" in asked[0]
