@@ -47,7 +47,7 @@ def measure_pace(plan: Plan, backbone: Backbone, setup: Setup, *, steps: int = 4
         tokens = session.embed(step.images, step.time_s)
         synchronise(backbone)
         seen = time.perf_counter()
-        session.take(tokens, step.time_s)
+        session.take([tokens], [step.time_s])
         synchronise(backbone)
         embed.append(seen - began)
         take.append(time.perf_counter() - seen)
