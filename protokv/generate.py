@@ -14,6 +14,16 @@ from torch import Tensor
 from protokv.errors import ConfigError
 
 
+def log_probability(logits: Tensor, token: Tensor) -> Tensor:
+    """What the model gave a token, `[1]` float32 on its device: log softmax of its logits, whatever it was drawn by.
+
+    Args:
+        logits: `[vocabulary]` float32.
+        token: `[1]` int64.
+    """
+    return logits.log_softmax(-1)[token]
+
+
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """How an answer is generated.

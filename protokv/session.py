@@ -22,7 +22,7 @@ from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
-from protokv.generate import Chooser, Decoding, TextStream, read_token
+from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.memory import build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
@@ -44,6 +44,8 @@ class Answer:
         ttft_ms, total_ms: from the arrival of the question to the first and to the last token.
         context_tokens: slots of memory that attention could see.
         tokens: generated tokens.
+        mean_logprob: the mean log probability, in nats, that the model gave the tokens of the answer, the one that ends
+            it included: how sure it is, the same for answers of any length.
     """
 
     question: str
@@ -53,6 +55,7 @@ class Answer:
     total_ms: float
     context_tokens: int
     tokens: int
+    mean_logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ class Session:
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
         chosen = choose(logits[-1])
+        sure = [log_probability(logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
         pieces, n_tokens, position = [], 0, self._behind(context) + tail.length
@@ -278,7 +282,9 @@ class Session:
                 embedded = self.backbone.embed_token(chosen)
                 where = self.backbone.text_positions(position, 1)
                 hidden = self.backbone.forward(embedded, where, context, tail)
-                chosen = choose(self.backbone.logits(hidden[-1]))
+                scores = self.backbone.logits(hidden[-1])
+                chosen = choose(scores)
+                sure.append(log_probability(scores, chosen))
             token = read_token(chosen)
             position += 1
         if piece := text.finish():
@@ -292,6 +298,7 @@ class Session:
             total_ms=(time.perf_counter() - began) * 1e3,
             context_tokens=context.visible_tokens(),
             tokens=n_tokens,
+            mean_logprob=float(torch.cat(sure).mean()),
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -23,8 +23,6 @@ from protokv_cli.signals import Stop, stopping
 if TYPE_CHECKING:
     from protokv.fleet import Failure, Job, Looked, Outcome, Recipe
 
-FAILURES = "failures.jsonl"
-
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
@@ -206,6 +204,7 @@ def _pool(options: FleetOptions, recipe: Recipe) -> Any:
 
 
 def _failures_file(options: FleetOptions, place: str) -> Path:
+    from protokv.fleet.survey import FAILURES
     from protokv.snapshot import is_url
 
     return options.failures or Path("." if is_url(place) else place, FAILURES)

@@ -9,6 +9,7 @@ import typer
 from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
+from protokv_cli.inspect_fleet import inspect_fleet
 from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
@@ -16,7 +17,7 @@ from protokv_cli.printable import printable
 
 
 def inspect(
-    state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote.")],
+    state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")],
     other: Annotated[
         str | None,
         typer.Argument(metavar="STATE2", help="A second one: show how they differ. Exit 0 if equal, 1 if not."),
@@ -62,6 +63,7 @@ def inspect(
       protokv inspect video.safetensors --verify
       protokv inspect video.safetensors -o video.zarr
       protokv inspect monday.safetensors tuesday.safetensors
+      protokv inspect states/
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
@@ -69,6 +71,15 @@ def inspect(
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if sum((other is not None, output is not None, verify is True)) > 1:
             raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
+        from protokv.fleet.places import is_place
+
+        if is_place(state):
+            if other is not None or output is not None or at is not None or verify:
+                raise ConfigError(
+                    f"{state} holds many states, and these options are for one", hint="name one of the states"
+                )
+            inspect_fleet(out, state)
+            return
         from protokv.describe import convert, describe, differences
 
         digests = verify is not False

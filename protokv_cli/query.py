@@ -16,6 +16,7 @@ from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import uncollected
+from protokv_cli.query_fleet import query_fleet
 
 if TYPE_CHECKING:
     from protokv.session import Answer, Session
@@ -49,6 +50,10 @@ def query(
         bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is the one that was saved.")
     ] = True,
     model: options.Model = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", metavar="K", min=1, help="Of many states, the K answers that the model is surest of."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of an answer at the most.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
@@ -67,11 +72,15 @@ def query(
     A line on stdin is a question, or a JSON object with the key "question"; if it has "answer" too, the answers are
     compared and the score is told at the end.
 
+    Of a folder all states are asked, and each answer has the mean log probability that the model gave its tokens. --top
+    prints the surest ones first, so that a person finds the video among a thousand.
+
     \b
     Examples:
       protokv query video.safetensors "what colour was the star?" "how many objects appeared?"
       protokv query video.safetensors - < questions.jsonl | jq -r .answer
       protokv query video.safetensors --at 12m "what is on the table?"
+      protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
@@ -81,6 +90,27 @@ def query(
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
         at_s = None if at is None else parse_duration(at)
+        from protokv.fleet.places import is_place
+
+        if is_place(state):
+            from protokv.fleet.ask import load_backbone_for
+            from protokv.fleet.places import find_states
+            from protokv.generate import Decoding
+
+            query_fleet(
+                out,
+                states := find_states(state),
+                [first.text, *(question.text for question in asked)],
+                Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed),
+                load_backbone_for(states, model, device=device, device_map=device_map),
+                _row,
+                top=top,
+                at_s=at_s,
+                verify=verify,
+            )
+            return
+        if top is not None:
+            raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
         with uncollected():
             from protokv.checkpoint import load
             from protokv.generate import Decoding
@@ -148,6 +178,7 @@ def _row(answer: Answer, state: str) -> dict[str, Any]:
         "ttft_ms": round(answer.ttft_ms, 3),
         "total_ms": round(answer.total_ms, 3),
         "context_tokens": answer.context_tokens,
+        "mean_logprob": round(answer.mean_logprob, 6),
         "state": state,
     }
 

@@ -178,3 +178,35 @@ def test_a_model_that_is_not_there_ends_the_fleet_as_it_ends_one_video(
     result = protokv("ingest", folder, "-o", "states", "--model", "./nowhere", *SMALL)
     assert result.code == Exit.FAILURE
     assert result.err.splitlines()[0] == "Error: there is no model folder at ./nowhere"
+
+
+@pytest.mark.usefixtures("pools", "mocked")
+def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, folder: Path) -> None:
+    assert protokv("ingest", folder, "-o", "states/", *SMALL).code == Exit.PARTIAL
+    rows = protokv("query", "--state", "states/", "what is first ?").rows()
+    assert [row["state"] for row in rows] == [f"states/{key}.safetensors" for key in ("more/three", "one", "two")]
+    assert all(row["mean_logprob"] <= 0 and row["question"] == "what is first ?" for row in rows)
+    ranked = protokv("query", "states", "--top", "2", "what is first ?", "ring ?").rows()
+    assert [(row["question"], row["rank"]) for row in ranked] == [
+        (question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)
+    ]
+    assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
+
+    table = protokv("inspect", "states/", "--format", "table").out
+    assert "4: 3 whole, 1 not" in table
+    assert "more/three.safetensors" in table
+    documents = protokv("inspect", "states/").rows()
+    assert [row["complete"] for row in documents] == [True, True, True, False]
+
+    Path("states/one.safetensors").write_bytes(b"damaged")
+    result = protokv("query", "states", "what is first ?", "--format", "plain")
+    assert result.code == Exit.PARTIAL
+    assert len(result.out.splitlines()) == 2
+    assert result.err.splitlines()[-1] == "1 of 3 states cannot be asked"
+
+
+def test_what_is_for_one_state_is_refused_for_many(protokv: Program) -> None:
+    Path("states").mkdir()
+    assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
+    assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE
+    assert protokv("inspect", "states", "-o", "x.zarr").code == Exit.USAGE

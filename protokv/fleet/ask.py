@@ -1,0 +1,115 @@
+"""Questions to all states of a fleet, one model for them all, and the answers that the model is surest of.
+
+States are asked one after another, so that one is in memory at a time. Knows no command line.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from protokv import snapshot
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.checkpoint import from_state, load_backbone_of, recorded_dtype
+from protokv.errors import StateError
+from protokv.fleet.outcome import Failure
+from protokv.generate import Decoding
+from protokv.session import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a state says to a question, or why it can say nothing to any of them: then `answer` is None."""
+
+    state: str
+    number: int
+    answer: Answer | None
+    failure: Failure | None = None
+
+
+def load_backbone_for(states: Iterable[str], name: str | None, *, device: str, device_map: str | None) -> Backbone:
+    """The model of the first state that can be read.
+
+    Args:
+        states: where they are.
+        name: of the model, or its folder; None: what the state names, as far as `load_backbone_of` follows it.
+        device: where to load it; this and the next as for `load_backbone`.
+        device_map: spread it over several devices instead.
+
+    Raises:
+        StateError: no state can be read; the first reason is given.
+        ModelError: the model cannot be loaded.
+    """
+    reason: StateError | None = None
+    for state in states:
+        try:
+            header = snapshot.read_header(state)
+            dtype = recorded_dtype(header)
+        except StateError as error:
+            reason = reason or error
+            continue
+        if name is None:
+            return load_backbone_of(header, device=device, device_map=device_map)
+        return load_backbone(name, dtype=dtype, device=device, device_map=device_map)
+    raise reason or StateError("there is no state to ask")
+
+
+def ask_all(
+    states: Iterable[str],
+    backbone: Backbone,
+    questions: Sequence[str],
+    decoding: Decoding,
+    *,
+    at_s: float | None = None,
+    verify: bool = True,
+) -> Iterator[Reply]:
+    """Every question to every state; a state that cannot be read or is of another model is one reply without answer.
+
+    Args:
+        states: where they are.
+        backbone: the model that made them.
+        questions: what to ask; a reply has the number of its question here.
+        decoding: how answers are generated.
+        at_s: ask the newest commit of each that is not after this stream time.
+        verify: check the digests of the tensors.
+
+    Raises:
+        ConfigError: a question is empty or contains control tokens.
+    """
+    for state in states:
+        try:
+            session = from_state(snapshot.load(state, verify=verify, at_s=at_s), backbone)
+        except StateError as error:
+            yield Reply(state, 0, None, Failure.of(error))
+            continue
+        for number, question in enumerate(questions):
+            yield Reply(state, number, session.ask(question, decoding))
+
+
+class Surest:
+    """The `k` replies to each question whose answers have the greatest mean log probability; more are not held."""
+
+    def __init__(self, k: int) -> None:
+        """Args: `k`: how many per question, at least 1."""
+        self._k, self._order = k, count()
+        self._best: dict[int, list[tuple[float, int, Any]]] = {}
+
+    def add(self, reply: Reply) -> None:
+        """Take a reply that has an answer. Of equally sure ones the earlier stays."""
+        assert reply.answer is not None
+        heap = self._best.setdefault(reply.number, [])
+        entry = (reply.answer.mean_logprob, -next(self._order), reply)
+        if len(heap) < self._k:
+            heapq.heappush(heap, entry)
+        else:
+            heapq.heappushpop(heap, entry)
+
+    def ranked(self) -> Iterator[tuple[int, Reply]]:
+        """Rank, from 1, and reply; question by question, the surest first."""
+        for number in sorted(self._best):
+            for rank, (_, _, reply) in enumerate(sorted(self._best[number], reverse=True), start=1):
+                yield rank, reply

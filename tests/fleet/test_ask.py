@@ -1,0 +1,116 @@
+"""Questions to many states, and which answers the model is surest of."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.backbones.base import Backbone
+from protokv.errors import StateCorrupt
+from protokv.fleet import Job, Recipe, find_states
+from protokv.fleet.ask import Reply, Surest, ask_all, load_backbone_for
+from protokv.generate import Decoding
+from protokv.ingestion import ingest
+from protokv.session import Answer, Session
+from tests.fleet.conftest import CONFIG, InlinePool, outcomes
+from tests.mock_backbone import MockBackbone
+from tests.snapshot.nursery import Prepared
+
+QUESTIONS = ["what is first ?", "red ring"]
+
+
+def test_every_state_answers_as_it_does_alone(jobs: list[Job], recipe: Recipe) -> None:
+    outcomes(jobs, InlinePool(recipe), recipe)
+    states = find_states(recipe.place)
+    assert [Path(state).stem for state in states] == ["a", "b", "c"]
+    replies = list(ask_all(states, MockBackbone(), QUESTIONS, Decoding(8)))
+    assert [(reply.state, reply.number) for reply in replies] == [(state, n) for state in states for n in (0, 1)]
+    from protokv.checkpoint import load
+
+    for reply in replies:
+        alone = load(reply.state, MockBackbone()).ask(QUESTIONS[reply.number], Decoding(8))
+        assert reply.answer is not None
+        assert (reply.answer.text, reply.answer.mean_logprob) == (alone.text, alone.mean_logprob)
+
+
+def test_a_state_that_cannot_be_asked_is_one_reply_and_stops_nothing(jobs: list[Job], recipe: Recipe) -> None:
+    outcomes(jobs[:1], InlinePool(recipe), recipe)
+    bad = Path(recipe.place, "0.safetensors")
+    bad.write_bytes(b"no state")
+    replies = list(ask_all(find_states(recipe.place), MockBackbone(), QUESTIONS, Decoding(8)))
+    assert [reply.failure and reply.failure.kind for reply in replies] == ["StateCorrupt", None, None]
+    with pytest.raises(StateCorrupt):
+        load_backbone_for([str(bad)], None, device="cpu", device_map=None)
+
+
+def reply(logprob: float, number: int, state: str) -> Reply:
+    return Reply(state, number, Answer("q", "a", 0.0, 0.0, 0.0, 0, 1, logprob))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([-3.0, -2.5, -0.5, -0.1]), st.integers(0, 2)), max_size=40), st.integers(1, 9)
+)
+def test_the_surest_are_the_first_of_all_when_sorted(found: list[tuple[float, int]], k: int) -> None:
+    replies = [reply(logprob, number, str(i)) for i, (logprob, number) in enumerate(found)]
+    surest = Surest(k)
+    for one in replies:
+        surest.add(one)
+    expected = []
+    for number in range(3):
+        mine = [one for one in replies if one.number == number]
+        mine.sort(key=lambda one: -one.answer.mean_logprob)  # type: ignore[union-attr]
+        expected += list(enumerate(mine[:k], start=1))
+    assert list(surest.ranked()) == expected
+
+
+def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
+    from protokv.checkpoint import load
+
+    session: Session = load(path, tiny)
+    decoding = Decoding(max_new_tokens=5)
+    answer = session.ask("what is first ?", decoding)
+    # Forwarded at once: the question, and behind it each token of the answer but the last.
+    chosen: list[int] = []
+    decode = tiny.decode
+
+    class Spy:
+        def __call__(self, ids: list[int]) -> str:
+            chosen[:] = ids
+            return decode(ids)
+
+    tiny.decode = Spy()  # type: ignore[method-assign]
+    try:
+        session.ask("what is first ?", decoding)
+    finally:
+        del tiny.decode
+    ids = tiny.suffix_ids("what is first ?") + chosen
+    with torch.inference_mode():
+        context, tail = session.memory.recall(), tiny.new_tail(len(ids))
+        positions = tiny.text_positions(session.clock.next_position, len(ids))
+        logits = tiny.logits(tiny.forward(tiny.embed_text(ids), positions, context, tail))
+    first = len(ids) - len(chosen) - 1
+    said = logits[first:].log_softmax(-1)
+    each = [float(said[i, token]) for i, token in enumerate(chosen)]
+    if answer.tokens < 5:
+        each.append(max(float(said[-1, token]) for token in tiny.stop_ids))
+    assert answer.mean_logprob == pytest.approx(sum(each) / len(each), abs=1e-4)
+
+
+def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone, tmp_path: Path) -> None:
+    """Of the greedy path the probability is that of temperature 1, whatever the temperature that found it."""
+    path = tmp_path / "s.safetensors"
+    list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
+    from protokv.checkpoint import load
+
+    session = load(path, tiny)
+    greedy = session.ask("what is first ?", Decoding(4))
+    drawn = session.ask("what is first ?", Decoding(4, temperature=1e-4, seed=random.Random(3).randrange(99)))
+    assert drawn.text == greedy.text
+    assert drawn.mean_logprob == greedy.mean_logprob

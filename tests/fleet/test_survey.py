@@ -1,0 +1,75 @@
+"""One row per state of a fleet, and per video that has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protokv.errors import StateNotFound
+from protokv.fleet import Job, Recipe, find_states, target_of
+from protokv.fleet.places import is_place
+from protokv.fleet.survey import FAILURES, survey
+from tests.fleet.conftest import InlinePool, outcomes
+
+
+def test_a_row_says_what_a_state_has_watched_and_whether_it_is_whole(jobs: list[Job], recipe: Recipe) -> None:
+    outcomes(jobs[:1], InlinePool(recipe), recipe)
+    (row,) = survey(recipe.place)
+    state = target_of(recipe.place, "a")
+    assert row == {
+        "state": state,
+        "source": "a.mp4",
+        "complete": True,
+        "stream_time_s": 4.0,
+        "steps": 4,
+        "tokens_seen": 24,
+        "file_bytes": Path(state).stat().st_size,
+        "memory": "durable, 40 tokens",
+        "model": "mock",
+        "damage": None,
+        "failure": None,
+    }
+
+
+def test_what_cannot_be_read_and_what_failed_are_rows_too(jobs: list[Job], recipe: Recipe) -> None:
+    outcomes(jobs[:1], InlinePool(recipe), recipe)
+    place = Path(recipe.place)
+    (place / "bad.safetensors").write_bytes(b"no state")
+    lines = [json.dumps({"source": "x.mp4", "state": str(place / "x.safetensors"), "message": "it is gone"}), "{", "3"]
+    (place / FAILURES).write_text("\n".join(lines))
+    a, bad, x = survey(recipe.place)
+    assert (a["complete"], a["failure"]) == (True, None)
+    assert bad["steps"] is None
+    assert "bad.safetensors" in bad["failure"]
+    assert (x["source"], x["failure"]) == ("x.mp4", "it is gone")
+
+
+def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
+    for name in (
+        "b.safetensors",
+        "deep/er/a.pt",
+        "z.zarr/zarr.json",
+        "z.zarr/inner.zarr/zarr.json",
+        "b@000012.000s.safetensors",
+        ".b.safetensors.lock",
+        ".hidden/c.safetensors",
+        "notes.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [Path(state).relative_to(tmp_path).as_posix() for state in find_states(str(tmp_path))]
+    assert found == ["b.safetensors", "deep/er/a.pt", "z.zarr"]
+    with pytest.raises(StateNotFound, match="there is no state in"):
+        find_states(str(tmp_path / "deep" / "nothing"))
+
+
+def test_a_place_is_a_folder_that_is_no_state_or_what_ends_in_a_slash(tmp_path: Path) -> None:
+    (tmp_path / "s.zarr").mkdir()
+    assert not is_place(str(tmp_path / "s.zarr"))
+    assert is_place(str(tmp_path))
+    assert is_place("new/")
+    assert is_place("s3://bucket/states/")
+    assert not is_place("s3://bucket/states/a")
+    assert not is_place("new.safetensors")
