@@ -194,7 +194,7 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
 
     table = protokv("inspect", "states/", "--format", "table").out
     assert "4: 3 whole, 1 not" in table
-    assert "more/three.safetensors" in table
+    assert " more/three" in table
     documents = protokv("inspect", "states/").rows()
     assert [row["complete"] for row in documents] == [True, True, True, False]
 
