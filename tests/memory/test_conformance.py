@@ -142,7 +142,7 @@ def test_the_footprint_does_not_depend_on_the_length_of_the_stream(config: Memor
     memory.start(*world.sink())
     sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
     bytes_by_part, slots = memory.nbytes(), memory.context().keys.shape
-    for index, tokens in enumerate(LENGTHS * 3):
+    for index, tokens in enumerate(LENGTHS * 2):
         memory.append(world.step(index, tokens))
         assert memory.context().keys.shape == memory.context().values.shape == slots
         now = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
