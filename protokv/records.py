@@ -1,11 +1,18 @@
 """Two plain records that several rooms share: which model this is, and where a stream stands.
 
-A backbone makes the first, a session the second, a snapshot keeps both. Nothing here computes anything.
+A backbone makes the first, a session the second, a snapshot keeps both. The annotations say what each number may be;
+they are checked where a record is read from a state. Nothing here computes anything.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+# Far beyond any stream, and low enough that what is computed from it stays in 64 bits.
+Count = Annotated[int, Meta(ge=0, lt=2**48)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,12 @@ class StreamClock:
         frames_per_step: sampled frames that make a step.
     """
 
-    steps: int
-    stream_time_s: float
-    next_position: int
-    tokens_seen: int
-    fps: float
-    frames_per_step: int
+    steps: Count
+    stream_time_s: Annotated[float, Meta(ge=0, lt=2**48)]
+    next_position: Count
+    tokens_seen: Count
+    fps: Annotated[float, Meta(ge=1e-6, le=1e6)]
+    frames_per_step: Annotated[int, Meta(ge=1, le=1000)]
 
     @property
     def step_seconds(self) -> float:

@@ -1,75 +1,35 @@
-"""Save a state, load it, look at its header, and ask whether it fits a model: whatever form its path has.
-
-A path's form follows its suffix in the file system and its scheme elsewhere. The module of a form is imported when it
-is first asked for, because some need more than the others.
-"""
+"""Save a state, load it, look at its header, and ask whether it fits a model: whatever form its path has."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
-from protokv.errors import StateError, StateMismatch
-from protokv.records import BackboneIdentity
-from protokv.snapshot.formats.base import Form, StatePath
-from protokv.snapshot.schema import Header, State
+from protokv.errors import StateMismatch
+from protokv.records import BackboneIdentity, StreamClock
+from protokv.snapshot import history
+from protokv.snapshot.document import Admit
+from protokv.snapshot.form import DEFAULT_SUFFIX, FORMS, StatePath, form_of, form_to_read, is_url
+from protokv.snapshot.schema import FORMAT_VERSION, Header, State
 
-# Where each class is.
-FORMS = {
-    ".safetensors": "protokv.snapshot.formats.safetensors:SafetensorsForm",
-    ".zarr": "protokv.snapshot.formats.zarr:ZarrForm",
-    ".pt": "protokv.snapshot.formats.pt:PtForm",
-}
-DEFAULT_SUFFIX = ".safetensors"
-OBJECT_STORE = "protokv.snapshot.formats.icechunk:IcechunkForm"
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
-
-
-def is_url(path: StatePath) -> bool:
-    """Whether a path names a place that is not in the file system."""
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
-def suffix_of(path: StatePath) -> str | None:
-    """The suffix of a path by which its form is found; None where there is no such form."""
-    name = os.fspath(path).rstrip("/")
-    return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
-
-
-def form_of(path: StatePath) -> Form:
-    """The form that a state at this path has.
-
-    Raises:
-        StateError: The suffix names no form, or what the form needs is not installed.
-    """
-    if is_url(path):
-        return _made(OBJECT_STORE, path)
-    suffix = suffix_of(path)
-    if suffix is None:
-        known = ", ".join(sorted(FORMS))
-        raise StateError(f"expected a path that ends in one of {known}, got {path}", hint="Choose another name.")
-    return _made(FORMS[suffix], path)
-
-
-def form_to_read(path: StatePath) -> Form:
-    """As `form_of`; what has another suffix is read as the default form, which says what it is if it is no state."""
-    return form_of(path if is_url(path) or suffix_of(path) else DEFAULT_SUFFIX)
-
-
-def _made(where: str, path: StatePath) -> Form:
-    module, _, name = where.partition(":")
-    try:
-        made: Form = getattr(import_module(module), name)()
-    except ImportError as error:
-        raise StateError(
-            f"{path} is in an object store, and {error.name or 'what it takes'} is not installed",
-            hint="pip install 'protokv[object-store]'",
-        ) from error
-    return made
+__all__ = [
+    "DEFAULT_SUFFIX",
+    "FORMAT_VERSION",
+    "FORMS",
+    "BackboneIdentity",
+    "Header",
+    "State",
+    "StatePath",
+    "StreamClock",
+    "check_fits",
+    "check_target",
+    "is_url",
+    "load",
+    "moments",
+    "read_header",
+    "save",
+    "stored_bytes",
+]
 
 
 def check_target(path: StatePath) -> None:
@@ -78,7 +38,7 @@ def check_target(path: StatePath) -> None:
     Raises:
         StateError: The suffix names no form, or the place is missing, may not be written to, or holds something else.
     """
-    form_of(path).check_target(path)
+    form_of(path).check_target()
 
 
 def save(state: State, path: StatePath) -> None:
@@ -88,16 +48,18 @@ def save(state: State, path: StatePath) -> None:
         StateError: The suffix names no form, or the state cannot be written; the old one is still there.
         StateLocked: Somebody else is writing it.
     """
-    form_of(path).save(state, path)
+    with form_of(path) as form:
+        form.replace(state)
 
 
-def load(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
+def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
     """Read a state, tensors on the CPU.
 
     Args:
         path: where it is.
         verify: check the digests of the tensors.
         at_s: take the newest commit that is not after this stream time, of those that are kept.
+        admit: asked before memory is taken for the tensors; StateCorrupt if such a state cannot be.
 
     Raises:
         StateNotFound: Nothing is there, or all of it is after `at_s`.
@@ -105,17 +67,17 @@ def load(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> 
         StateCorrupt: The state is damaged or hostile; the tensor or field is named where it can be.
         StateError: It cannot be read.
     """
-    return form_to_read(path).load(path, verify=verify, at_s=at_s)
+    return history.load(form_to_read(path), at_s, verify=verify, admit=admit)
 
 
 def read_header(path: StatePath) -> Header:
     """Read and verify the header alone. Raises as `load` does."""
-    return form_to_read(path).read_header(path)
+    return form_to_read(path).read_header()
 
 
 def stored_bytes(path: StatePath) -> int:
     """Bytes that the state takes where it is kept. Raises StateNotFound if nothing is there."""
-    return form_to_read(path).stored_bytes(path)
+    return form_to_read(path).stored_bytes()
 
 
 def moments(path: StatePath) -> list[float]:
@@ -123,7 +85,7 @@ def moments(path: StatePath) -> list[float]:
 
     Raises as `load`.
     """
-    return form_to_read(path).moments(path)
+    return [time_s for time_s, _ in history.moments(form_to_read(path))]
 
 
 def check_fits(header: Header, identity: BackboneIdentity, memory_config: Mapping[str, Any] | None = None) -> None:

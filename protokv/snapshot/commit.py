@@ -13,8 +13,8 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protokv.errors import StateError
@@ -36,85 +36,61 @@ _HINTS = {
 _LONGEST_NAME_BYTES = 255 - 48
 
 
-def replace_file(path: str | os.PathLike[str], write: Callable[[Path], int], fs: FileSystem = DISK) -> None:
-    """Let `write` make a file at the path it is given, and put that in place of `path`.
-
-    `write` syncs its file and returns the bytes that it must have. A link at `path` stays a link, and what it
-    points to is replaced.
+def replace_file(path: Path, write: Callable[[Path], object], fs: FileSystem = DISK) -> None:
+    """Let `write` make and sync a file at the path it is given, and put that in place of `path`, which is no link.
 
     Raises:
-        StateError: It could not be written; what was at `path` before is still there.
+        OSError: It could not be written; what was at `path` before is still there.
     """
 
-    def make(temporary: Path) -> None:
-        expected = write(temporary)
-        found = fs.size(temporary)
-        if found != expected:
-            raise OSError(errno.EIO, f"{found} of {expected} bytes were written")
-
-    def put(temporary: Path, target: Path) -> None:
-        if target.is_dir():
+    def put(temporary: Path) -> None:
+        if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        fs.replace(temporary, target)
+        fs.replace(temporary, path)
 
-    _replace(path, make, put, fs)
+    _replace(path, write, put, fs)
 
 
-def replace_folder(path: str | os.PathLike[str], write: Callable[[Path], None], fs: FileSystem = DISK) -> None:
-    """Let `write` make a folder at the path it is given, and put that in place of `path`; as `replace_file`.
+def replace_folder(path: Path, write: Callable[[Path], object], fs: FileSystem = DISK) -> None:
+    """As `replace_file`; `write` syncs the files and folders that it makes.
 
-    `write` syncs its files and the folder. The old folder is removed when the new one is in place for good.
+    The old folder is removed when the new one is in place for good.
     """
-    _replace(path, write, lambda temporary, target: _swap(temporary, target, fs), fs)
-    target = Path(os.path.realpath(path))
+
+    def put(temporary: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not path.exists():
+            fs.replace(temporary, path)
+        elif not fs.exchange(temporary, path):
+            # Two acts: `recover` undoes the first if the second never comes.
+            fs.replace(path, _aside(path))
+            try:
+                fs.replace(temporary, path)
+            except OSError:
+                recover(path, fs)
+                raise
+
+    _replace(path, write, put, fs)
     # The new one is in place; what cannot be removed now is removed by the next commit.
     with suppress(OSError):
-        fs.remove(_aside(target))
-        sweep(target, fs)
+        fs.remove(_aside(path))
+        sweep(path, fs)
 
 
-def _replace(
-    path: str | os.PathLike[str],
-    make: Callable[[Path], None],
-    put: Callable[[Path, Path], None],
-    fs: FileSystem,
-) -> None:
+def _replace(path: Path, write: Callable[[Path], object], put: Callable[[Path], None], fs: FileSystem) -> None:
+    temporary = partial_path(path)
+    recover(path, fs)
+    sweep(path, fs)
     try:
-        target = Path(os.path.realpath(path))
-        temporary = partial_path(target)
-        recover(target, fs)
-        sweep(target, fs)
-    except (OSError, ValueError) as error:
-        raise refused(path, error) from error
-    try:
-        make(temporary)
-        put(temporary, target)
-    except BaseException as error:
+        write(temporary)
+        put(temporary)
+    except BaseException:
         # The error that led here says more than one of the removal; the next commit removes what is left.
         with suppress(OSError):
             fs.remove(temporary)
-        if isinstance(error, OSError):
-            raise refused(path, error) from error
         raise
-    try:
-        fs.sync_folder(target.parent)
-    except OSError as error:
-        raise refused(path, error) from error
-
-
-def _swap(temporary: Path, target: Path, fs: FileSystem) -> None:
-    if target.exists() and not target.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    if not target.exists():
-        fs.replace(temporary, target)
-    elif not fs.exchange(temporary, target):
-        # Two acts: `recover` undoes the first if the second never comes.
-        fs.replace(target, _aside(target))
-        try:
-            fs.replace(temporary, target)
-        except OSError:
-            recover(target, fs)
-            raise
+    fs.sync_folder(path.parent)
 
 
 def recover(target: Path, fs: FileSystem = DISK) -> None:
@@ -198,28 +174,25 @@ def check_place(path: str | os.PathLike[str]) -> Path:
     Raises:
         StateError: The folder is missing or may not be written to, or the name is too long.
     """
-    try:
+    with writing(path):
         target = Path(os.path.realpath(path))
         there = target.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise refused(path, error) from error
+    what, hint = f"cannot write the state {path}", "Choose another folder."
     if not there:
-        folder = Path(path).parent
-        raise StateError(f"cannot write the state {path}: there is no folder {folder}", hint="Make it first.")
+        raise StateError(f"{what}: there is no folder {Path(path).parent}", hint="Make it first.")
     if not os.access(target.parent, os.W_OK):
-        raise StateError(
-            f"cannot write the state {path}: {Path(path).parent} is read-only", hint="Choose another folder."
-        )
+        raise StateError(f"{what}: {Path(path).parent} is read-only", hint=hint)
     if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
-        raise StateError(
-            f"cannot write the state {path}: its name takes more than {_LONGEST_NAME_BYTES} bytes",
-            hint="choose a shorter name",
-        )
+        raise StateError(f"{what}: its name takes more than {_LONGEST_NAME_BYTES} bytes", hint="choose a shorter name")
     return target
 
 
-def refused(path: str | os.PathLike[str], error: OSError | ValueError) -> StateError:
-    """The error of a state that cannot be written, and what to do about it."""
-    number = getattr(error, "errno", None)
-    why = getattr(error, "strerror", None) or str(error)
-    return StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=_HINTS.get(number or 0, ""))
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what the system refuses into the error of a state that cannot be written, and what to do about it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        hint = _HINTS.get(getattr(error, "errno", None) or 0, "")
+        raise StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=hint) from error

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, Protocol
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,13 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.snapshot.parallel import parallel
+T = TypeVar("T")
 
 # What is copied and hashed at a time: small enough to be hashed while it is in the cache.
 _PIECE_BYTES = 1 << 20
+
+# More threads do not help: a few cores hash as fast as memory delivers.
+THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 class _Hash(Protocol):
@@ -46,13 +50,7 @@ def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8], v
 
 def tensor_digests(tensors: Mapping[str, tuple[str, Tensor]], version: int) -> dict[str, str]:
     """Digests of contiguous CPU tensors given by name as dtype name and tensor; a few at a time."""
-    calls = (partial(tensor_digest, dtype, tuple(t.shape), raw(t), version) for dtype, t in tensors.values())
-    return dict(zip(tensors, parallel(calls), strict=True))
-
-
-def bytes_digest(data: bytes | memoryview) -> str:
-    """XXH3 digest of bytes, hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(data)
+    return _of_each(tensors, lambda dtype, t: tensor_digest(dtype, tuple(t.shape), raw(t), version))
 
 
 def copy_and_digest(tensors: Mapping[str, tuple[str, Tensor]], version: int) -> dict[str, tuple[Tensor, str]]:
@@ -70,7 +68,12 @@ def copy_and_digest(tensors: Mapping[str, tuple[str, Tensor]], version: int) -> 
             digest.update(piece.data)
         return made, digest.hexdigest()
 
-    return dict(zip(tensors, parallel(partial(copy, *one) for one in tensors.values()), strict=True))
+    return _of_each(tensors, copy)
+
+
+def bytes_digest(data: bytes | memoryview) -> str:
+    """XXH3 digest of bytes, hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def canonical(document: Mapping[str, Any]) -> str:
@@ -87,3 +90,11 @@ def _begun(dtype: str, shape: tuple[int, ...], version: int) -> _Hash:
     digest: _Hash = hashlib.sha256() if version < 3 else xxhash.xxh3_128()
     digest.update(memoryview(f"{dtype}{list(shape)}\n".encode()))
     return digest
+
+
+def _of_each(tensors: Mapping[str, tuple[str, Tensor]], call: Callable[[str, Tensor], T]) -> dict[str, T]:
+    """What `call` makes of each, in threads where that pays: hashing and copying release the interpreter."""
+    if THREADS == 1 or sum(tensor.nbytes for _, tensor in tensors.values()) < 4 * _PIECE_BYTES:
+        return {name: call(*one) for name, one in tensors.items()}
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(tensors, pool.map(lambda one: call(*one), tensors.values()), strict=True))

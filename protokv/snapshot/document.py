@@ -1,7 +1,7 @@
 """The sealed document of a state: its header and what a form adds to it, as one JSON text that tells of any change.
 
-Owns the strict JSON that all forms read (no name twice, no NaN, no deep nesting, digits in bounds), the digest over
-the document, and the one way to say that a state is damaged. Knows nothing of where the text is kept.
+Owns the strict JSON that all forms read (no name twice, no NaN), the digest over the document, what a tensor in a state
+can be, and the one way to say that a state is damaged. Knows nothing of where the text is kept.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
-from collections.abc import Mapping, Set
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.snapshot.digest import canonical, document_digest
 from protokv.snapshot.schema import Header, State, check_tensor_names
 from protokv.snapshot.text import shown
+
+# Under which the document stands in whatever a form writes.
+KEY = "protokv"
 
 # What a state can hold, by the names that safetensors gives them.
 DTYPES = {
@@ -39,6 +40,12 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _NOT_A_STATE = "the file is damaged, or is not a state of protokv"
 
+Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of the tensors that a state says it holds, by name."""
+
+Admit = Callable[[Header, Found], None]
+"""Asked before memory is taken for the tensors of a state; StateCorrupt if such a state cannot be."""
+
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
     """The name of a dtype; StateError naming the tensor if a state cannot hold it."""
@@ -47,34 +54,32 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
     return NAMES[dtype]
 
 
-def is_shape(value: object) -> bool:
-    """Whether a value out of a file is a list of at most 16 sizes."""
-    return isinstance(value, list) and len(value) <= 16 and all(type(one) is int and 0 <= one < 2**40 for one in value)
-
-
-def seal(state: State, **parts: Any) -> str:
+def seal(state: State, limit: int, **parts: Any) -> str:
     """The document of a state: its header, the parts that the form adds, and the digest of these.
 
     Raises:
-        StateError: The header could not be read again, so it must not be written.
+        StateError: The header could not be read again, or takes more than `limit` bytes, so it must not be written.
     """
     try:
         check_tensor_names(state.tensors)
         document: dict[str, Any] = {"header": state.to_json(), **parts}
         Header.from_json(json.loads(canonical(document["header"])))
         document["digest"] = document_digest(document)
-        return canonical(document)
+        text = canonical(document)
     except (TypeError, ValueError) as error:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
         raise StateError(f"the state cannot be written: {error.message}") from error
+    if len(text) > limit:
+        raise StateError(f"the header of the state takes {len(text)} bytes, at most {limit} are allowed")
+    return text
 
 
-def unseal(document: dict[str, Any], parts: Set[str], path: str | os.PathLike[str]) -> tuple[Header, Mapping[str, Any]]:
-    """The header and the parts of a document that was parsed.
+def unseal(document: dict[str, Any], part: str) -> tuple[Header, dict[str, Any]]:
+    """The header, and the part that the form added, an object.
 
     Raises:
-        StateCorrupt: It is not the one that was sealed, or the header makes no sense; the field is named.
+        StateCorrupt: It is not the one that was sealed, or makes no sense; the field is named.
         StateMismatch: The format is newer than this version reads.
     """
     digest = document.pop("digest", None)
@@ -83,18 +88,15 @@ def unseal(document: dict[str, Any], parts: Set[str], path: str | os.PathLike[st
     except (ValueError, RecursionError):
         intact = False
     if not intact:
-        raise corrupt(path, "header: it is not the one that was saved")
-    try:
-        header = Header.from_json(document.get("header"))
-    except (StateCorrupt, StateMismatch) as error:
-        raise type(error)(f"{os.fspath(path)}: {error.message}", hint=error.hint or _NOT_A_STATE) from None
-    if set(document) != {"header", *parts}:
-        raise corrupt(path, f"header: expected the parts {', '.join(sorted(parts))} and no other")
-    return header, document
+        raise StateCorrupt("header: it is not the one that was saved")
+    header = Header.from_json(document.get("header"))
+    if set(document) != {"header", part} or not isinstance(document[part], dict):
+        raise StateCorrupt(f"header: expected {part}, an object, and no other part")
+    return header, document[part]
 
 
-def parse_json(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in these bytes. Raises StateCorrupt for anything else."""
+def parse_json(data: bytes | str) -> dict[str, Any]:
+    """The JSON object in this text. Raises StateCorrupt for anything else."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -106,94 +108,41 @@ def parse_json(data: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{text} is not a number")
 
     try:
-        found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=refuse)
+        text = data if isinstance(data, str) else data.decode()
+        found = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise corrupt(path, f"header: not the JSON that was saved ({shown(error)})") from error
+        raise StateCorrupt(f"header: not the JSON that was saved ({shown(error)})") from error
     if not isinstance(found, dict):
-        raise corrupt(path, "header: expected an object")
+        raise StateCorrupt("header: expected an object")
     return found
 
 
-def check_names(names: Set[str], digests: object, path: str | os.PathLike[str]) -> Mapping[str, str]:
-    """The digests of a document, one for each of these tensors, whose names are such as tensors can have.
-
-    Raises:
-        StateCorrupt: naming what is wrong.
-    """
-    if not isinstance(digests, dict) or set(digests) != names:
-        raise corrupt(path, "digests: expected one for every tensor and no other")
-    try:
-        check_tensor_names(names)
-    except StateCorrupt as error:
-        raise corrupt(path, error.message) from None
-    return digests
-
-
-def as_tensors(
-    found: Mapping[str, tuple[Tensor, str]], digests: Mapping[str, str] | None, path: str | os.PathLike[str]
-) -> dict[str, Tensor]:
-    """Tensors that were read with what their digests turned out to be, compared with those that were saved.
-
-    Raises:
-        StateCorrupt: A digest differs, or a truth value is neither 0 nor 1.
-    """
-    for name, (tensor, digest) in found.items():
-        if digests is not None and digest != digests[name]:
-            raise corrupt(path, f"tensor {shown(name)}: its bytes are not those that were saved")
-        if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-            raise corrupt(path, f"tensor {shown(name)}: a truth value is neither 0 nor 1")
-    return {name: tensor for name, (tensor, _) in found.items()}
-
-
-def open_state(path: str | os.PathLike[str]) -> BinaryIO:
-    """A state file, open for reading.
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says in one line, with the path, what is wrong with a state, and what the system does not let us read.
 
     Raises:
         StateNotFound: Nothing is there.
-        StateCorrupt: A folder, a pipe or a device is there.
         StateError: It cannot be read.
     """
+    where = os.fspath(path)
     try:
-        # Without waiting: a pipe would be waited for.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        if Path(path).is_dir():
-            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is a folder")
-        file = os.fdopen(os.open(path, flags), "rb", buffering=0)
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise StateCorrupt(f"expected a state file, {os.fspath(path)} is not a regular file")
-        return cast(BinaryIO, file)
-    except (FileNotFoundError, NotADirectoryError):
-        raise not_found(path) from None
+        yield
+    except (StateCorrupt, StateMismatch) as error:
+        if error.message.startswith(where):
+            raise
+        raise type(error)(f"{where}: {error.message}", hint=error.hint or _NOT_A_STATE) from error
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
-
-
-def is_still(file: BinaryIO, path: str | os.PathLike[str]) -> bool:
-    """Whether a path still names the file that was opened: a commit puts another one there."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), Path(path).stat())
-    except (OSError, ValueError):
-        return False
-
-
-def corrupt(path: str | os.PathLike[str], what: str) -> StateCorrupt:
-    """The error of a damaged state."""
-    return StateCorrupt(f"{os.fspath(path)}: {what}", hint=_NOT_A_STATE)
+        number = getattr(error, "errno", None)
+        if number == errno.ELOOP:
+            raise StateCorrupt(f"{where}: a link that leads to itself", hint=_NOT_A_STATE) from error
+        if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise not_found(path) from None
+        why = getattr(error, "strerror", None) or str(error)
+        raise StateError(f"cannot read the state {where}: {why}") from error
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:
     """The error of a state that is not there."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)
-
-
-def unreadable(path: str | os.PathLike[str], error: Exception) -> StateError:
-    """The error of a state that the system does not let us read."""
-    number = getattr(error, "errno", None)
-    if number == errno.ELOOP:
-        return corrupt(path, "a link that leads to itself")
-    if number == errno.ENAMETOOLONG:
-        return not_found(path)
-    why = getattr(error, "strerror", None) or str(error)
-    return StateError(f"cannot read the state {os.fspath(path)}: {why}")

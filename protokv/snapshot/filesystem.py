@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,10 +37,6 @@ class FileSystem:
         """Bring what was written to the disk."""
         file.flush()
         os.fsync(file.fileno())
-
-    def size(self, path: Path) -> int:
-        """Bytes that the file has on disk."""
-        return path.lstat().st_size
 
     def replace(self, source: Path, target: Path) -> None:
         """Move over `target` in one act; a folder can only replace an empty one, or nothing."""
@@ -105,12 +101,37 @@ class FileSystem:
 DISK = FileSystem()
 
 
-def write_file(path: Path, parts: Iterable[bytes | memoryview], fs: FileSystem = DISK) -> int:
-    """Write parts to a new file and sync it; returns the bytes written."""
-    written = 0
+class Sink:
+    """A new file that is written to; its bytes are counted, and its error is kept."""
+
+    def __init__(self, file: BinaryIO, fs: FileSystem) -> None:
+        self._file, self._fs, self.written = file, fs, 0
+        self.failed: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append."""
+        try:
+            self._fs.write(self._file, data)
+        except OSError as error:
+            self.failed = error
+            raise
+        self.written += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        self._file.flush()
+
+
+def write_file(path: Path, fill: Callable[[Sink], object], fs: FileSystem = DISK) -> None:
+    """Write a new file with what `fill` puts into it, and sync it. OSError if that is not all there afterwards."""
     with fs.create(path) as file:
-        for part in parts:
-            fs.write(file, part)
-            written += len(part)
+        sink = Sink(file, fs)
+        try:
+            fill(sink)
+        except RuntimeError as error:
+            # torch tells how it stumbled over the file's own error, not that one.
+            raise sink.failed or error from None
         fs.sync(file)
-    return written
+        if (found := os.fstat(file.fileno()).st_size) != sink.written:
+            raise OSError(errno.EIO, f"{found} of {sink.written} bytes were written")

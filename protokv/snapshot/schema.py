@@ -1,18 +1,18 @@
 """What a saved state is: a header of plain values, and tensors by name.
 
 The header says which model made the state, how its memory is configured, where the stream stands and what was
-watched. It goes to JSON and back with every field checked: a state is untrusted input. Knows nothing of models
-or of what the tensors mean, and nothing of files.
+watched. It goes to JSON and back with every field held against its annotation: a state is untrusted input. Knows
+nothing of models or of what the tensors mean, and nothing of files.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+import msgspec
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateMismatch
@@ -32,9 +32,6 @@ _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 # Deeper than this no configuration of ours nests.
 _DEEPEST = 8
 
-# Far beyond any stream, and low enough that what is computed from it stays in 64 bits.
-_MOST = 2**48
-
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
@@ -46,7 +43,7 @@ class Header:
     source: Mapping[str, Any] | None = None  # SourceInfo.to_dict(), or whatever tells one source from another
     settings: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = False  # the source was read to its end
-    format_version: int = FORMAT_VERSION
+    format_version: Annotated[int, msgspec.Meta(ge=1)] = FORMAT_VERSION
     created_by: str = f"protokv {__version__}"
 
     def to_json(self) -> dict[str, Any]:
@@ -61,29 +58,26 @@ class Header:
             StateMismatch: The format is newer than this version reads.
             StateCorrupt: A field is missing, unknown or of a wrong type; the message names it.
         """
-        if not isinstance(data, dict):
-            raise StateCorrupt(f"header: expected an object, got {_kind(data)}")
-        version = _count(data.get("format_version"), "format_version")
-        if version > FORMAT_VERSION:
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if type(version) is int and version > FORMAT_VERSION:
             raise StateMismatch(
-                f"format_version: this version reads {FORMAT_VERSION}, the state has {version}",
-                hint=f"upgrade protokv; the state was written by {shown(data.get('created_by'))}",
+                f"format_version: this version reads {FORMAT_VERSION}, the state has {shown(version)}",
+                hint=f"upgrade protokv; the state was written by {shown(data.get('created_by'))}",  # type: ignore[attr-defined]
             )
-        values = _object(data, "header", [f.name for f in fields(Header)])
-        if version < 1:
-            raise StateCorrupt(f"format_version: expected 1 to {FORMAT_VERSION}, got {version}")
-        if not isinstance(values["complete"], bool):
-            raise StateCorrupt(f"complete: expected true or false, got {_kind(values['complete'])}")
-        return Header(
-            backbone=_identity(values["backbone"]),
-            memory=_dict(values["memory"], "memory"),
-            clock=_clock(values["clock"]),
-            source=None if values["source"] is None else _dict(values["source"], "source"),
-            settings=_dict(values["settings"], "settings"),
-            complete=values["complete"],
-            format_version=version,
-            created_by=_text(values["created_by"], "created_by"),
-        )
+        for place, record in (("", Header), ("backbone", BackboneIdentity), ("clock", StreamClock)):
+            found = data.get(place) if place and isinstance(data, dict) else data
+            expected = {f.name for f in fields(record)}
+            if isinstance(found, dict) and (odd := sorted(expected ^ set(found), key=str)):
+                what = "the field is missing" if odd[0] in expected else "unknown field"
+                raise StateCorrupt(f"{f'{place}.'.lstrip('.')}{shown(odd[0])}: {what}")
+        for name in ("memory", "source", "settings"):
+            if isinstance(data, dict) and _depth(data[name]) > _DEEPEST:
+                raise StateCorrupt(f"{name}: nested more than {_DEEPEST} levels deep")
+        try:
+            return msgspec.convert(data, Header)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            raise StateCorrupt(f"{where.rstrip('`') or 'header'}: {shown(what)}") from None
 
 
 class Legend(Protocol):
@@ -155,84 +149,12 @@ def check_clock(clock: StreamClock) -> None:
         raise StateCorrupt(f"clock.tokens_seen: {clock.tokens_seen} tokens in {clock.steps} steps")
 
 
-def _identity(data: object) -> BackboneIdentity:
-    values = _object(data, "backbone", [f.name for f in fields(BackboneIdentity)])
-    return BackboneIdentity(**{name: _text(value, f"backbone.{name}") for name, value in values.items()})
-
-
-def _clock(data: object) -> StreamClock:
-    values = _object(data, "clock", [f.name for f in fields(StreamClock)])
-    for name, least, most in (("fps", 1e-6, 1e6), ("frames_per_step", 1, 1000)):
-        if not least <= _number(values[name], f"clock.{name}") <= most:
-            raise StateCorrupt(f"clock.{name}: expected {least:g} to {most:g}, got {_kind(values[name])}")
-    return StreamClock(
-        steps=_count(values["steps"], "clock.steps"),
-        stream_time_s=_number(values["stream_time_s"], "clock.stream_time_s"),
-        next_position=_count(values["next_position"], "clock.next_position"),
-        tokens_seen=_count(values["tokens_seen"], "clock.tokens_seen"),
-        fps=_number(values["fps"], "clock.fps"),
-        frames_per_step=_count(values["frames_per_step"], "clock.frames_per_step"),
-    )
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, (BackboneIdentity, StreamClock)):
         return asdict(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _object(data: object, name: str, expected: list[str]) -> dict[str, Any]:
-    found = _dict(data, name)
-    prefix = "" if name == "header" else f"{name}."
-    for key in expected:
-        if key not in found:
-            raise StateCorrupt(f"{prefix}{key}: the field is missing")
-    for key in found:
-        if key not in expected:
-            raise StateCorrupt(f"{prefix}{shown(key)}: unknown field")
-    return found
-
-
-def _dict(data: object, name: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise StateCorrupt(f"{name}: expected an object, got {_kind(data)}")
-    _check_depth(data, name)
-    return data
-
-
-def _check_depth(data: object, name: str, depth: int = 0) -> None:
-    if depth > _DEEPEST:
-        raise StateCorrupt(f"{name}: nested more than {_DEEPEST} levels deep")
-    if isinstance(data, dict):
-        for key, value in data.items():
-            _check_depth(value, f"{name}.{shown(key)}" if depth == 0 else name, depth + 1)
-    elif isinstance(data, list):
-        for value in data:
-            _check_depth(value, name, depth + 1)
-    elif isinstance(data, float) and not math.isfinite(data):
-        raise StateCorrupt(f"{name}: expected a finite number, got {data}")
-
-
-def _count(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
-        raise StateCorrupt(f"{name}: expected a whole number from 0 to {_MOST}, got {_kind(value)}")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
-        raise StateCorrupt(f"{name}: expected a number from 0 to {_MOST}, got {_kind(value)}")
-    return float(value)
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise StateCorrupt(f"{name}: expected text, got {_kind(value)}")
-    return value
-
-
-def _kind(value: object) -> str:
-    if value is None or isinstance(value, (bool, int, float)):
-        return str(value)[:40] if not isinstance(value, int) or abs(value) < 2**64 else "a huge number"
-    names = {"str": "text", "list": "a list", "dict": "an object"}
-    return names.get(type(value).__name__, type(value).__name__)
+def _depth(value: object) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=-1)

@@ -2,16 +2,18 @@
 
 A state of one video holds what is known of it and nothing else. Where others were watched before, three fields are
 added: `earlier`, the same kind of record for each of them in order, and `first_step` and `start_s`, where in the stream
-the last one begins. Knows nothing of videos: a record is a JSON object, and its `fingerprint` tells it from others.
+the last one begins. From this follows whether two states are of one stream. Knows nothing of videos: a record is a JSON
+object, and its `fingerprint` tells it from others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from protokv.errors import StateCorrupt
+from protokv.snapshot.digest import canonical
 from protokv.snapshot.schema import Header
 
 
@@ -67,3 +69,26 @@ def next_segment(header: Header) -> Segment:
 def fingerprints(header: Header) -> tuple[object, ...]:
     """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `segment_of`."""
     return tuple(one.get("fingerprint") for one in (*segment_of(header).earlier, header.source or {}))
+
+
+def is_before(past: Header, now: Header) -> bool:
+    """Whether one state is an earlier moment of the stream of another."""
+    if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
+        return False
+    return same_stream(past, now) and len(fingerprints(past)) <= len(fingerprints(now))
+
+
+def same_stream(a: Header, b: Header) -> bool:
+    """Whether two states are moments of one stream: what one of them has watched begins as what the other has.
+
+    A source without a fingerprint (a camera, frames from a program) is equal to none. Raises as `segment_of`.
+    """
+    same = all(x is not None and x == y for x, y in zip(fingerprints(a), fingerprints(b), strict=False))
+    return same and _identity(a) == _identity(b)
+
+
+def _identity(header: Header) -> str:
+    """What stays the same through a stream, as text: a list and a tuple are the same setting."""
+    model = asdict(header.backbone)
+    del model["name"]
+    return canonical({"model": model, "memory": dict(header.memory), "fps": header.clock.fps})

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
-from protokv.snapshot.api import form_of
-from protokv.snapshot.formats.base import StatePath
+from protokv.snapshot import history
+from protokv.snapshot.form import StatePath, form_of
 from protokv.snapshot.schema import State
 
 
@@ -56,14 +56,14 @@ class Writer:
             raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
         self.path = path
         self._background = background
-        self._committer = form_of(path).committer(path, keep)
+        self._form, self._keep = form_of(path), keep
         self._pool: ThreadPoolExecutor | None = None
         self._flying: Future[Committed] | None = None
 
     @property
     def locked(self) -> bool:
         """Whether a second writer is refused."""
-        return self._committer.locked
+        return self._form.locked
 
     def __enter__(self) -> Self:
         """Take it.
@@ -72,7 +72,7 @@ class Writer:
             StateError: a state could not be written there.
             StateLocked: somebody else writes it.
         """
-        self._committer.__enter__()
+        self._form.__enter__()
         return self
 
     def __exit__(
@@ -85,7 +85,7 @@ class Writer:
             if kind is None:
                 self.landed()
         finally:
-            self._committer.__exit__(kind, error, trace)
+            self._form.__exit__(kind, error, trace)
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
         """Save a state whose tensors may change as soon as this returns.
@@ -137,7 +137,8 @@ class Writer:
         return self._write(replace(state, tensors=tensors))
 
     def _write(self, state: State) -> Committed:
-        return Committed(state.clock.steps, state.clock.stream_time_s, self._committer.commit(state))
+        history.commit(self._form, state, self._keep)
+        return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())
 
 
 def _copied(tensor: Tensor) -> Tensor:

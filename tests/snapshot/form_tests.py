@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
-from protokv.snapshot import StreamClock, check_target, load, read_header, save, stored_bytes
-from protokv.snapshot.api import form_of
+from protokv.snapshot import StreamClock, check_target, load, moments, read_header, save, stored_bytes
 from protokv.snapshot.writer import Writer
 
 DTYPES = [
@@ -121,7 +120,7 @@ class FormTests:
 
     def test_a_missing_state_is_not_found_and_a_saved_one_has_its_bytes(self, at, make_state):
         path = at()
-        for read in (load, read_header, stored_bytes, form_of(path).moments):
+        for read in (load, read_header, stored_bytes, moments):
             with pytest.raises(StateNotFound, match="no state at"):
                 read(path)
         check_target(path)
@@ -174,7 +173,7 @@ class FormTests:
             for step in (2, 5, 9, 14):
                 writer.commit(moment(make_state, step), wait=True)
         there = [2, 5, 9, 14][-keep:]
-        assert form_of(path).moments(path) == [2.0 * step for step in there]
+        assert moments(path) == [2.0 * step for step in there]
         for step in there:
             for asked in (2.0 * step, 2.0 * step + 3, 2.0 * step - 4e-4):
                 assert same_state(load(path, at_s=asked), moment(make_state, step))
@@ -191,7 +190,7 @@ class FormTests:
         with Writer(path) as writer:
             for step in (4, 5):
                 writer.commit(moment(make_state, step), wait=True)
-        assert form_of(path).moments(path) == [2.0, 4.0, 10.0]
+        assert moments(path) == [2.0, 4.0, 10.0]
 
     def test_a_kept_commit_of_another_stream_is_never_answered_from(self, at, make_state):
         path = at()
@@ -199,7 +198,7 @@ class FormTests:
             writer.commit(moment(make_state, 1, source={"fingerprint": "other"}), wait=True)
             writer.commit(moment(make_state, 2, source={"fingerprint": "other"}), wait=True)
             writer.commit(moment(make_state, 3), wait=True)
-        assert form_of(path).moments(path) == [6.0]
+        assert moments(path) == [6.0]
         with pytest.raises(StateNotFound, match=r"at 6 s$"):
             load(path, at_s=4.0)
 
@@ -254,4 +253,4 @@ class LocalFormTests(FormTests):
         with Writer(path, keep=2) as writer:
             for step in (1, 2, 3):
                 writer.commit(moment(make_state, step), wait=True)
-        assert form_of(path).moments(path) == [4.0, 6.0]
+        assert moments(path) == [4.0, 6.0]

@@ -158,10 +158,6 @@ class Lossy(FileSystem):
         self._alive()
         return super().leftovers(folder, prefix)
 
-    def size(self, path: Path) -> int:
-        self._alive()
-        return super().size(path)
-
     def survivors(self, random: Random, n: int) -> Iterator[Names]:
         """All that was done, nothing that was not synced, and `n` chances in between."""
         yield _surviving(self.tree, lambda: 1.0)

@@ -16,8 +16,8 @@ import torch
 
 from protokv.errors import StateError, StateNotFound
 from protokv.snapshot import FORMS, StreamClock, history, load, save
-from protokv.snapshot.api import form_of
 from protokv.snapshot.filesystem import FileSystem
+from protokv.snapshot.form import form_of
 from tests.snapshot.lossy import Fast, Killed, Lossy, survivor
 from tests.snapshot.nursery import Nursery
 
@@ -31,11 +31,11 @@ def at(make_state, step: int):
 
 
 def put(state, path: Path, keep: int | None, fs: FileSystem) -> None:
-    history.commit(type(form_of(path))(fs), state, path, keep)
+    history.commit(type(form_of(path))(path, fs), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
-    return history.kept(path, form_of(path).suffix)
+    return [Path(at) for at, _ in form_of(path).kept()]
 
 
 def times(path: Path) -> list[float]:

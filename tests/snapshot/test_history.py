@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
-from protokv.snapshot import FORMS, StreamClock, history, load, read_header, save
-from protokv.snapshot.api import form_of
+from protokv.snapshot import FORMS, StreamClock, history, load, moments, read_header, save
+from protokv.snapshot.form import form_of
 from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
 from protokv.snapshot.writer import Writer
 
@@ -25,11 +25,11 @@ def at(make_state, step: int, **changes):
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
-    history.commit(form_of(path), state, path, keep)
+    history.commit(form_of(path), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
-    return history.kept(path, form_of(path).suffix)
+    return [Path(at) for at, _ in form_of(path).kept()]
 
 
 def load_at(path: Path, at_s: float):
@@ -110,7 +110,7 @@ def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_
     with pytest.raises(StateNotFound, match=r"at 10 s$"):
         load_at(path, 9.0)
     commit(at(make_state, 6), path, 3)
-    assert form_of(path).moments(path) == [10.0, 12.0]
+    assert moments(path) == [10.0, 12.0]
     assert same_state(load_at(path, 10.0), at(make_state, 5))
     # It is somebody else's, so it is not removed either.
     assert times(path) == [2.0, 4.0, 10.0]
@@ -140,9 +140,7 @@ def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(
     link.symlink_to(elsewhere)
     for step in range(1, 5):
         commit(at(make_state, step), path, 2)
-        assert form_of(path).moments(path) == [
-            2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1
-        ]
+        assert moments(path) == [2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1]
     assert link.is_symlink()
     assert load(elsewhere).clock.steps == 1
 
@@ -197,10 +195,10 @@ def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
         commit(at(make_state, step), path, 3)
     real, steps = SafetensorsForm.read, iter((4, 5, 6))
 
-    def read_late(self, one, *, verify=True):
+    def read_late(self, one=None, **options):
         if (step := next(steps, None)) is not None:
             commit(at(make_state, step), path, 3)
-        return real(self, one, verify=verify)
+        return real(self, one, **options)
 
     monkeypatch.setattr(SafetensorsForm, "read", read_late)
     with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):

@@ -127,32 +127,35 @@ def test_the_header_of_another_state_does_not_pass(good, make_state, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    "change",
     [
-        ({"shape": [2, 3, 12]}, "does not fit"),
-        ({"shape": [2, 3, -11]}, "list of sizes"),
-        ({"shape": [2, 3, 1e1]}, "list of sizes"),
-        ({"shape": [True, 3, 22]}, "list of sizes"),
-        ({"shape": [2**62, 2**62, 0]}, "list of sizes"),
-        ({"shape": [1] * 100}, "list of sizes"),
-        ({"shape": "2"}, "list of sizes"),
-        ({"shape": [3, 2, 11]}, "not those that were saved"),
-        ({"dtype": "I32"}, "not those that were saved"),
-        ({"dtype": "F4"}, "unknown dtype F4"),
-        ({"dtype": ["F32"]}, "unknown dtype"),
-        ({"data_offsets": [0, 2**60]}, "outside"),
-        ({"data_offsets": [-264, 0]}, "outside"),
-        ({"data_offsets": [264, 0]}, "outside"),
-        ({"data_offsets": [0, 264]}, "gap|overlap|saved"),
-        ({"data_offsets": None}, "outside"),
-        ({"extra": 1}, "expected dtype"),
+        {"shape": [2, 3, 12]},
+        {"shape": [2, 3, -11]},
+        {"shape": [2, 3, 1e1]},
+        {"shape": [True, 3, 22]},
+        {"shape": [2**62, 2**62, 0]},
+        {"shape": [2**32, 2**32, 66]},
+        {"shape": [1] * 100},
+        {"shape": "2"},
+        {"shape": [3, 2, 11]},
+        {"shape": [3, 2, 11, 1]},
+        {"dtype": "I32"},
+        {"dtype": "F8_E4M3", "shape": [2, 3, 44]},
+        {"dtype": "F4"},
+        {"dtype": ["F32"]},
+        {"data_offsets": [0, 2**60]},
+        {"data_offsets": [-264, 0]},
+        {"data_offsets": [264, 0]},
+        {"data_offsets": [0, 264]},
+        {"data_offsets": None},
     ],
+    ids=str,
 )
-def test_a_hostile_entry_names_its_tensor(change, match, good, tmp_path):
+def test_an_entry_that_lies_is_refused(change, good, tmp_path):
+    """Most of them by the library, which is what reads them."""
     outer, body = parts(good)
     outer["bank.mass"] = {**outer["bank.mass"], **change}
-    error = refused(tmp_path / "a.safetensors", built(outer, body), match)
-    assert "tensor " in error.message
+    assert isinstance(refused(tmp_path / "a.safetensors", built(outer, body)), StateCorrupt)
 
 
 def test_missing_superfluous_and_overlapping_tensors_are_refused(good, tmp_path):
@@ -160,8 +163,8 @@ def test_missing_superfluous_and_overlapping_tensors_are_refused(good, tmp_path)
     outer, body = parts(good)
     refused(path, built({k: v for k, v in outer.items() if k != "warmup.keys"}, body), "digests")
     refused(path, built({**outer, "more": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}, body), "digests")
-    refused(path, built({**outer, "more": outer["near.step"]}, body), "overlap")
-    refused(path, built(outer, body + b"more"), "expected .* bytes")
+    refused(path, built({**outer, "more": outer["near.step"]}, body), "invalid offset")
+    refused(path, built(outer, body + b"more"), "not fully covered|InComplete|incomplete")
 
 
 def test_a_truth_value_that_is_neither_is_refused_although_its_digest_is_right(good, tmp_path):
@@ -228,11 +231,17 @@ def test_a_sealed_header_with_wrong_fields_is_refused_with_the_field(field, valu
     assert "\x1b" not in error.message
 
 
-def test_a_duplicate_tensor_name_is_refused(good, tmp_path):
+@pytest.mark.parametrize("other", [{}, {"dtype": "F64"}, {"shape": [1]}, {"data_offsets": [0, 8]}], ids=str)
+def test_a_tensor_that_is_named_twice_is_one_of_them_or_refused(other, good, make_state, same_state, tmp_path):
     outer, body = parts(good)
-    head = json.dumps(outer)
-    twice = head[:-1] + ', "offset": ' + json.dumps(outer["offset"]) + "}"
-    refused(tmp_path / "a.safetensors", len(twice).to_bytes(8, "little") + twice.encode() + body, "twice")
+    head, path = json.dumps(outer), tmp_path / "a.safetensors"
+    twice = head[:-1] + ', "offset": ' + json.dumps({**outer["offset"], **other}) + "}"
+    data = len(twice).to_bytes(8, "little") + twice.encode() + body
+    if other:
+        refused(path, data)
+    else:
+        path.write_bytes(data)
+        assert same_state(load(path), make_state())
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**20 + 1, 2**31, 2**63, 2**64 - 1])

@@ -18,7 +18,7 @@ import torch
 from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
-from protokv.snapshot import StreamClock
+from protokv.snapshot import StreamClock, check_target, load, moments, read_header, save, stored_bytes
 from protokv.snapshot.formats import hierarchy
 
 pytest.importorskip("icechunk")
@@ -26,12 +26,10 @@ pytest.importorskip("moto.server")
 
 from protokv.snapshot.formats import icechunk as icechunk_form
 from protokv.snapshot.formats import repository
-from protokv.snapshot.formats.icechunk import IcechunkForm
-from protokv.snapshot.formats.session_store import read_state
+from protokv.snapshot.writer import Writer
 from tests.snapshot.form_tests import FormTests
 from tests.snapshot.s3 import BUCKET, S3Server
 
-FORM = IcechunkForm()
 REF = "refs/branch.main/ref.json"
 
 
@@ -84,28 +82,28 @@ class TestIcechunk(FormTests):
 def test_only_the_chunks_that_changed_travel(make_state, same_state, store, address, monkeypatch):
     monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 4096)
     keys = torch.randn(4, 8, 64, 32)
-    FORM.save(make_state(tensors={"near.keys": keys, "bank.mass": torch.randn(4, 8, 64)}), address)
+    save(make_state(tensors={"near.keys": keys, "bank.mass": torch.randn(4, 8, 64)}), address)
     uploaded = kinds(one.key for one in store.requests if one.method == "PUT")
     assert uploaded["chunks"] == keys.nbytes // 4096 + 2
     store.reset()
     keys = keys.clone()
     keys[2, 3, 1, 2] += 1
     changed = make_state(tensors={"near.keys": keys, "bank.mass": torch.randn(4, 8, 64)})
-    changed = replace(changed, tensors=changed.tensors | {"bank.mass": FORM.load(address).tensors["bank.mass"]})
+    changed = replace(changed, tensors=changed.tensors | {"bank.mass": load(address).tensors["bank.mass"]})
     store.reset()
-    FORM.save(changed, address)
+    save(changed, address)
     sent = [one for one in store.requests if one.method == "PUT"]
     # One chunk; what names it: its array's manifest, the snapshot, the log of the transaction; and the branch.
     assert kinds(one.key for one in sent) == {"chunks": 1, "manifests": 1, "snapshots": 1, "transactions": 1, "refs": 1}
     assert sum(one.sent for one in sent) < 4096 + 16_000
     assert sent[-1].key == f"{key_of(address)}/{REF}"
-    assert same_state(FORM.load(address), changed)
+    assert same_state(load(address), changed)
 
 
 def test_the_same_state_again_is_no_commit(make_state, store, address):
-    FORM.save(make_state(), address)
+    save(make_state(), address)
     store.reset()
-    FORM.save(make_state(), address)
+    save(make_state(), address)
     assert not [one for one in store.requests if one.method == "PUT"]
 
 
@@ -121,11 +119,11 @@ def test_tensors_and_chunks_that_are_no_more_leave_nothing_behind(make_state, sa
     }
     for now in (several, {"near.step": short}, several, {"near.step": long.to(torch.int8)}, {"warmup": short}):
         state = make_state(tensors=now)
-        FORM.save(state, address)
+        save(state, address)
         fresh = f"{address}{next(_numbers)}"
-        FORM.save(state, fresh)
+        save(state, fresh)
         assert listed(address) == listed(fresh)
-        assert same_state(FORM.load(address), state)
+        assert same_state(load(address), state)
 
 
 def listed(address: str) -> list[str]:
@@ -146,9 +144,9 @@ def test_of_sixteen_writers_one_wins_each_round(make_state, same_state, store, a
         def write(who: int, path=path, turn=turn, barrier=barrier, outcomes=outcomes) -> None:
             state = at(make_state, turn + 1, tensors={"near.step": torch.tensor([who])})
             try:
-                with FORM.committer(path) as committer:
+                with Writer(path) as committer:
                     barrier.wait(60)
-                    committer.commit(state)
+                    committer.commit(state, wait=True)
                 outcomes[who] = state
             except StateError as error:
                 outcomes[who] = error
@@ -162,32 +160,32 @@ def test_of_sixteen_writers_one_wins_each_round(make_state, same_state, store, a
         lost = [one for one in outcomes.values() if isinstance(one, StateError)]
         assert len(won) == 1, lost
         assert all(isinstance(one, StateLocked) and "another writer" in one.message for one in lost)
-        assert same_state(FORM.load(path), won[0])
+        assert same_state(load(path), won[0])
 
 
 def test_a_writer_that_others_overtook_is_refused_until_it_begins_again(make_state, same_state, address):
-    with FORM.committer(address) as first, FORM.committer(address) as second:
-        first.commit(at(make_state, 1))
+    with Writer(address) as first, Writer(address) as second:
+        first.commit(at(make_state, 1), wait=True)
         for step in (2, 3):
             with pytest.raises(StateLocked, match="another writer"):
-                second.commit(at(make_state, step))
-        first.commit(at(make_state, 4))
-    assert same_state(FORM.load(address), at(make_state, 4))
-    with FORM.committer(address) as second:
-        second.commit(at(make_state, 5))
-    assert same_state(FORM.load(address), at(make_state, 5))
+                second.commit(at(make_state, step), wait=True)
+        first.commit(at(make_state, 4), wait=True)
+    assert same_state(load(address), at(make_state, 4))
+    with Writer(address) as second:
+        second.commit(at(make_state, 5), wait=True)
+    assert same_state(load(address), at(make_state, 5))
 
 
 _CHILD = """
 import sys
-from protokv.snapshot.formats.icechunk import IcechunkForm
+from protokv.snapshot import save
 from tests.snapshot.conftest import make
-IcechunkForm().save(make(seed=2), sys.argv[1])
+save(make(seed=2), sys.argv[1])
 """
 
 
 def test_a_writer_killed_between_upload_and_commit_leaves_the_old_state(make_state, same_state, store, address):
-    FORM.save(make_state(seed=1), address)
+    save(make_state(seed=1), address)
     before = store.objects(key_of(address))
     reached, gone = threading.Event(), threading.Event()
 
@@ -213,9 +211,9 @@ def test_a_writer_killed_between_upload_and_commit_leaves_the_old_state(make_sta
     after = store.objects(key_of(address))
     assert before.items() < after.items()
     assert kinds(set(after) - set(before))["snapshots"] == 1
-    assert same_state(FORM.load(address), make_state(seed=1))
-    FORM.save(make_state(seed=3), address)
-    assert same_state(FORM.load(address), make_state(seed=3))
+    assert same_state(load(address), make_state(seed=1))
+    save(make_state(seed=3), address)
+    assert same_state(load(address), make_state(seed=3))
 
 
 @pytest.mark.parametrize("existing", [True, False])
@@ -223,28 +221,28 @@ def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
     existing, make_state, same_state, store, address, monkeypatch
 ):
     """As a writer that dies there: no request after that one is answered."""
-    monkeypatch.setattr(icechunk_form, "collect", lambda repo, now: None)
+    monkeypatch.setattr(icechunk_form, "collect", lambda repo: None)
     old, committed = None, []
     for n in itertools.count():
         path = address if existing else f"{address}{n}"
         if existing and old is None:
             old = replace(at(make_state, 1), tensors={"a": torch.arange(3)})
-            FORM.save(old, path)
+            save(old, path)
         new = replace(at(make_state, 2 + n), tensors={"a": torch.arange(4 + n)})
         left = itertools.count(n, -1)
         store.before = lambda method, key, left=left: 403 if next(left) <= 0 else None
         error = saving(new, path)
         store.before = lambda method, key: None
         try:
-            committed.append(same_state(FORM.load(path), new))
+            committed.append(same_state(load(path), new))
         except StateNotFound:
             assert not existing
             committed.append(False)
         else:
-            assert committed[-1] or same_state(FORM.load(path), old)
+            assert committed[-1] or same_state(load(path), old)
         old = replace(new, complete=True)
-        FORM.save(old, path)
-        assert same_state(FORM.load(path), old)
+        save(old, path)
+        assert same_state(load(path), old)
         if error is None:
             break
         assert "\n" not in error.message
@@ -257,14 +255,14 @@ def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
 def saving(state, path) -> StateError | None:
     """What a save fails with."""
     try:
-        FORM.save(state, path)
+        save(state, path)
     except StateError as error:
         return error
     return None
 
 
 def test_a_commit_whose_answer_is_lost_is_known_to_be_there(make_state, same_state, store, address):
-    FORM.save(at(make_state, 1), address)
+    save(at(make_state, 1), address)
     lost = []
 
     def lose(method: str, key: str) -> int | None:
@@ -273,12 +271,12 @@ def test_a_commit_whose_answer_is_lost_is_known_to_be_there(make_state, same_sta
             return 500
         return None
 
-    with FORM.committer(address) as committer:
+    with Writer(address) as committer:
         store.after = lose
-        committer.commit(at(make_state, 2))
+        committer.commit(at(make_state, 2), wait=True)
         assert lost
-        committer.commit(at(make_state, 3))
-    assert same_state(FORM.load(address), at(make_state, 3))
+        committer.commit(at(make_state, 3), wait=True)
+    assert same_state(load(address), at(make_state, 3))
 
 
 # Earlier commits
@@ -286,11 +284,10 @@ def test_a_commit_whose_answer_is_lost_is_known_to_be_there(make_state, same_sta
 
 def test_what_is_not_kept_is_collected_an_hour_after_it_was_needed(make_state, same_state, store, address):
     """A reader of what was there, or of a commit that was kept, has that hour to end."""
-    with FORM.committer(address, keep=3) as committer:
+    with Writer(address, keep=3) as committer:
         for step in range(1, 8):
-            committer.commit(at(make_state, step))
+            committer.commit(at(make_state, step), wait=True)
     repo = repository.open_repository(address)
-    ids = [one.id for one in repo.ancestry(branch="main")][:-1]
     everything = store.objects(key_of(address))
     now = datetime.now(UTC)
     for minutes in (0, 30, 59):
@@ -299,33 +296,30 @@ def test_what_is_not_kept_is_collected_an_hour_after_it_was_needed(make_state, s
     repository.collect(repo, now + timedelta(minutes=61))
     left = store.objects(key_of(address))
     assert kinds(left)["snapshots"] == 4  # three commits and the empty one that a repository begins with
-    assert FORM.moments(address) == [10.0, 12.0, 14.0]
+    assert moments(address) == [10.0, 12.0, 14.0]
     for step in (5, 6, 7):
-        assert same_state(FORM.load(address, at_s=2.0 * step), at(make_state, step))
-    # The next commit drops one more, which is named by the one before it for another hour.
-    with FORM.committer(address, keep=3) as committer:
-        committer.commit(at(make_state, 8))
-    assert FORM.moments(address) == [12.0, 14.0, 16.0]
-    repo = repository.open_repository(address)
-    repository.collect(repo, datetime.now(UTC) + timedelta(minutes=30))
-    assert same_state(read_state(repo.readonly_session(snapshot_id=ids[2]).store, address), at(make_state, 5))
-    repository.collect(repo, datetime.now(UTC) + timedelta(minutes=61))
+        assert same_state(load(address, at_s=2.0 * step), at(make_state, step))
+    # The next commit drops one more.
+    with Writer(address, keep=3) as committer:
+        committer.commit(at(make_state, 8), wait=True)
+    assert moments(address) == [12.0, 14.0, 16.0]
+    repository.collect(repository.open_repository(address), datetime.now(UTC) + timedelta(minutes=61))
     assert kinds(store.objects(key_of(address)))["snapshots"] == 4
-    assert FORM.moments(address) == [12.0, 14.0, 16.0]
+    assert moments(address) == [12.0, 14.0, 16.0]
 
 
 def test_kept_commits_stay_while_others_that_are_not_kept_go(make_state, same_state, store, address):
     for step in (1, 2, 3):
-        with FORM.committer(address, keep=3) as committer:
-            committer.commit(at(make_state, step))
-    with FORM.committer(address) as committer:
+        with Writer(address, keep=3) as committer:
+            committer.commit(at(make_state, step), wait=True)
+    with Writer(address) as committer:
         for step in range(4, 9):
-            committer.commit(at(make_state, step))
+            committer.commit(at(make_state, step), wait=True)
     repository.collect(repository.open_repository(address), datetime.now(UTC) + timedelta(hours=2))
-    assert FORM.moments(address) == [2.0, 4.0, 16.0]
+    assert moments(address) == [2.0, 4.0, 16.0]
     assert kinds(store.objects(key_of(address)))["snapshots"] == 4
     for asked, step in [(2.0, 1), (15.9, 2), (16.0, 8)]:
-        assert same_state(FORM.load(address, at_s=asked), at(make_state, step))
+        assert same_state(load(address, at_s=asked), at(make_state, step))
 
 
 def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address, monkeypatch):
@@ -333,9 +327,9 @@ def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address,
     for module in (icechunk_form, repository):
         monkeypatch.setattr(module, "GRACE", timedelta(0))
     sizes = []
-    with FORM.committer(address, keep=2) as committer:
+    with Writer(address, keep=2) as committer:
         for step in range(1, 12):
-            committer.commit(at(make_state, step))
+            committer.commit(at(make_state, step), wait=True)
             sizes.append(len(store.objects(key_of(address))))
     assert max(sizes[3:]) <= sizes[3]
 
@@ -351,30 +345,30 @@ def test_a_writer_that_may_not_list_or_delete_commits_all_the_same(make_state, s
             return 403
         return None
 
-    FORM.save(at(make_state, 0), address)
+    save(at(make_state, 0), address)
     store.before = refuse
-    with FORM.committer(address, keep=2) as committer:
+    with Writer(address, keep=2) as committer:
         for step in (1, 2, 3):
-            committer.commit(at(make_state, step))
+            committer.commit(at(make_state, step), wait=True)
     assert refused
-    assert same_state(FORM.load(address), at(make_state, 3))
+    assert same_state(load(address), at(make_state, 3))
 
 
 def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newer_one(
     make_state, same_state, address, monkeypatch
 ):
-    FORM.save(at(make_state, 1), address)
+    save(at(make_state, 1), address)
     real, steps = icechunk_form.read_state, iter((2,))
 
-    def read_late(store, path, **options):
+    def read_late(*arguments, **options):
         for step in steps:
             for module in (icechunk_form, repository):
                 monkeypatch.setattr(module, "GRACE", timedelta(0))
-            FORM.save(at(make_state, step), address)
-        return real(store, path, **options)
+            save(at(make_state, step), address)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(icechunk_form, "read_state", read_late)
-    assert FORM.load(address).clock.steps in (1, 2)
+    assert load(address).clock.steps in (1, 2)
 
 
 # What is damaged, hostile, missing or out of reach
@@ -382,7 +376,7 @@ def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newe
 
 def test_every_object_damaged_in_any_way_is_told_or_does_no_harm(make_state, same_state, store, address):
     state = make_state(tensors={"near.keys": torch.randn(2, 3, 50, 7), "bank.mass": torch.arange(500)})
-    FORM.save(state, address)
+    save(state, address)
     harmed = Counter()
     for key, data in store.objects(key_of(address)).items():
         flipped = bytearray(data)
@@ -391,7 +385,7 @@ def test_every_object_damaged_in_any_way_is_told_or_does_no_harm(make_state, sam
             store.delete(key) if damage is None else store.put(key, damage)
             errors = [error for read in READS if (error := failing(read, address)) is not None]
             if not errors:
-                assert same_state(FORM.load(address), state)
+                assert same_state(load(address), state)
             for error in errors:
                 # Without its branch there is no repository.
                 assert isinstance(error, StateCorrupt) or (isinstance(error, StateNotFound) and key.endswith(REF))
@@ -400,10 +394,10 @@ def test_every_object_damaged_in_any_way_is_told_or_does_no_harm(make_state, sam
                 harmed[key.split("/")[2]] += 1
         store.put(key, data)
     assert set(harmed) == {"chunks", "manifests", "refs", "snapshots"}
-    assert same_state(FORM.load(address), state)
+    assert same_state(load(address), state)
 
 
-READS = (FORM.load, FORM.read_header, FORM.moments, FORM.stored_bytes)
+READS = (load, read_header, moments, stored_bytes)
 
 
 def failing(read, address) -> StateError | None:
@@ -418,22 +412,22 @@ def failing(read, address) -> StateError | None:
 def test_a_chunk_that_points_elsewhere_is_not_followed(make_state, address, tmp_path):
     (tmp_path / "secret").write_bytes(bytes(4000))
     state = make_state(tensors={"near.step": torch.arange(500)})
-    FORM.save(state, address)
+    save(state, address)
     session = repository.open_repository(address).writable_session("main")
     session.store.set_virtual_ref(
         "near/step/c/0", f"file://{tmp_path}/secret", offset=0, length=4000, validate_container=False
     )
     session.commit("elsewhere")
     with pytest.raises(StateCorrupt):
-        FORM.load(address)
+        load(address)
 
 
 def test_what_is_no_state_is_neither_read_nor_written_over(make_state, store, address):
     store.put(f"{key_of(address)}/notes.txt", b"mine")
     with pytest.raises(StateNotFound):
-        FORM.load(address)
+        load(address)
     with pytest.raises(StateError, match="no state of ours"):
-        FORM.save(make_state(), address)
+        save(make_state(), address)
     assert list(store.objects(key_of(address)).values()) == [b"mine"]
 
 
@@ -446,13 +440,13 @@ def test_the_repository_of_somebody_else_is_left_alone(make_state, address):
     for read in READS:
         with pytest.raises(StateCorrupt):
             read(address)
-    for write in (FORM.check_target, lambda path: FORM.save(make_state(), path)):
+    for write in (check_target, lambda path: save(make_state(), path)):
         with pytest.raises(StateError, match="no state of ours"):
             write(address)
     assert repository.open_repository(address).lookup_branch("main") == theirs
 
 
-@pytest.mark.parametrize("what", [FORM.load, FORM.check_target, FORM.moments])
+@pytest.mark.parametrize("what", [load, check_target, moments])
 def test_a_store_that_refuses_is_one_clear_line(what, store, address):
     store.before = lambda method, key: 403
     with pytest.raises(StateError, match=r"AccessDenied") as caught:
@@ -461,7 +455,7 @@ def test_a_store_that_refuses_is_one_clear_line(what, store, address):
     assert not isinstance(caught.value, (StateCorrupt, StateNotFound))
 
 
-@pytest.mark.parametrize("what", [FORM.load, FORM.check_target])
+@pytest.mark.parametrize("what", [load, check_target])
 def test_a_bucket_that_is_not_there_is_one_clear_line(what, store):
     with pytest.raises(StateError, match=r"nobucket/video: NoSuchBucket") as caught:
         what("s3://nobucket/video")
@@ -473,7 +467,7 @@ def test_a_store_that_cannot_be_reached_is_one_clear_line(monkeypatch, store):
     """Icechunk tries for half a minute."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StateError, match="Connection refused") as caught:
-        FORM.load("s3://bucket/video")
+        load("s3://bucket/video")
     assert "network" in caught.value.hint
 
 
@@ -481,7 +475,7 @@ def test_a_store_that_cannot_be_reached_is_one_clear_line(monkeypatch, store):
     "address", ["s3://bucket", "s3://bucket/", "ftp://host/a", "s3:///a", "memory://a", "s3://b/a?x=1", "file:///tmp/a"]
 )
 def test_an_address_that_names_no_place_is_refused(address, make_state):
-    for call in (FORM.load, FORM.check_target, lambda path: FORM.save(make_state(), path)):
+    for call in (load, check_target, lambda path: save(make_state(), path)):
         with pytest.raises(StateError, match="does not name a place"):
             call(address)
 

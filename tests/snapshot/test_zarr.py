@@ -102,7 +102,7 @@ class TestZarr(LocalFormTests):
             save(make_state(), path)
             (path / "bank" / "note.txt").write_text("mine")
         before = sorted(path.rglob("*"))
-        for refuse in (check_target, lambda p: save(make_state(), p), lambda p: ZarrForm().replace(make_state(), p)):
+        for refuse in (check_target, lambda p: save(make_state(), p), lambda p: ZarrForm(p).replace(make_state())):
             with pytest.raises(StateError, match=r"a\.zarr"):
                 refuse(path)
         assert sorted(path.rglob("*")) == before
@@ -154,7 +154,7 @@ class TestZarr(LocalFormTests):
         path = at()
         for seed in (0, 1):
             order.clear()
-            ZarrForm(Noting()).replace(make_state(seed=seed), path)
+            ZarrForm(path, Noting()).replace(make_state(seed=seed))
             commit = order.index(("replace", path))
             made = {target for what, target in order[:commit] if what == "create"}
             synced = {target for what, target in order[:commit] if what == "sync"}
@@ -194,11 +194,11 @@ class TestZarr(LocalFormTests):
 
         path, fs = at(), TwoMoves()
         for seed in (0, 1):
-            ZarrForm(fs).replace(make_state(seed=seed), path)
+            ZarrForm(path, fs).replace(make_state(seed=seed))
         assert [one.name for one in path.parent.iterdir()] == ["a.zarr"]
         fs.cut = True
         with pytest.raises(KeyboardInterrupt):
-            ZarrForm(fs).replace(make_state(seed=2), path)
+            ZarrForm(path, fs).replace(make_state(seed=2))
         assert not path.exists()
         reader(path)
         assert same_state(load(path), make_state(seed=1))

@@ -3,11 +3,10 @@
 A commit is one transaction: chunks that changed are uploaded under names that nothing refers to yet, and one
 conditional update of the branch puts them in place. Whoever commits says on top of which snapshot, the one that it
 found when it began or its own last one, and is refused if there is another by then: so there is one writer at a time
-without a lock. Every commit is a snapshot; which earlier ones are kept stands in its metadata, in the same transaction,
-and what is not kept is collected once nobody can be reading it (`repository.collect`). What is read is held against our
-own digests, as in every form. But Icechunk itself unpacks its snapshots and manifests, without a limit: one made for
-that purpose takes 33 kB in the store and 1 GiB in memory. So load only from stores whose writers you trust that far.
-Knows nothing of how tensors are laid out (`session_store`).
+without a lock. A kept commit is a branch of its own; what no branch holds is collected (`repository.collect`). What is
+read is held against our own digests, as in every form. But Icechunk itself unpacks its snapshots and manifests, without
+a limit: one made for that purpose takes 33 kB in the store and 1 GiB in memory. So load only from stores whose writers
+you trust that far.
 
 Icechunk: https://icechunk.io
 """
@@ -16,29 +15,24 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session, SnapshotInfo
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateError, StateLocked
-from protokv.snapshot.document import not_found
-from protokv.snapshot.formats.base import Committer, Form, StatePath
-from protokv.snapshot.formats.repository import (
-    GRACE,
-    MAIN,
-    PAST,
-    collect,
-    explained,
-    make_repository,
-    open_repository,
-    past_of,
-)
-from protokv.snapshot.formats.session_store import read_header, read_state, state_bytes, write_state
-from protokv.snapshot.history import in_order, is_before, newest_at
+from protokv.snapshot.document import Admit, not_found
+from protokv.snapshot.form import Form, StatePath
+from protokv.snapshot.formats.hierarchy import ROOT, read_document, read_state, write_state
+from protokv.snapshot.formats.repository import GRACE, MAIN, collect, explained, make_repository, open_repository
 from protokv.snapshot.schema import Header, State
+
+T = TypeVar("T")
 
 # A reader is overtaken by a writer, and what it reads collected, only once in a while.
 _ATTEMPTS = 5
@@ -46,77 +40,37 @@ _ATTEMPTS = 5
 # Metadata of a commit by which its writer knows it again.
 _MARK = "mark"
 
+# A branch of this name holds the kept commit of this id.
+_KEPT = "kept-"
+
+# Icechunk takes no other between the numbers of a chunk.
+_SEPARATOR = "/"
+
 
 class IcechunkForm(Form):
     """A state at an address `s3://`, `gs://` or `az://`."""
 
-    def check_target(self, path: StatePath) -> None:
-        """Whether the store answers and holds nothing else there; the first commit shows if it may be written to."""
-        address = os.fspath(path)
-        with explained(address, "write"):
-            repo = open_repository(address)
-            tip = None if repo is None else _tip(repo)
-            if repo is None or tip is None:
-                return
-            _check_ours(repo, tip, address)
-
-    def committer(self, path: StatePath, keep: int | None = None) -> IcechunkCommitter:
-        """The right to commit on top of what is there when it is entered."""
-        return IcechunkCommitter(os.fspath(path), keep)
-
-    def load(self, path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
-        """Read the tip of the main branch, or the newest kept commit that is not after `at_s`."""
-        address = os.fspath(path)
-        for _ in range(_ATTEMPTS):
-            with explained(address, "read"):
-                repo, tip = _standing(address)
-                try:
-                    chosen = tip.id if at_s is None else newest_at(_moments(repo, tip, address), at_s, address)
-                    return read_state(_store(repo, chosen), address, verify=verify)
-                except (IcechunkError, StateCorrupt):
-                    if repo.lookup_branch(MAIN) == tip.id:
-                        raise
-        raise StateError(f"{address} is replaced faster than it can be read", hint="try again")
-
-    def read_header(self, path: StatePath) -> Header:
-        """Read and verify the header at the tip of the main branch."""
-        address = os.fspath(path)
-        with explained(address, "read"):
-            repo, tip = _standing(address)
-            return read_header(_store(repo, tip.id), address)
-
-    def stored_bytes(self, path: StatePath) -> int:
-        """Bytes of the tensors and of what names them at the tip of the main branch."""
-        address = os.fspath(path)
-        with explained(address, "read"):
-            repo, tip = _standing(address)
-            return _stored_bytes(repo, tip, address)
-
-    def moments(self, path: StatePath) -> list[float]:
-        """Stream times of the kept commits and of the tip, ascending."""
-        address = os.fspath(path)
-        with explained(address, "read"):
-            return [time_s for time_s, _ in _moments(*_standing(address), address)]
-
-
-class IcechunkCommitter(Committer):
-    """Commits on top of the snapshot that it found, and of its own."""
-
-    def __init__(self, address: str, keep: int | None) -> None:
-        self._address, self._keep = address, keep
+    def __init__(self, path: StatePath) -> None:
+        super().__init__(path)
+        self._address = os.fspath(path)
         self._repo: Repository | None = None
         self._base = ""
         self._collected: datetime | None = None
         # Headers of kept commits do not change.
         self._headers: dict[str, Header | None] = {}
 
+    def check_target(self) -> None:
+        """Whether the store answers and holds nothing else there; the first commit shows if it may be written to."""
+        with explained(self._address, "write"):
+            if (repo := open_repository(self._address)) is not None:
+                self._check_ours(repo, _tip(repo))
+
     def __enter__(self) -> Self:
         """Open the repository, or make it, and remember what is its newest snapshot."""
         with explained(self._address, "write"):
             self._repo = make_repository(self._address)
-            tip = self._repo.lookup_snapshot(self._repo.lookup_branch(MAIN))
-            if tip.parent_id is not None:
-                _check_ours(self._repo, tip, self._address)
+            tip = _tip(self._repo)
+            self._check_ours(self._repo, tip)
             self._base = tip.id
         self.locked = True
         return self
@@ -127,56 +81,120 @@ class IcechunkCommitter(Committer):
         """Nothing is held."""
         self.locked, self._repo = False, None
 
-    def commit(self, state: State) -> int:
+    def replace(self, state: State) -> None:
         """Upload what changed, and put it in place unless somebody else was first."""
-        assert self._repo is not None, "a committer is entered before it commits"
-        repo, mark = self._repo, secrets.token_hex(8)
+        assert self._repo is not None, "the right to write is taken before"
         with explained(self._address, "write"):
-            session = repo.writable_session(MAIN)
+            session = self._repo.writable_session(MAIN)
             if session.snapshot_id != self._base:
                 raise self._lost()
-            past = self._past(repo, state)
-            write_state(session.store, state, self._address)
+            there = {}
+            with suppress(StateError):
+                there = read_document(_value(session.store, ROOT))[1]
+            write_state(state, session.store, _SEPARATOR, there)
+            # Arrays and groups that are no more. Chunks that an array no longer has go with its metadata.
+            now = read_document(_value(session.store, ROOT))[1]
+            for folder in sorted(_folders(there) - _folders(now)):
+                sync(session.store.delete_dir(folder))
             if session.has_uncommitted_changes:
-                metadata = {PAST: past, _MARK: mark}
-                self._base = self._commit(repo, session, f"{state.clock.stream_time_s:g} s", metadata)
-            self._collect(repo)
-            return _stored_bytes(repo, repo.lookup_snapshot(self._base), self._address)
+                self._base = self._commit(self._repo, session, f"{state.clock.stream_time_s:g} s")
+            if self._collected is None or datetime.now(UTC) - self._collected >= GRACE:
+                # The new state is in place; who may write but not delete goes without.
+                with suppress(IcechunkError):
+                    collect(self._repo)
+                self._collected = datetime.now(UTC)
 
-    def _commit(self, repo: Repository, session: Session, message: str, metadata: dict[str, Any]) -> str:
+    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
+        """Read a snapshot; where None, the tip of the main branch."""
+
+        def read(store: IcechunkStore) -> State:
+            document = read_document(_value(store, ROOT))
+            return read_state(document, store, _sizes(store, document[1]), verify=verify, admit=admit)
+
+        return self._reading(at, read)
+
+    def read_header(self, at: str | None = None) -> Header:
+        """Read and verify the header of a snapshot; where None, of the tip of the main branch."""
+        return self._reading(at, lambda store: read_document(_value(store, ROOT))[0])
+
+    def stored_bytes(self) -> int:
+        """Bytes of the tensors and of what names them at the tip of the main branch."""
+
+        def count(store: IcechunkStore) -> int:
+            digests = read_document(_value(store, ROOT))[1]
+            return sum(_sizes(store, {ROOT: "", **digests}).values())
+
+        return self._reading(None, count)
+
+    def kept(self) -> Iterator[tuple[str, Header]]:
+        """What the branches of kept commits hold."""
+        with explained(self._address, "read"):
+            repo = self._repo or open_repository(self._address)
+            for name in sorted(repo.list_branches() if repo is not None else ()):
+                if name.startswith(_KEPT):
+                    at = name.removeprefix(_KEPT)
+                    if at not in self._headers:
+                        with suppress(StateError):
+                            self._headers[at] = self.read_header(at)
+                    if (header := self._headers.get(at)) is not None:
+                        yield at, header
+
+    def keep(self, header: Header) -> None:
+        """Make a branch of what is the base of the next commit."""
+        assert self._repo is not None, "the right to write is taken before"
+        with explained(self._address, "write"):
+            try:
+                self._repo.create_branch(_KEPT + self._base, self._base)
+            except IcechunkError:
+                # A commit that failed has made it already, or it cannot be made.
+                if self._repo.lookup_branch(_KEPT + self._base) != self._base:
+                    raise
+        self._headers[self._base] = header
+
+    def retire(self, at: str) -> None:
+        """Delete the branch; what it held is collected later."""
+        with suppress(IcechunkError):
+            assert self._repo is not None, "the right to write is taken before"
+            self._repo.delete_branch(_KEPT + at)
+
+    def _reading(self, at: str | None, read: Callable[[IcechunkStore], T]) -> T:
+        """What `read` makes of the store of a snapshot; once more where a writer came in between."""
+        for _ in range(_ATTEMPTS):
+            with explained(self._address, "read"):
+                repo = self._repo or open_repository(self._address)
+                tip = None if repo is None else _tip(repo)
+                if repo is None or tip is None or tip.parent_id is None:
+                    raise not_found(self._address)
+                try:
+                    return read(repo.readonly_session(snapshot_id=at or tip.id).store)
+                except (IcechunkError, StateCorrupt):
+                    if at is not None or _tip(repo).id == tip.id:
+                        raise
+        raise StateError(f"{self._address} is replaced faster than it can be read", hint="try again")
+
+    def _commit(self, repo: Repository, session: Session, message: str) -> str:
+        mark = secrets.token_hex(8)
         try:
-            return session.commit(message, metadata=metadata)
+            return session.commit(message, metadata={_MARK: mark})
         except (ConflictError, IcechunkError) as error:
             # The store may have taken a commit whose answer was lost; asked again, it refuses it.
-            tip = repo.lookup_snapshot(repo.lookup_branch(MAIN))
-            if tip.metadata.get(_MARK) == metadata[_MARK]:
+            tip = _tip(repo)
+            if tip.metadata.get(_MARK) == mark:
                 return tip.id
             if isinstance(error, ConflictError):
                 raise self._lost() from error
             raise
 
-    def _past(self, repo: Repository, state: State) -> list[str]:
-        """The ids of the commits to keep when this state is the newest, oldest first."""
-        tip = repo.lookup_snapshot(self._base)
-        if self._keep is None:
-            return past_of(tip)
-        found = []
-        for one in [*past_of(tip), tip.id] if tip.parent_id is not None else []:
-            if one not in self._headers:
-                self._headers[one] = _header(repo, one, self._address)
-            header = self._headers[one]
-            if header is not None and is_before(header, state):
-                found.append(one)
-        return found[max(0, len(found) - self._keep + 1) :]
-
-    def _collect(self, repo: Repository) -> None:
-        now = datetime.now(UTC)
-        if self._collected is not None and now - self._collected < GRACE:
-            return
-        # The new state is in place; who may write but not delete goes without.
-        with suppress(IcechunkError):
-            collect(repo, now)
-        self._collected = now
+    def _check_ours(self, repo: Repository, tip: SnapshotInfo) -> None:
+        """StateError if what is there is no state; nothing at all is as good as one."""
+        try:
+            if tip.parent_id is not None:
+                read_document(_value(repo.readonly_session(snapshot_id=tip.id).store, ROOT))
+        except StateError as error:
+            raise StateError(
+                f"cannot write the state {self._address}: what is there is no state of ours",
+                hint="Remove it, or choose another name.",
+            ) from error
 
     def _lost(self) -> StateLocked:
         return StateLocked(
@@ -185,49 +203,31 @@ class IcechunkCommitter(Committer):
         )
 
 
-def _standing(address: str) -> tuple[Repository, SnapshotInfo]:
-    repo = open_repository(address)
-    tip = None if repo is None else _tip(repo)
-    if repo is None or tip is None:
-        raise not_found(address)
-    return repo, tip
+def _tip(repo: Repository) -> SnapshotInfo:
+    """The newest commit; a repository begins with an empty one that has no parent."""
+    return repo.lookup_snapshot(repo.lookup_branch(MAIN))
 
 
-def _tip(repo: Repository) -> SnapshotInfo | None:
-    """The newest commit; None where there is none yet."""
-    info = repo.lookup_snapshot(repo.lookup_branch(MAIN))
-    return None if info.parent_id is None else info
+def _value(store: IcechunkStore, key: str) -> bytes | None:
+    found = sync(store.get(key, default_buffer_prototype())) if _sizes(store, [key])[key] else None
+    return None if found is None else found.to_bytes()
 
 
-def _store(repo: Repository, snapshot_id: str) -> IcechunkStore:
-    return repo.readonly_session(snapshot_id=snapshot_id).store
+def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:
+    """Bytes by key, 0 for what is not there or cannot be. A session knows them without asking the store."""
+
+    async def size(key: str) -> int:
+        try:
+            return await store.getsize(key)
+        except (KeyError, ValueError):
+            return 0
+
+    async def each() -> dict[str, int]:
+        return {key: await size(key) for key in keys}
+
+    return sync(each())
 
 
-def _header(repo: Repository, snapshot_id: str, address: str) -> Header | None:
-    """The header of a commit; None where that is no state, or was collected."""
-    try:
-        return read_header(_store(repo, snapshot_id), address)
-    except (IcechunkError, StateError):
-        return None
-
-
-def _moments(repo: Repository, tip: SnapshotInfo, address: str) -> list[tuple[float, str]]:
-    """Stream time and id of the commits that the newest one keeps, and of itself, ascending."""
-    now = read_header(_store(repo, tip.id), address)
-    return in_order(((one, _header(repo, one, address)) for one in past_of(tip)), now, tip.id)
-
-
-def _check_ours(repo: Repository, tip: SnapshotInfo, address: str) -> None:
-    """StateError if what is there is no state."""
-    try:
-        read_header(_store(repo, tip.id), address)
-    except StateError as error:
-        raise StateError(
-            f"cannot write the state {address}: what is there is no state of ours",
-            hint="Remove it, or choose another name.",
-        ) from error
-
-
-def _stored_bytes(repo: Repository, tip: SnapshotInfo, address: str) -> int:
-    tensors = state_bytes(_store(repo, tip.id), address)
-    return tensors + sum(manifest.size_bytes for manifest in tip.manifests)
+def _folders(keys: Iterable[str]) -> set[str]:
+    """Where the arrays and groups of these keys are."""
+    return {key.removesuffix(f"/{ROOT}") for key in keys if key.endswith(f"/{ROOT}")}

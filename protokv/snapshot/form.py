@@ -1,0 +1,161 @@
+"""What a form of a state must be able to do at one path, wherever that is.
+
+A form is chosen by the path: by its suffix in the file system, by its scheme elsewhere. The module of a form is
+imported when it is first asked for, because some need more than the others. How writers are kept apart is the form's
+own affair: files have a lock beside them (`formats.local`), a repository of an object store has transactions. Which
+commits are kept, and what answers for a time, is not: that is for `history`. Knows nothing of models and memories.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib import import_module
+from types import TracebackType
+from typing import Self
+
+from protokv.errors import StateError
+from protokv.snapshot.document import Admit
+from protokv.snapshot.schema import Header, State
+
+StatePath = str | os.PathLike[str]
+
+# Where each class is.
+FORMS = {
+    ".safetensors": "protokv.snapshot.formats.safetensors:SafetensorsForm",
+    ".zarr": "protokv.snapshot.formats.zarr:ZarrForm",
+    ".pt": "protokv.snapshot.formats.pt:PtForm",
+}
+DEFAULT_SUFFIX = ".safetensors"
+OBJECT_STORE = "protokv.snapshot.formats.icechunk:IcechunkForm"
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+class Form(ABC):
+    """A state at a path, in one form; as a context manager, the right to write there.
+
+    The path holds the old or the new state whole at any time. Every method raises `StateError` or one of its kinds and
+    nothing else for whatever is at the path, be it missing (`StateNotFound`), damaged or hostile (`StateCorrupt`,
+    naming the tensor or field where it can), newer than this version reads (`StateMismatch`), or out of reach. Nothing
+    is allocated because the data claims a size.
+
+    Attributes:
+        path: where the state is.
+        locked: whether a second writer is refused. True only between `__enter__` and `__exit__`, and False there too
+            where nothing can keep others out.
+    """
+
+    locked: bool = False
+
+    def __init__(self, path: StatePath) -> None:
+        """Nothing is touched yet."""
+        self.path = path
+
+    @abstractmethod
+    def check_target(self) -> None:
+        """Whether a state could be written there: asked before hours of work, not after them.
+
+        Raises:
+            StateError: The place is missing, may not be written to, or holds something that is no state.
+        """
+
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Take the right to write, without waiting.
+
+        Raises:
+            StateError: a state could not be written there.
+            StateLocked: somebody else writes it.
+        """
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give it back."""
+
+    @abstractmethod
+    def replace(self, state: State) -> None:
+        """Put a state in place in one act; it is durable when this returns. Called by one thread at a time.
+
+        Raises:
+            StateLocked: somebody else has committed since this was entered (or since its own last commit).
+            StateError: It cannot be written. In both cases what was there before still is.
+        """
+
+    @abstractmethod
+    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
+        """Read a state, tensors contiguous and on the CPU, in memory of their own.
+
+        Args:
+            at: one of `kept`; where None, what is current.
+            verify: check the digest of every tensor; the header's is checked in any case.
+            admit: asked before memory is taken for the tensors.
+        """
+
+    @abstractmethod
+    def read_header(self, at: str | None = None) -> Header:
+        """Read and verify the header alone."""
+
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """Bytes that the current commit takes where it is kept; kept commits are not counted."""
+
+    @abstractmethod
+    def kept(self) -> Iterator[tuple[str, Header]]:
+        """The kept commits, of whatever stream: where each is, and its header. What only has such a name is none."""
+
+    @abstractmethod
+    def keep(self, header: Header) -> None:
+        """Let what is current, whose header this is, be a kept commit as well, unless its name is taken.
+
+        Raises:
+            StateError: It cannot be.
+        """
+
+    @abstractmethod
+    def retire(self, at: str) -> None:
+        """Remove a kept commit. What cannot be removed stays, without an error."""
+
+
+def is_url(path: StatePath) -> bool:
+    """Whether a path names a place that is not in the file system."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def form_of(path: StatePath) -> Form:
+    """The form that a state at this path has.
+
+    Raises:
+        StateError: The suffix names no form, or what the form needs is not installed.
+    """
+    suffix = _suffix_of(path)
+    if suffix is None and not is_url(path):
+        known = ", ".join(sorted(FORMS))
+        raise StateError(f"expected a path that ends in one of {known}, got {path}", hint="Choose another name.")
+    module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix or ""]).partition(":")
+    try:
+        made: Form = getattr(import_module(module), name)(path)
+    except ImportError as error:
+        raise StateError(
+            f"{path} is in an object store, and {error.name or 'what it takes'} is not installed",
+            hint="pip install 'protokv[object-store]'",
+        ) from error
+    return made
+
+
+def form_to_read(path: StatePath) -> Form:
+    """As `form_of`; what has another suffix is read as the default form, which says what it is if it is no state."""
+    if is_url(path) or _suffix_of(path):
+        return form_of(path)
+    from protokv.snapshot.formats.safetensors import SafetensorsForm
+
+    return SafetensorsForm(path)
+
+
+def _suffix_of(path: StatePath) -> str | None:
+    name = os.fspath(path).rstrip("/")
+    return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
