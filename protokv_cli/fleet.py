@@ -54,7 +54,7 @@ class FleetOptions:
     @property
     def place(self) -> str:
         """Where the states go; the current folder where nothing is said. ConfigError if that is a single state."""
-        from protokv.snapshot.api import is_url, suffix_of
+        from protokv.snapshot.form import is_url, suffix_of
 
         place = self.output or "."
         if suffix_of(place) is not None and not Path(place).is_dir():

@@ -132,7 +132,7 @@ def form_of(path: StatePath) -> Form:
     Raises:
         StateError: The suffix names no form, or what the form needs is not installed.
     """
-    suffix = _suffix_of(path)
+    suffix = suffix_of(path)
     if suffix is None and not is_url(path):
         known = ", ".join(sorted(FORMS))
         raise StateError(f"expected a path that ends in one of {known}, got {path}", hint="Choose another name.")
@@ -149,13 +149,14 @@ def form_of(path: StatePath) -> Form:
 
 def form_to_read(path: StatePath) -> Form:
     """As `form_of`; what has another suffix is read as the default form, which says what it is if it is no state."""
-    if is_url(path) or _suffix_of(path):
+    if is_url(path) or suffix_of(path):
         return form_of(path)
     from protokv.snapshot.formats.safetensors import SafetensorsForm
 
     return SafetensorsForm(path)
 
 
-def _suffix_of(path: StatePath) -> str | None:
+def suffix_of(path: StatePath) -> str | None:
+    """The suffix of a path by which its form is found; None where there is no such form."""
     name = os.fspath(path).rstrip("/")
     return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
