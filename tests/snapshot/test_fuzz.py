@@ -24,7 +24,7 @@ def run(seed: int, count: int) -> dict[str, Any]:
 def check(result: dict[str, Any], count: int) -> None:
     assert result["failures"] == []
     outcomes = result["outcomes"]
-    for stage in ("inspect", "verify", "query", "ingest", "convert"):
+    for stage in ("inspect", "query", "ingest", "convert"):
         assert outcomes[f"{stage} refused"] + outcomes[f"{stage} done"] == count
         assert outcomes[f"{stage} done"] > count / 20
         assert stage == "convert" or outcomes[f"{stage} refused"] > count / 4
@@ -38,6 +38,6 @@ def test_altered_states_are_refused_or_work():
 @pytest.mark.slow
 @pytest.mark.timeout(24 * 3600)
 def test_very_many_altered_states_are_refused_or_work():
-    """`FUZZ_STATES` says how many; a hundred thousand take a night."""
+    """`FUZZ_STATES` says how many; a hundred thousand take an hour on one core."""
     count = int(os.environ.get("FUZZ_STATES", "2000"))
     check(run(int(os.environ.get("FUZZ_SEED", "1")), count), count)

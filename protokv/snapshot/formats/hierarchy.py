@@ -27,6 +27,7 @@ import zarr
 from msgspec import Meta
 from torch import Tensor
 from zarr.abc.store import ByteRequest, Store
+from zarr.api import asynchronous
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
@@ -92,7 +93,10 @@ def write_state(state: State, store: Store, separator: str = ".", there: Mapping
     for name, tensor in state.tensors.items():
         dtype_name(name, tensor.dtype)
     seal(state, DOCUMENT_LIMIT_BYTES // 2, digests={})
-    noting = _Noting(store, there or {})
+    sync(_write(state, _Noting(store, there or {}), separator))
+
+
+async def _write(state: State, store: _Noting, separator: str) -> None:
     for name, tensor in sorted(state.tensors.items()):
         values = tensor.detach().cpu()
         attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
@@ -104,13 +108,13 @@ def write_state(state: State, store: Store, separator: str = ".", there: Mapping
             attributes |= {key: value for key, value in told.items() if value}
             dims = list(legend.dims)
         array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-        made = _create(noting, name, array.shape, array.dtype, _chunk_shape(tensor), separator, dims, attributes)
+        made = await _create(store, name, array.shape, array.dtype, _chunk_shape(tensor), separator, dims, attributes)
         if array.size:
-            made[...] = array
-    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, digests=noting.digests)
+            await made.setitem(..., array)
+    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, digests=store.digests)
     root: dict[str, Buffer] = {}
-    zarr.create_group(MemoryStore(root), attributes={KEY: json.loads(text)})
-    sync(store.set(ROOT, root[ROOT]))
+    await asynchronous.create_group(store=MemoryStore(root), attributes={KEY: json.loads(text)})
+    await store.set(ROOT, root[ROOT])
 
 
 def read_document(root: bytes | None) -> tuple[Header, dict[str, str]]:
@@ -151,25 +155,30 @@ def read_state(
     Raises:
         StateCorrupt: naming the tensor.
     """
-    header, digests = document
-    checking = _Checking(store, digests, verify)
+    return sync(_read(*document, _Checking(store, document[1], verify), sizes, admit))
+
+
+async def _read(
+    header: Header, digests: Mapping[str, str], store: _Checking, sizes: Mapping[str, int], admit: Admit | None
+) -> State:
     described: dict[str, _Array] = {}
     for key in digests:
         if key.endswith(f"/{ROOT}"):
             small = 0 < sizes.get(key, 0) <= _METADATA_LIMIT_BYTES
-            found = sync(checking.get(key, default_buffer_prototype())) if small else None
+            found = await store.get(key, default_buffer_prototype()) if small else None
             if found is None:
                 raise StateCorrupt(f"{shown(key)}: such metadata are missing")
             metadata = parse_json(found.to_bytes())
             if metadata.get("node_type") != "group":
                 name = key.removesuffix(f"/{ROOT}").replace("/", ".")
-                described[name] = _checked(name, metadata, sizes)
+                described[name] = await _checked(name, metadata, sizes)
     check_tensor_names(described)
     if admit is not None:
         admit(header, {name: (one.shape, one.dtype or torch.bool) for name, one in described.items()})
     tensors = {}
     for name, one in described.items():
-        values = np.asarray(zarr.open_array(checking, path=name.replace(".", "/"), mode="r")[...])
+        array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")
+        values = np.asarray(await array.getitem(...))
         if one.dtype == torch.bool and values.size and int(values.view(np.uint8).max()) > 1:
             raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
         tensor = torch.from_numpy(values) if values.size else torch.empty(one.shape, dtype=one.dtype)
@@ -187,7 +196,7 @@ def _chunk_shape(tensor: Tensor) -> list[int]:
     return shape
 
 
-def _create(
+async def _create(
     store: Store,
     name: str,
     shape: Sequence[int],
@@ -196,8 +205,8 @@ def _create(
     separator: str,
     dims: Sequence[str] | None = None,
     attributes: dict[str, Any] | None = None,
-) -> zarr.Array[Any]:
-    return zarr.create_array(
+) -> zarr.AsyncArray[Any]:
+    return await asynchronous.create_array(
         store,
         name=name.replace(".", "/"),
         shape=tuple(shape),
@@ -216,7 +225,7 @@ def _create(
     )
 
 
-def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> _Array:
+async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> _Array:
     """What an array's metadata say, if they are such as we write and all of its chunks are there in their size."""
     where = f"tensor {shown(name)}"
     try:
@@ -228,7 +237,7 @@ def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> _
         raise StateCorrupt(f"{where}: no tensor has such a dtype, or is cut like this")
     separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
     made: dict[str, Buffer] = {}
-    array = _create(MemoryStore(made), name, found.shape, found.data_type, chunks, separator)
+    array = await _create(MemoryStore(made), name, found.shape, found.data_type, chunks, separator)
     expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
     for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
         if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
