@@ -1,14 +1,14 @@
 """How many operations and host waits a session adds to a forward, counted at the shapes of a 7B model.
 
 How they are counted is in `counting`. The model is a stub that attends and does nothing else. Bounds are of one steady
-step at 28 layers, 4 KV heads of 128 and 196 tokens a step, in bfloat16.
+step at 28 layers, 4 KV heads of 128 and 196 tokens a step, in bfloat16: of everything between the vision tower and the
+next step, attention (7 operations a layer) and the update of the memory alike.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from protokv.config import MemoryConfig
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
 from protokv.memory.protokv.policies.blocked import parts
-from protokv.memory.protokv.policies.blocked.rule import BlockedRule
 from protokv.session import Session
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
@@ -29,6 +28,7 @@ WITHOUT_WAITS = [
     ("sliding-window", 6000),
     ("durable", 6000),
     pytest.param("sliding-window", 24_000, marks=pytest.mark.slow),
+    pytest.param("durable", 24_000, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
 OPERATIONS = 400
@@ -70,32 +70,15 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     with FakeTensorMode():
         session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
         with Counting() as counting:
-            counts, rule = [], Apart(counting, monkeypatch)
+            counts = []
             for _ in range(3):
                 counting.operations.clear()
-                rule.operations = 0
                 watch(session)
-                counts.append(counting.operations.total() - rule.operations)
+                counts.append(counting.operations.total())
     assert not counting.waits
     assert max(counts) <= OPERATIONS, counting.operations
     # The same work in every step.
     assert len(set(counts)) == 1
-
-
-class Apart:
-    """Counts the operations of the bank's own rule apart: how many blocks it looks at is for its tests."""
-
-    def __init__(self, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.operations = 0
-        absorb = BlockedRule.absorb_
-
-        def counted(*args: Any) -> Any:
-            before = counting.operations.total()
-            assigned = absorb(*args)
-            self.operations += counting.operations.total() - before
-            return assigned
-
-        monkeypatch.setattr(BlockedRule, "absorb_", counted)
 
 
 def test_the_proof_would_notice_a_wait() -> None:

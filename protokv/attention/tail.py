@@ -109,7 +109,5 @@ def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) ->
     """
     if queries == 1:
         return None
-    line = torch.arange(tokens, device=device)
-    future = line > line[tokens - queries :, None]
-    mask = torch.zeros(groups, queries, tokens, device=device).masked_fill_(future, -torch.inf)
+    mask = torch.full((groups, queries, tokens), -torch.inf, device=device).triu_(tokens - queries + 1)
     return mask.view(1, groups * queries, tokens)

@@ -58,8 +58,8 @@ class Intake(StatePart):
                     f"{len(usable)} tokens",
                     hint="use another dtype, or drop such tokens with --set non_finite=drop",
                 )
-        self.dropped += (~usable).sum()
         hidden = ~usable[:, None]
+        self.dropped += hidden.sum()
         keys, values = step.keys.masked_fill(hidden, 0), step.values.masked_fill(hidden, 0)
         return replace(step, keys=keys, values=values, usable=usable)
 
@@ -83,6 +83,6 @@ class Intake(StatePart):
 
 def find_usable(keys: Tensor, values: Tensor) -> Tensor:
     """Which tokens of keys and values `[L, H, T, D]` hold nothing but numbers that can be used, `[T]` bool."""
-    largest: list[Tensor] = [torch.linalg.vector_norm(part, torch.inf, dim=(0, 1, 3)) for part in (keys, values)]
     # In float32, which holds the limit; a comparison with NaN is false.
-    return torch.stack(largest).float().amax(0) <= LARGEST
+    largest = [part.abs().amax((0, 1, 3)) for part in (keys, values)]
+    return torch.maximum(*largest).float() <= LARGEST

@@ -59,6 +59,8 @@ class NearWindow(StatePart):
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
         self.last_step = -1
         self._start = 0
+        # All slots twice over: `n` of a ring are a part of it.
+        self._twice = torch.arange(W, device=device).repeat(2)
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
         self._lengths: deque[int] = deque()
 
@@ -75,7 +77,10 @@ class NearWindow(StatePart):
             self._evict(self._lengths.popleft())
         held = len(self)
         # The evicted ones stay in their slots until they are overwritten below, so they are copied out first.
-        out = self._at(self._ring(self._start - leaving, leaving))
+        left = self._ring(self._start - leaving, leaving)
+        out = self._at(left)
+        # A free slot says nothing of what left it.
+        self.usable[left] = True
         kept = min(T, W)
         if kept < T:
             cut = T - kept
@@ -94,10 +99,8 @@ class NearWindow(StatePart):
             self.coordinates[slots] = step.coordinates[T - kept :]
             self.step[slots] = step.step
             self.usable[slots] = usable[T - kept :]
-            self._bias[:, :, slots] = torch.where(usable[T - kept :], 0.0, -torch.inf)
+            self._bias[:, :, slots] = usable[T - kept :].log()
             self._lengths.append(kept)
-        # A free slot says nothing of what left it.
-        self.usable |= self.step < 0
         self.last_step = step.step
         return out
 
@@ -113,8 +116,8 @@ class NearWindow(StatePart):
         self._start = (self._start + n) % self.step.shape[0]
 
     def _ring(self, start: int, n: int) -> Tensor:
-        device = self.step.device
-        return (start + torch.arange(n, device=device)) % self.step.shape[0] if n else torch.arange(0, device=device)
+        first = start % max(self.step.shape[0], 1)
+        return self._twice[first : first + n]
 
     def _at(self, slots: Tensor) -> Tokens:
         return Tokens(
@@ -223,4 +226,4 @@ class NearWindow(StatePart):
         ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         self._bias.fill_(-torch.inf)
-        self._bias[:, :, ring] = torch.where(self.usable[ring], 0.0, -torch.inf)
+        self._bias[:, :, ring] = self.usable[ring].log()

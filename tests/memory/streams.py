@@ -19,8 +19,9 @@ class PlainRotary:
         self.frequency = 100.0 ** -(torch.arange(half) / half)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        component = torch.arange(len(self.frequency)) % positions.shape[-1]
-        angles = positions[..., component].float() * self.frequency
+        half = len(self.frequency)
+        components = positions.repeat((1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),))
+        angles = components[..., :half] * self.frequency
         angles = torch.cat((angles, angles), -1)
         return angles.cos(), angles.sin()
 

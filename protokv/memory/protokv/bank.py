@@ -128,6 +128,10 @@ class PrototypeBank(StatePart):
         """Note that the centres of `rows` changed."""
         self.moved.view(-1)[rows] = True
         self.stale.view(-1)[rows] = True
+        self.note_(rows)
+
+    def note_(self, rows: Tensor) -> None:
+        """The same for a rule that never reads `moved`, of a bank without residual statistics, which read `stale`."""
         if self.touched is not None:
             self.touched.append(rows)
             if sum(map(len, self.touched)) > self.stale.numel():
@@ -136,9 +140,9 @@ class PrototypeBank(StatePart):
     def collect_touched_(self) -> Tensor:
         """The rows touched since this was last called, some more than once; all where that is not known."""
         touched, self.touched = self.touched, []
-        if touched is None:
-            return torch.arange(self.stale.numel(), device=self.stale.device)
-        return torch.cat([torch.arange(0, device=self.stale.device), *touched])
+        if touched is None or not touched:
+            return torch.arange(self.stale.numel() if touched is None else 0, device=self.stale.device)
+        return torch.cat(touched)
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Masses, counters and moments that a stream can leave."""

@@ -48,6 +48,7 @@ class ProtoKV(LocalMemory):
         self._policy: Policy | None = find_policy(config)(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
         self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
+        self._places = self._far_rows()
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -98,13 +99,8 @@ class ProtoKV(LocalMemory):
             if self._residuals is None:
                 for rows in torch.split(self._bank.collect_touched_(), ROWS_AT_ONCE):
                     self._show_centres(rows)
-            elif len(rows := self._bank.stale.view(-1).nonzero().squeeze(1)):
-                self._show(rows, self._residuals)
-                self._bank.stale.zero_()
-            # One more prototype, which hides the slots that are nobody's.
-            bias = torch.nn.functional.pad(self._mass_bias().flatten(0, 1), (0, 1), value=-torch.inf)
-            far = self._slots.bias[:, :, self._slots.far]
-            far.copy_(bias.gather(1, self._layout.owner).view(far.shape))
+            else:
+                self._show_stale(self._residuals)
         return self._slots.context(self._near.positions, self._anchors)
 
     def _allocate(self, residuals: Residuals) -> None:
@@ -127,19 +123,40 @@ class ProtoKV(LocalMemory):
         owner = self._layout.owner.clamp(max=max(K - 1, 0))[..., None].expand(-1, -1, P)
         return self._bank.position.round().long().view(L * H, K, P).gather(1, owner).view(L, H, -1, P)
 
+    def _far_rows(self) -> Tensor:
+        """Where the S slots of each prototype are among the slots of all heads, `[L * H * K, S]` int64."""
+        L, H, N, _ = self._slots.keys.shape
+        head = torch.arange(0, L * H * N, N, device=self._shape.device)[:, None]
+        far = torch.arange(self._slots.far.start, self._slots.far.stop, device=self._shape.device)
+        return (head + far).view(-1, self._config.pseudo_tokens)
+
     def _show_centres(self, rows: Tensor) -> None:
         """Write prototypes without residuals into their slots: S times their centre. Asks the device for nothing."""
-        K, S, D = self._config.prototypes, self._config.pseudo_tokens, self._shape.head_size
-        cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
-        keys = rotate(self._bank.key_center.view(-1, D)[rows], cos, sin)
-        copies = torch.arange(S, device=rows.device)
-        heads, slots = (rows // K)[:, None], (rows % K * S)[:, None] + copies
+        bank, slots, S = self._bank, self._slots, self._config.pseudo_tokens
+        position, key, value, mass = (
+            part.flatten(0, 2).index_select(0, rows)
+            for part in (bank.position, bank.key_center, bank.value_center, bank.mass)
+        )
+        cos, sin = self._rotary(position.round().long())
+        places = self._places.index_select(0, rows).view(-1)
         for part, shown in (
-            (self._slots.keys, keys),
-            (self._slots.values, self._bank.value_center.view(-1, D)[rows]),
+            (slots.keys, rotate(key, cos, sin)),
+            (slots.values, value),
+            (slots.bias, self._bias_of(mass, S)),
         ):
-            far = part[:, :, self._slots.far].flatten(0, 1)
-            far[heads, slots] = shown.to(far.dtype)[:, None]
+            copies = shown.to(part.dtype)[:, None].expand(-1, S, *shown.shape[1:]).flatten(0, 1)
+            part.flatten(0, 2).index_copy_(0, places, copies)
+
+    def _show_stale(self, residuals: Residuals) -> None:
+        """Write the pseudo-tokens of the prototypes that changed, and all biases."""
+        if len(rows := self._bank.stale.view(-1).nonzero().squeeze(1)):
+            self._show(rows, residuals)
+            self._bank.stale.zero_()
+        mass = self._bank.mass.flatten(0, 1)
+        # One more prototype, which hides the slots that are nobody's.
+        bias = torch.nn.functional.pad(self._bias_of(mass, self._layout.counts), (0, 1), value=-torch.inf)
+        far = self._slots.bias[:, :, self._slots.far]
+        far.copy_(bias.gather(1, self._layout.owner).view(far.shape))
 
     def _show(self, rows: Tensor, residuals: Residuals) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
@@ -162,21 +179,21 @@ class ProtoKV(LocalMemory):
             far_keys[heads, slots] = keys.to(far_keys.dtype)
             far_values[heads, slots] = values.to(far_values.dtype)
 
-    def _mass_bias(self) -> Tensor:
-        """The logit bias of each prototype, `[L, H, K]`; log 0 = -inf hides free slots."""
-        mass = self._bank.mass
+    def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor | int) -> Tensor:
+        """The logit bias of prototypes of `mass` with so many pseudo-tokens each; log 0 = -inf hides free slots."""
         if self._config.mass_bias == "off":
-            return torch.zeros_like(mass, dtype=torch.float32).masked_fill_(mass == 0, -torch.inf)
+            return (mass > 0).log()
+        bias = mass.log()
         if self._config.mass_bias == "log_n_over_s":
-            return mass.log() - self._layout.counts.view(mass.shape).clamp(min=1).log()
-        return mass.log()
+            bias = bias - torch.as_tensor(pseudo_tokens).clamp(min=1).log()
+        return bias
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
         slots = self._slots
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
         layout = self._layout
-        return super().nbytes() | {"context": size_of(*far, layout.counts, layout.start, layout.owner)}
+        return super().nbytes() | {"context": size_of(*far, layout.counts, layout.start, layout.owner, self._places)}
 
     def report(self) -> dict[str, Any]:
         """Tokens held exactly, and for each layer what its prototypes hold and what happened to them."""

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
-SHARE, CHARGED, PIVOTS, WIDTH, SAMPLE, SIDE, USUAL, MOST = 20, 3, 64, 32, 512, 16, 64.0, 127.0
+SHARE, PIVOTS, WIDTH, SAMPLE, SIDE, USUAL, MOST = 20, 64, 32, 512, 16, 64.0, 127.0
 
 
 @dataclass(slots=True)
 class Prototype:
-    """One slot in use: centres `[D]`, mean coordinates `[2]`, position `[P]`."""
+    """One slot: centres `[D]`, mean coordinates `[2]`, position `[P]`. Free, with mass 0, all of them are 0."""
 
     key: Tensor
     value: Tensor
@@ -31,7 +31,8 @@ class Prototype:
 
 @dataclass(slots=True)
 class Head:
-    """The slots of one head, and what is left of its plan: pairs of a slot that goes and the one that it goes into."""
+    """The slots of one head that were opened, and what is left of its plan: pairs of a slot that goes and the one that
+    it goes into."""
 
     slots: list[Prototype]
     plan: list[tuple[int, int]] | None = None
@@ -48,14 +49,28 @@ class NaiveBlocked:
         # In how many plans something goes into what goes itself, and how often only some heads planned.
         self.lines, self.turns = 0, 0
 
-    def absorb(self, keys: Tensor, values: Tensor, coordinates: Tensor, positions: Tensor, step: int) -> None:
-        """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`."""
+    def absorb(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        coordinates: Tensor,
+        positions: Tensor,
+        step: int,
+        usable: Tensor | None = None,
+    ) -> None:
+        """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`; those that are not `usable` `[T]` leave a slot
+        free."""
         T = keys.shape[1]
         count = -(-T // self.M)
         for piece in range(count):
             some = range(T * piece // count, T * (piece + 1) // count)
             tokens = [
-                [Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step) for t in some]
+                [
+                    Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step)
+                    if usable is None or bool(usable[t])
+                    else _free(keys.shape[2], positions.shape[1])
+                    for t in some
+                ]
                 for b in range(len(self.heads))
             ]
             self._absorb(tokens)
@@ -91,7 +106,7 @@ class NaiveBlocked:
             held = slots[target]
             joining = [slots[gone] for gone, into in merges if into == target]
             mass = held.mass + sum(other.mass for other in joining)
-            shares = [torch.tensor(other.mass / mass, dtype=torch.float64) for other in joining]
+            shares = [torch.tensor(other.mass).float() / max(mass, 1) for other in joining]
             for name in ("key", "value", "mean", "position") if self.anchor == "average" else ("key", "value", "mean"):
                 center = getattr(held, name)
                 moved = center
@@ -99,6 +114,8 @@ class NaiveBlocked:
                     moved = moved + (getattr(other, name) - center) * share.to(center.dtype)
                 setattr(held, name, moved)
             for other in joining if self.anchor != "average" else []:
+                if not other.mass:
+                    continue
                 time, newest = float(other.position[0]), float(held.position[0])
                 if (time > newest) if self.anchor == "recent" else (time < newest):
                     held.position = other.position
@@ -107,26 +124,19 @@ class NaiveBlocked:
 
     def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
         """M merges, cheapest first."""
+        filled = len(slots)
+        slots = slots + [_free(len(slots[0].key), len(slots[0].position))] * (self.K - filled)
         squares = self._squares(slots)
         costs = self._costs(slots, squares)
-        place, content = self._by_place(slots), self._by_content(squares, len(slots))
-        proposals: dict[int, tuple[float, int]] = {}
-        for order in (place, content):
-            for slot, (cost, partner) in self._nearest_heavier(slots, costs, order).items():
-                if slot not in proposals or cost < proposals[slot][0]:
-                    proposals[slot] = cost, partner
-
-        cheapest = sorted(proposals, key=lambda slot: (proposals[slot][0], slot))[: CHARGED * self.M]
-        charged: list[tuple[float, int, int, int]] = []
-        for target in sorted({proposals[slot][1] for slot in cheapest}):
-            joined = slots[target].mass
-            for slot in cheapest:
-                if proposals[slot][1] == target:
-                    own, first, later = (self._weight(mass) for mass in (slots[slot].mass, slots[target].mass, joined))
-                    dearer = torch.tensor(proposals[slot][0]) * (1 / own + 1 / first) / (1 / own + 1 / later)
-                    charged.append((float(dearer), len(charged), slot, target))
-                    joined += slots[slot].mass
-        goes = {slot: target for _, _, slot, target in sorted(charged)[: self.M]}
+        place, content = self._by_place(slots), self._by_content(squares)
+        proposals: dict[int, tuple[float, int, int, int, int]] = {}
+        for number, order in enumerate((place, content)):
+            for slot, (cost, before, partner, at) in self._nearest_heavier(slots, costs, order).items():
+                proposal = cost, before, partner, number, at
+                if slot < filled:
+                    proposals[slot] = min(proposal, proposals.get(slot, proposal))
+        cheapest = sorted(proposals, key=lambda slot: proposals[slot])[: self.M]
+        goes = {slot: proposals[slot][2] for slot in cheapest}
         assert len(goes) == self.M
 
         def end(slot: int) -> int:
@@ -137,57 +147,55 @@ class NaiveBlocked:
 
     def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
         """Whole numbers `[F]` float64, of free slots too."""
-        D = len(slots[0].key)
-        signs = signs_of(D, torch.device("cpu"))
-        zero = torch.zeros(D)
-        folded = [slot.key * signs[0] + slot.value * signs[1] for slot in slots]
-        folded += [zero] * (self.K - len(slots))
+        signs = signs_of(len(slots[0].key), torch.device("cpu"))
+        folded = [slot.key + slot.value * signs[0] for slot in slots]
         while len(folded[0]) >= 128 and len(folded[0]) % 2 == 0:
             half = len(folded[0]) // 2
-            folded = [point[:half] + point[half:] for point in folded]
+            folded = [point[:half] + point[half:] * signs[1][:half] for point in folded]
         sample = _some(folded)
         columns = zip(*(point.tolist() for point in sample), strict=True)
         common = torch.tensor([sorted(column)[(len(sample) - 1) // 2] for column in columns])
         folded = [point - common for point in folded]
         sizes = sorted((point - common).abs().max() for point in sample)
-        scale = USUAL / sizes[(len(sizes) - 1) // 2].clamp(min=1e-30)
-        return [(point * scale).round().clamp(-MOST, MOST).double() for point in folded]
+        unit = (sizes[(len(sizes) - 1) // 2] / USUAL).clamp(min=1e-30)
+        return [(point / unit).round().clamp(-MOST, MOST).double() for point in folded]
 
     def _by_place(self, slots: list[Prototype]) -> list[int]:
-        def place(slot: int) -> tuple[int, int, int]:
-            cell = [min(max(int(part), 0), SIDE - 1) for part in slots[slot].mean * SIDE]
+        def place(slot: int) -> tuple[int, int]:
+            cell = [int(min(max(float(part), 0.0), SIDE - 1.0)) for part in slots[slot].mean * SIDE]
             bits = [(cell[axis] >> bit & 1) << (2 * bit + axis) for bit in range(4) for axis in range(2)]
-            return sum(bits), slots[slot].last_step, slot
+            # The step of a free slot is -1: it stands at the end of the cell before.
+            return (sum(bits) << 40) + slots[slot].last_step, slot
 
         return sorted(range(len(slots)), key=place)
 
-    def _by_content(self, squares: list[list[float]], filled: int) -> list[int]:
+    def _by_content(self, squares: list[list[float]]) -> list[int]:
         count = min(PIVOTS, self.K)
         pivots = [index * (self.K // count) for index in range(count)]
 
         def near(slot: int) -> tuple[int, float, int]:
-            measured = [(squares[slot][pivot], number) for number, pivot in enumerate(pivots) if pivot < filled]
-            square, number = min(measured)
+            square, number = min((squares[slot][pivot], number) for number, pivot in enumerate(pivots))
             return number, square, slot
 
-        return sorted(range(filled), key=near)
+        return sorted(range(self.K), key=near)
 
     def _nearest_heavier(
         self, slots: list[Prototype], costs: list[list[float]], order: list[int]
-    ) -> dict[int, tuple[float, int]]:
-        """Of each slot the least cost and the partner, in its block; of equal ones the heaviest."""
+    ) -> dict[int, tuple[float, int, int, int]]:
+        """Of each slot the least cost in its block, of equal ones that of the heaviest partner; how many there are
+        heavier than the partner, which it is, and how many there are heavier than the slot."""
         found = {}
         width = self._width()
         for start in range(0, len(order), width):
             block = sorted(order[start : start + width], key=lambda slot: (-slots[slot].mass, slot))
             for at, slot in enumerate(block[1:], 1):
                 cost, place = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
-                found[slot] = cost, block[place]
+                found[slot] = cost, place, block[place], at
         return found
 
     def _squares(self, slots: list[Prototype]) -> list[list[float]]:
         """Squared distances of the sketches: whole numbers, rounded to bfloat16 once."""
-        points = torch.stack(self.sketch_of(slots)[: len(slots)])
+        points = torch.stack(self.sketch_of(slots))
         return (points[:, None] - points[None]).square().sum(2).float().bfloat16().tolist()
 
     def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
@@ -203,8 +211,12 @@ class NaiveBlocked:
         return width
 
     def _weight(self, mass: int) -> Tensor:
-        weight = torch.tensor(mass).float()
-        return weight if self.power == 1.0 else weight.pow(self.power)
+        return torch.tensor(mass).float().pow(self.power) if mass else torch.tensor(0.0)
+
+
+def _free(size: int, components: int) -> Prototype:
+    zeros = torch.zeros(size)
+    return Prototype(zeros, zeros, 0, torch.zeros(2), torch.zeros(components, dtype=torch.float64), -1)
 
 
 def _some(points: list[Tensor]) -> list[Tensor]:

@@ -26,67 +26,57 @@ class Prototypes(Protocol):
     last_step: Tensor
 
 
-def merge_(bank: Prototypes, gone: Tensor, into: Tensor, usable: Tensor, anchor: str) -> None:
-    """Merge slots `gone` `[B, n]` into `into` `[B, n]`, B = L * H; what stood in `gone` is to be overwritten.
+def merge_(bank: Prototypes, source: Tensor, target: Tensor, anchor: str) -> None:
+    """Merge rows `source` into rows `target`; what stood in `source` is to be overwritten.
 
     Args:
         bank: changed.
-        gone: each slot at most once in a head, and none of `into`.
-        into: int64, a slot as often as others go into it.
-        usable: `[n]` bool; the other merges are not made.
+        source: `[B, n]` int64, each at most once, and none of `target`. A free one brings nothing.
+        target: `[B, n]`, of the same head, as often as others go into it.
         anchor: of `DurableConfig`: which position a merged prototype has.
     """
-    B, n = gone.shape
-    K = bank.mass.shape[2]
-    head = torch.arange(B, device=gone.device)[:, None] * K
-    source, target = (head + gone).view(-1), (head + into).view(-1)
+    B, n = source.shape
+    one, other = target.view(-1), source.view(-1)
     mass = bank.mass.view(-1)
-    made = usable.expand(B, n).reshape(-1)
-    own = mass.index_select(0, source) * made
-    mass.index_put_((target,), own, accumulate=True)
-    share = (own.double() / mass.index_select(0, target).clamp(min=1).double())[:, None]
+    own = mass.index_select(0, other)
+    mass.index_add_(0, one, own)
+    share = (own / mass.index_select(0, one).clamp_(min=1))[:, None]
     for center in (bank.key_center, bank.value_center, bank.mean):
-        _draw_(center.view(B * K, -1), source, target, share.to(center.dtype))
-    together = (into[:, :, None] == into[:, None, :]) & (own > 0).view(B, 1, n)
+        _draw_(center.flatten(0, 2), other, one, share)
     step = bank.last_step.view(-1)
-    newest = (together * step.index_select(0, source).view(B, 1, n)).amax(2).view(-1)
-    step.index_copy_(0, target, torch.maximum(newest, step.index_select(0, target)))
-    position = bank.position.view(B * K, -1)
+    step.scatter_reduce_(0, one, step.index_select(0, other), "amax")
+    position = bank.position.flatten(0, 2)
     if anchor == "average":
-        _draw_(position, source, target, share.to(position.dtype))
+        _draw_(position, other, one, share.double())
         return
     # The first component is time under M-RoPE and the index of the token under RoPE.
-    sign = 1 if anchor == "recent" else -1
-    times = sign * position[:, 0]
-    offered = times.index_select(0, source).view(B, 1, n)
-    best, which = offered.masked_fill(~together, -torch.inf).max(2)
-    chosen = source.view(B, n).gather(1, which).view(-1)
-    better = best.view(-1) > times.index_select(0, target)
-    rows = torch.where(better, chosen, target)
-    position.index_copy_(0, target, position.index_select(0, rows))
+    times = position[:, 0]
+    offered, held = times.index_select(0, other), times.index_select(0, one)
+    if anchor == "first":
+        offered, held = offered.masked_fill_(own == 0, torch.inf).neg_(), held.neg_()
+    # Of what joins one prototype the first that is best.
+    apart = target[:, :, None] != target[:, None]
+    best, which = offered.view(B, 1, n).expand(B, n, n).masked_fill(apart, -torch.inf).max(2)
+    chosen = torch.where(best.view(-1) > held, source.gather(1, which).view(-1), one)
+    position.index_copy_(0, one, position.index_select(0, chosen))
 
 
 def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
-    """Put some of the tokens into rows `[B * n]` of the bank, each alone: what stood there is gone. Of a token that was
-    dropped the row stays as it is."""
-    keys, values = tokens.keys[:, part], tokens.values[:, part]
-    B, n, D = keys.shape
+    """Put some of the tokens into rows `[B, n]` of the bank, each alone: what stood there is gone. Where a token was
+    dropped the row is free then."""
+    usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
+    mass = usable.long()
     seen = tokens.seen.at(part)
+    for center, new in ((bank.key_center, tokens.keys), (bank.value_center, tokens.values)):
+        center.flatten(0, 2).index_copy_(0, rows.view(-1), new[:, part].flatten(0, 1))
     given = {
-        "key_center": keys.reshape(-1, D),
-        "value_center": values.reshape(-1, D),
-        "mean": seen.coordinates.expand(B, n, -1).reshape(B * n, -1),
-        "position": seen.positions.expand(B, n, -1).reshape(B * n, -1),
-        "mass": torch.ones_like(rows),
-        "last_step": torch.full_like(rows, step),
+        "mean": seen.coordinates * usable[:, None],
+        "position": seen.positions * usable[:, None],
+        "mass": mass,
+        "last_step": mass * (step + 1) - 1,
     }
-    usable = None if tokens.usable is None else tokens.usable[part].expand(B, n).reshape(-1)
     for name, new in given.items():
-        held = getattr(bank, name).flatten(0, 2)
-        new = new.to(held.dtype)
-        if usable is not None:
-            new = torch.where(usable.view(-1, *[1] * (held.ndim - 1)), new, held.index_select(0, rows))
-        held.index_copy_(0, rows, new)
+        getattr(bank, name).flatten(0, 2).index_put_((rows,), new)
 
 
 def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:

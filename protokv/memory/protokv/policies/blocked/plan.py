@@ -1,9 +1,10 @@
 """A plan: the merges that a head will make next, all found at once.
 
 Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
-Several may go into one; each is charged with the mass that went in before it, cheapest first. The cheapest M are the
-plan: nearly all propose, so there are always so many. Where one goes into another that goes itself, both go into what
-is at the end of the line: what is gone into stays.
+The cheapest M are the plan: nearly all propose, so there are always so many. A slot that is free weighs nothing, so it
+goes first. Several may go into one; what it weighs by then is not charged to the later ones, which was measured to make
+no difference. Where one goes into another that goes itself, both go into what is at the end of the line: what is gone
+into stays.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.policies.blocked.nearest import NONE, nearest_heavier, rows_of
-from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of
-from protokv.memory.protokv.policies.blocked.sketch import FREE, signs_of, size_of, sketch_of
-
-# A cost above this is that of a slot which holds nothing.
-_REAL = int(torch.tensor(FREE / 1e6).view(torch.int32))
-# How many times M of the cheapest proposals are charged.
-_CHARGED = 3
-_LOW = 0xFFFFFFFF
+from protokv.memory.protokv.policies.blocked.nearest import (
+    BlockTables,
+    nearest_heavier,
+    partners_of,
+    rows_of,
+)
+from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of, numbers_of
+from protokv.memory.protokv.policies.blocked.sketch import SketchTables, sketch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Points:
 
     Attributes:
         key_center, value_center: `[n, K, D]` float32.
-        mass: `[n, K]`, whole numbers; 0 is a free slot.
+        mass: `[n, K]` int64; 0 is a free slot, all of whose numbers are 0.
         mean: `[n, K, 2]` float32, coordinates.
         last_step: `[n, K]` int64.
     """
@@ -44,82 +44,64 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Constants of a head size: `signs_of` and `cells_of`."""
+    """Constants of a head size and a number of prototypes: `cells_of`, `numbers_of`, and the numbers of all rows."""
 
-    signs: tuple[Tensor, Tensor]
+    sketch: SketchTables
+    blocks: BlockTables
     cells: Tensor
+    numbers: Tensor
+    line: Tensor
 
     @classmethod
-    def of(cls, size: int, device: torch.device) -> Tables:
-        """The tables of heads of `size`."""
-        return cls(signs_of(size, device), cells_of(device))
+    def of(cls, size: int, prototypes: int, heads: int, device: torch.device) -> Tables:
+        """The tables of so many heads of `size`, K prototypes each."""
+        return cls(
+            SketchTables.of(size, device),
+            BlockTables.of(prototypes, heads, device),
+            cells_of(device),
+            numbers_of(prototypes, device),
+            torch.arange(rows_of(prototypes), device=device),
+        )
 
 
-def plan_of(points: Points, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
+def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
     """The next merges of each head.
 
     Args:
-        points: of which at least `2 * merges` are alive in each head.
+        points: K in each head.
+        filled: how many of them take part, the first ones; at least `2 * merges`.
         merges: M.
-        tables: of the head size.
+        tables: of at least so many heads of their size and of K.
         power: a prototype of mass m weighs m ** power in a cost.
 
     Returns:
         Slots that go, and those that they go into, `[n, M]` int64 each, cheapest first. No slot goes twice, or goes and
         is gone into.
     """
-    n, K, D = points.key_center.shape
-    F = size_of(D)
-    rows = rows_of(K)
-    free = points.mass == 0
-    sketch = sketch_of(points.key_center, points.value_center, free, tables.signs, rows)
-    mass = torch.nn.functional.pad(points.mass.long(), (0, rows - K))
-    share = _weight(mass.clamp(min=1), power).reciprocal_()
-    orders = torch.stack((by_place(points.mean, points.last_step, free, tables.cells), by_content(sketch, free, F)), 1)
-    padding = torch.arange(K, rows, device=mass.device).expand(n, 2, -1)
-    bits, partner = nearest_heavier(sketch, mass, share, torch.cat((orders, padding), 2), F)
-    gone, into = _cheapest_proposals(bits, partner, mass, merges, power)
-    return gone, _ends_of_lines(gone, into, rows)
+    n, K = points.mass.shape
+    rows = len(tables.line)
+    sketch = sketch_of(points.key_center, points.value_center, tables.sketch, rows)
+    orders = torch.stack(
+        (by_place(points.mean, points.last_step, tables.cells), by_content(sketch, K, tables.numbers)), 1
+    )
+    mass = points.mass
+    if rows > K:
+        orders = torch.cat((orders, tables.line[K:].expand(n, 2, -1)), 2)
+        mass = torch.nn.functional.pad(mass, (0, rows - K))
+    proposals = nearest_heavier(sketch, mass, _share(mass, power), orders, tables.line, tables.blocks)
+    cheapest, gone = proposals[:, :filled].topk(merges, dim=1, largest=False)
+    into = partners_of(cheapest)
+    return gone, _ends_of_lines(gone, into, tables.line)
 
 
-def _cheapest_proposals(
-    bits: Tensor, partner: Tensor, mass: Tensor, merges: int, power: float
-) -> tuple[Tensor, Tensor]:
-    bits = torch.where(bits < _REAL, bits, NONE)
-    gone = _least(bits, min(_CHARGED * merges, bits.shape[1]))
-    into = partner.gather(1, gone)
-    # Those of one target stand together, cheapest first.
-    together = into.argsort(dim=1, stable=True)
-    gone, into = gone.gather(1, together), into.gather(1, together)
-    bits = bits.gather(1, gone)
-    own, target = mass.gather(1, gone), mass.gather(1, into)
-    joined = own * (bits != NONE)
-    before = joined.cumsum(1) - joined
-    is_first = torch.nn.functional.pad(into[:, 1:] != into[:, :-1], (1, 0), value=True)
-    grown = target + before - (before * is_first).cummax(1).values
-    weight, first, later = (_weight(part, power) for part in (own, target, grown))
-    cost = bits.view(torch.float32) * (weight.reciprocal() + first.reciprocal_())
-    cost /= weight.reciprocal_() + later.reciprocal_()
-    chosen = _least(torch.where(bits != NONE, cost.view(torch.int32), NONE), merges)
-    return gone.gather(1, chosen), into.gather(1, chosen)
-
-
-def _ends_of_lines(gone: Tensor, into: Tensor, rows: int) -> Tensor:
+def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:
     """Where each goes in the end; a line leads from light to heavy, so it has one."""
-    slot = torch.arange(rows, device=gone.device).expand(len(gone), -1)
-    goes = slot.scatter(1, gone, into)
+    goes = line.expand(len(gone), -1).scatter(1, gone, into)
     for _ in range(gone.shape[1].bit_length()):
         goes = goes.gather(1, goes)
     return goes.gather(1, gone)
 
 
-def _least(bits: Tensor, count: int) -> Tensor:
-    """Where the least of `[n, m]` int32 are, ascending, `[n, count]` int64; of equal ones the first."""
-    index = torch.arange(bits.shape[1], device=bits.device)
-    # No two keys are equal, so it is well defined which are the least.
-    return ((bits.long() << 32) | index).topk(count, dim=1, largest=False).values & _LOW
-
-
-def _weight(mass: Tensor, power: float) -> Tensor:
-    weight = mass.float()
-    return weight if power == 1.0 else weight.pow_(power)
+def _share(mass: Tensor, power: float) -> Tensor:
+    """1 / weight; what is free weighs nothing, even to the power of 0."""
+    return mass.reciprocal() if power == 1.0 else mass.float().pow(power).mul_(mass > 0).reciprocal_()

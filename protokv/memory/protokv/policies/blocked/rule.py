@@ -48,42 +48,43 @@ class BlockedRule(Policy):
         self._bank, self._config = bank, config
         self._own = slice(own.start * H, own.stop * H)
         self._schedule = Schedule(K, layers * H)
-        self._gone, self._into = (spec.allocate(shape.device) for spec in self.declare(config, shape)[:2])
+        gone, _, _ = self.declare(config, shape)
+        # Slots that go, and those that they go into.
+        self._plans = torch.stack([gone.allocate(shape.device)] * 2)
         # As in the schedule, where plans are read.
         self._done = torch.full((L * H, 1), self._schedule.merges, device=shape.device)
-        self._tables = Tables.of(shape.head_size, shape.device)
+        self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
+        self._alone = torch.full((1, 1), -1, device=shape.device)
+        self._line = torch.arange(K, device=shape.device)
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
-        """Put evicted tokens into the bank at time `step`; each stands for itself at first."""
+        """Put evicted tokens into the bank at time `step`; each stands for itself at first. A token that was dropped
+        leaves its slot free, and a free slot is the first to go in the next plan."""
         T = tokens.keys.shape[1]
         for part in pieces_of(T, self._schedule.merges):
             self._absorb_part(tokens, part, step)
-        return Assigned.none(tokens)
+        return Assigned(self._alone.expand(len(self._done), T), tokens.keys, tokens.values)
 
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
         n = part.stop - part.start
-        # Of a token that was dropped the slot stays what it is: its merge is not made, or it is left free.
-        usable = torch.ones(n, dtype=torch.bool, device=self._done.device)
-        if tokens.usable is not None:
-            usable = tokens.usable[part]
         turn = schedule.next_turn(n)
         if turn is not None:
             self._plan(self._of_mine(turn))
         opened = schedule.open(n)
         merges = n - (opened.stop - opened.start)
-        slots = torch.arange(opened.start, opened.stop, device=self._done.device).expand(len(self._done), -1)
+        rows = self._head + self._line[opened] if merges < n else None
         if merges:
-            gone, into = self._next_merges(merges)
-            merge_(bank, gone, into, usable[n - merges :], self._config.anchor)
-            bank.touch_((self._head + into).view(-1))
-            bank.merged += usable[n - merges :].sum()
-            slots = torch.cat((slots, gone), 1)
-        rows = (self._head + slots).view(-1)
+            source, target = self._next_merges(merges)
+            merge_(bank, source, target, self._config.anchor)
+            bank.note_(target.view(-1))
+            bank.merged += merges
+            rows = source if rows is None else torch.cat((rows, source), 1)
+        assert rows is not None
         place_(bank, rows, tokens, part, step)
-        bank.touch_(rows)
-        bank.opened += usable.sum()
+        bank.note_(rows.view(-1))
+        bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
 
     def _of_mine(self, heads: slice) -> slice:
         """Every so many-th of the model's heads, counted among those of this memory."""
@@ -95,23 +96,25 @@ class BlockedRule(Policy):
         points = Points(*(part.flatten(0, 1)[heads] for part in parts))
         if not len(points.mass):
             return
-        gone, into = plan_of(points, self._gone.shape[2], self._tables, self._config.merge_mass_power)
-        self._gone.flatten(0, 1)[heads] = gone.int()
-        self._into.flatten(0, 1)[heads] = into.int()
+        merges, power = self._schedule.merges, self._config.merge_mass_power
+        plan = plan_of(points, self._schedule.filled, merges, self._tables, power)
+        for held, new in zip(self._plans, plan, strict=True):
+            held.flatten(0, 1)[heads] = new
         self._done[heads] = 0
 
     def _next_merges(self, n: int) -> tuple[Tensor, Tensor]:
-        which = self._done + torch.arange(n, device=self._done.device)
+        """The rows of the bank that go next, and those that they go into, `[B, n]` each."""
+        which = (self._done + self._line[:n]).expand(2, -1, -1)
         self._done += n
         self._schedule.carry_out(n)
-        gone, into = (plan.flatten(0, 1).gather(1, which).long() for plan in (self._gone, self._into))
-        return gone, into
+        source, target = self._plans.flatten(1, 2).gather(2, which) + self._head
+        return source, target
 
     def held(self) -> dict[str, Tensor]:
         """The plans, and `Schedule.numbers`."""
         return {
-            "plan.gone": self._gone,
-            "plan.into": self._into,
+            "plan.gone": self._plans[0],
+            "plan.into": self._plans[1],
             "plan.schedule": torch.tensor(self._schedule.numbers()),
         }
 
@@ -136,8 +139,8 @@ class BlockedRule(Policy):
         """Take the plans of a checked state."""
         self._schedule = self._schedule_of(tensors)
         self._done.copy_(torch.tensor(self._schedule.done[self._own])[:, None])
-        self._gone.copy_(tensors["plan.gone"])
-        self._into.copy_(tensors["plan.into"])
+        for held, name in zip(self._plans, ("plan.gone", "plan.into"), strict=True):
+            held.copy_(tensors[name])
 
     def _schedule_of(self, tensors: Mapping[str, Tensor]) -> Schedule:
         try:
