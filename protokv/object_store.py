@@ -28,9 +28,15 @@ _ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
 CHUNK = 8 << 20
 
 
+def scheme_of(address: str) -> str:
+    """What stands before `://`; empty where there is no such thing."""
+    scheme, mark, _ = address.partition("://")
+    return scheme if mark else ""
+
+
 def is_object(address: str | os.PathLike[str]) -> bool:
     """Whether an address is one of an object store."""
-    return os.fspath(address).partition("://")[0] in SCHEMES
+    return scheme_of(os.fspath(address)) in SCHEMES
 
 
 def store_of(address: str) -> tuple[ObjectStore, str]:

@@ -3,13 +3,15 @@
 A thread per worker waits for it, so that the workers of a pool may be processes of this machine, actors of a cluster or
 stubs alike. A worker that dies is replaced; its video is tried once more, and then it is a failure like others. What
 is wrong for all videos (no such model, a worker that dies while it loads the model) ends the fleet. Which worker
-takes which video decides nothing: a state depends on its video and the recipe alone.
+takes which video decides nothing: a state depends on its video and the recipe alone. Several fleets may share a place:
+a video that another one is at comes last, when it may be done.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -112,6 +114,8 @@ class _Run:
         self._max_failures, self._should_stop = max_failures, should_stop
         self._taking = threading.Lock()
         self._failed = 0
+        self._again: deque[Job] = deque()
+        self._seen_locked: set[str] = set()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over = threading.Event()
         self._fatal: BaseException | None = None
@@ -197,6 +201,8 @@ class _Run:
         try:
             while (job := self._next()) is not None:
                 event = act(self, slot, job)
+                if self._postponed(job, event.failure):
+                    continue
                 self._count(event.status)
                 self._events.put(event)
         except BaseException as error:
@@ -214,7 +220,22 @@ class _Run:
 
     def _next(self) -> Job | None:
         with self._taking:
-            return None if self._over.is_set() else next(self._jobs, None)
+            if self._over.is_set():
+                return None
+            if (job := next(self._jobs, None)) is not None:
+                return job
+            return self._again.popleft() if self._again else None
+
+    def _postponed(self, job: Job, failure: Failure | None) -> bool:
+        """What another fleet is at is looked at once more, behind everything else: it may be done by then."""
+        if failure is None or failure.kind != "StateLocked":
+            return False
+        with self._taking:
+            if self._over.is_set() or job.key in self._seen_locked:
+                return False
+            self._seen_locked.add(job.key)
+            self._again.append(job)
+            return True
 
     def _stop(self) -> None:
         self._over.set()

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.object_store import is_object
 
 if TYPE_CHECKING:
     from protokv.video.source import Source
@@ -47,7 +48,8 @@ def open_source(
     """Open a video.
 
     Args:
-        source: path of a file, or a text of another kind of `SOURCES`.
+        source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or a text of another kind of
+            `SOURCES`.
         decoder: one of `DECODERS`. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary
             files, gives the same frames, and leaves to PyAV what it cannot read beyond doubt; its wheel carries an
             FFmpeg of 2021, so choose it for files that you trust.
@@ -62,6 +64,10 @@ def open_source(
     """
     if decoder not in DECODERS:
         raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
+    if is_object(source):
+        from protokv.video.objects import ObjectSource
+
+        return ObjectSource(os.fspath(source), decoder, max_pixels, isolate)
     kind = kind_of(source)
     if kind not in SOURCES:
         raise SourceUnreadable(

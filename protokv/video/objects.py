@@ -1,0 +1,81 @@
+"""Videos in object stores: an object is copied into a temporary file, and read from there as a file is.
+
+A decoder seeks, and FFmpeg's own readers of object stores know neither our credentials nor our endpoints; so the disk
+must hold one video per source that is open. The fingerprint is made of what the store says of the object, not of its
+bytes: it is known without a copy, and is another than that of the same video in a file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+from protokv.errors import SourceError, SourceUnreadable
+from protokv.object_store import fetch, scheme_of
+from protokv.video.registry import Decoder, open_source
+from protokv.video.source import Damage, Frame, ShouldStop, never
+
+
+class ObjectSource:
+    """The video at an address. See `Source` for the contract.
+
+    Args:
+        address: `s3://BUCKET/KEY`, `gs://...` or `az://...`.
+        decoder, max_pixels, isolate: of the file; see `open_source`.
+
+    Raises:
+        SourceError: as for a file, or the store cannot be read.
+    """
+
+    def __init__(self, address: str, decoder: Decoder, max_pixels: int | None, isolate: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
+        path = Path(self._folder.name, PurePosixPath(address).name or "video")
+        try:
+            fingerprint = fetch(address, path)
+            self._file = open_source(path, decoder, max_pixels=max_pixels, isolate=isolate)
+        except SourceError as error:
+            self._folder.cleanup()
+            raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+        except OSError as error:
+            self._folder.cleanup()
+            raise SourceUnreadable(
+                f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+                hint="make room there, or name another folder with TMPDIR",
+            ) from error
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
+
+    @property
+    def damage(self) -> Damage:
+        """What the latest reading has lost so far."""
+        return self._file.damage
+
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """See `Source`."""
+        return self._file.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+
+    def close(self) -> None:
+        """End any reading, and remove the copy."""
+        self._file.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,186 @@
+"""Videos and states in an object store: an S3 server on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv import snapshot
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
+from protokv.fleet.survey import survey
+from protokv.object_store import fingerprint, list_folders, list_objects
+from protokv.video import open_source
+from protokv.video.fingerprint import fingerprint_of
+from tests.fleet.conftest import InlinePool, outcomes, written
+
+pytest.importorskip("icechunk")
+pytest.importorskip("moto.server")
+
+from tests.snapshot.s3 import S3Server
+
+VIDEOS, STATES = "s3://bucket/videos/", "s3://bucket/states"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, films: Path) -> Iterator[S3Server]:
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for path in films.rglob("*.*"):
+            server.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
+        yield server
+
+
+@pytest.fixture
+def remote(store: S3Server) -> list[Job]:
+    return [job for job in plan([VIDEOS]) if job.key != "broken"]
+
+
+def same_memory(state: str, path: bytes, tmp_path: Path) -> None:
+    """The stream and every tensor are those of a state that was read from files."""
+    (tmp_path / "single.safetensors").write_bytes(path)
+    mine, single = snapshot.load(state), snapshot.load(tmp_path / "single.safetensors")
+    assert (mine.clock, mine.complete) == (single.clock, True)
+    assert mine.tensors.keys() == single.tensors.keys()
+    assert all(torch.equal(tensor, single.tensors[name]) for name, tensor in mine.tensors.items())
+
+
+@pytest.mark.usefixtures("store")
+def test_a_prefix_and_a_pattern_are_planned_as_a_folder_and_a_glob_are() -> None:
+    assert [(job.key, job.source) for job in plan([VIDEOS])] == [
+        ("a", "s3://bucket/videos/a.mp4"),
+        ("b", "s3://bucket/videos/b.mkv"),
+        ("broken", "s3://bucket/videos/broken.mp4"),
+        ("sub/c", "s3://bucket/videos/sub/c.mp4"),
+    ]
+    assert [job.key for job in plan(["s3://bucket/videos/*.mp4"])] == ["a", "broken", "sub/c"]
+    assert [job.key for job in plan(["s3://bucket/videos/s*/*"])] == ["sub/c"]
+    assert [job.key for job in plan(["s3://bucket/videos/a.mp4"])] == ["a"]
+    with pytest.raises(SourceNotFound, match="there is no video in s3://bucket/nothing/"):
+        plan(["s3://bucket/nothing/"])
+
+
+def test_an_object_is_read_as_the_file_is_and_leaves_no_copy(
+    store: S3Server, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with open_source("s3://bucket/videos/a.mp4") as there, open_source(films / "a.mp4") as here:
+        assert list(tmp_path.iterdir())
+        assert replace(there.info, kind="file", fingerprint=here.info.fingerprint) == here.info
+        assert there.info.kind == "s3"
+        assert there.info.fingerprint == fingerprint_of("s3://bucket/videos/a.mp4") != here.info.fingerprint
+        pairs = zip(there.frames(), here.frames(), strict=True)
+        assert all((a.time_s, a.image.tobytes()) == (b.time_s, b.image.tobytes()) for a, b in pairs)
+        assert there.damage.ok
+    assert not list(tmp_path.iterdir())
+    before = fingerprint("s3://bucket/videos/a.mp4")
+    store.put("videos/a.mp4", (films / "b.mkv").read_bytes())
+    assert fingerprint("s3://bucket/videos/a.mp4") != before
+
+
+def test_what_cannot_be_read_there_is_one_error_with_its_address(
+    store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SourceNotFound, match=r"there is nothing at s3://bucket/videos/gone\.mp4"):
+        open_source("s3://bucket/videos/gone.mp4")
+    with pytest.raises(SourceUnreadable, match=r"cannot open s3://bucket/videos/broken\.mp4"):
+        open_source("s3://bucket/videos/broken.mp4")
+    with pytest.raises(SourceUnreadable, match="names no bucket"):
+        open_source("s3://")
+    store.before = lambda method, key: 403
+    for ask in (lambda: fingerprint("s3://bucket/videos/a.mp4"), lambda: list(list_objects(VIDEOS))):
+        with pytest.raises(SourceError, match="cannot read s3://bucket/videos/"):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_becomes_a_bucket_of_states_and_then_nothing_is_left(
+    store: S3Server, remote: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+) -> None:
+    recipe = replace(recipe, place=STATES)
+    found = outcomes(remote, InlinePool(recipe, 2), recipe)
+    assert {key: one.status for key, one in found.items()} == dict.fromkeys(singly, "watched")
+    assert find_states(f"{STATES}/") == [target_of(STATES, key) for key in ("a", "b", "sub/c")]
+    for key, single in singly.items():
+        same_memory(target_of(STATES, key), single, tmp_path)
+    assert [(row["source"], row["complete"]) for row in survey(f"{STATES}/")] == [
+        ("a.mp4", True),
+        ("b.mkv", True),
+        ("c.mp4", True),
+    ]
+    store.requests.clear()
+    again = outcomes(remote, InlinePool(recipe), recipe)
+    assert {one.status for one in again.values()} == {"done"}
+    assert not [one for one in store.requests if one.method not in ("GET", "HEAD")]
+    assert not [one for one in store.requests if one.method == "GET" and one.key.startswith("videos/")]
+
+
+def test_folders_of_states_are_told_from_what_lies_beside_them(store: S3Server) -> None:
+    for key in ("x/a.icechunk/refs/1", "x/deep/er/b.icechunk/snapshots/2", "x/notes.txt", "y/c.icechunk/1"):
+        store.put(key, b"")
+    assert sorted(list_folders("s3://bucket/x/", ".icechunk")) == [
+        "s3://bucket/x/a.icechunk",
+        "s3://bucket/x/deep/er/b.icechunk",
+    ]
+
+
+@pytest.mark.parametrize("place", ["bucket", "folder"])
+def test_two_fleets_at_one_place_never_lose_or_double_a_state(
+    place: str, store: S3Server, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+) -> None:
+    if place == "bucket":
+        recipe = replace(recipe, place=STATES)
+    both = threading.Barrier(2)
+    ends: dict[int, dict[str, Outcome]] = {}
+
+    def meet(index: int, verb: str, args: tuple[object, ...]) -> None:
+        """Before it watches a video for the first time a fleet waits for the other, unless that has ended."""
+        if verb == "watch" and (key := (threading.get_ident(), args[0])) not in met:
+            met.add(key)
+            with suppress(threading.BrokenBarrierError):
+                both.wait(20)
+
+    def run(fleet: int) -> None:
+        ends[fleet] = outcomes(jobs, InlinePool(recipe, 1, meet), recipe)
+        both.abort()
+
+    met: set[tuple[int, object]] = set()
+    threads = [threading.Thread(target=run, args=(fleet,)) for fleet in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A third run finds what they have left, if anything.
+    outcomes(jobs, InlinePool(recipe), recipe)
+    for key, single in singly.items():
+        assert {one[key].failure.kind for one in ends.values() if one[key].failure} <= {"StateLocked"}  # type: ignore[union-attr]
+        same_memory(target_of(recipe.place, key), single, tmp_path)
+    if place == "bucket":
+        assert find_states(f"{STATES}/") == [target_of(STATES, key) for key in singly]
+    else:
+        assert written(recipe) == singly
+
+
+def test_a_video_that_another_fleet_is_at_comes_last(jobs: list[Job], recipe: Recipe) -> None:
+    Path(recipe.place).mkdir()
+    order: list[tuple[str, str]] = []
+
+    def between(index: int, verb: str, args: tuple[object, ...]) -> None:
+        if verb == "watch":
+            assert isinstance(args[0], Job)
+            order.append((verb, args[0].key))
+
+    from protokv.snapshot.lock import Lock
+
+    with Lock(target_of(recipe.place, "a")):
+        found = outcomes(jobs, InlinePool(recipe, 1, between), recipe)
+    assert [key for _, key in order] == ["a", "b", "sub/c", "a"]
+    assert (found["a"].status, found["a"].failure and found["a"].failure.kind) == ("failed", "StateLocked")
