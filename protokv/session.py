@@ -20,7 +20,7 @@ from torch import Tensor
 from protokv.attention import Tail
 from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.config import MemoryConfig
-from protokv.context import Anchoring, Context
+from protokv.context import Anchoring, Context, RecordedContext
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.memory import build_memory, restore_memory
@@ -202,11 +202,28 @@ class Session:
             split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
             self.intact = False
             for one, own_keys, own_values in zip(placed, *split, strict=True):
+                self._make_room(len(one.positions))
                 self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
                 moving = [component in backbone.moving for component in range(len(one.highest))]
                 self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
                 self.clock = one.clock
             self.intact = True
+
+    def _make_room(self, tokens: int) -> None:
+        """Ask what a memory wants asked before it takes a step of this many tokens; for most memories nothing."""
+        probes = self.memory.probes_for(tokens)
+        if probes:
+            self.memory.compact([self._find_queries(text) for text in probes], tokens)
+
+    def _find_queries(self, text: str) -> Tensor:
+        """Queries `[L, Hq, t, D]` of a text that is asked now and not answered, at stream positions."""
+        backbone, ids = self.backbone, self.backbone.suffix_ids(text)
+        context = RecordedContext(self._placed(self.memory.context()))
+        shown = backbone.text_positions(self._behind(context), len(ids))
+        backbone.forward(backbone.embed_text(ids), shown, context, backbone.new_tail(len(ids)))
+        queries = torch.stack([query.to(backbone.device) for query in context.queries])
+        stands = backbone.text_positions(self.clock.next_position, len(ids))
+        return turn(queries, shown, stands, backbone.rotary) if context.next_position is not None else queries
 
     def _place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[_Placed]:
         """Where each of some steps stands in the stream, and what of it is read."""

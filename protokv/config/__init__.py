@@ -10,6 +10,7 @@ from protokv.config.base import MemoryConfig
 from protokv.config.durable import DurableConfig
 from protokv.config.dycoke import DyCokeConfig, DyCokeDecodeConfig
 from protokv.config.exact import FullConfig, LastFramesConfig, SlidingWindowConfig
+from protokv.config.hermes import HermesConfig
 from protokv.config.infinipot_v import InfiniPotVConfig
 from protokv.config.migration import migrate
 from protokv.config.paper import ContinuityConfig, PaperConfig
@@ -24,6 +25,7 @@ __all__ = [
     "DyCokeConfig",
     "DyCokeDecodeConfig",
     "FullConfig",
+    "HermesConfig",
     "InfiniPotVConfig",
     "LastFramesConfig",
     "MemoryConfig",
@@ -41,6 +43,7 @@ CONFIGS: dict[str, type[MemoryConfig]] = {
         PaperConfig,
         ContinuityConfig,
         InfiniPotVConfig,
+        HermesConfig,
         ReKVConfig,
         DyCokeConfig,
         DyCokeDecodeConfig,

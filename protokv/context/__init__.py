@@ -2,6 +2,16 @@
 
 from protokv.context.base import EMPTY, Anchoring, Context, EmptyContext, Segment
 from protokv.context.compact import CompactContext
+from protokv.context.recorded import RecordedContext
 from protokv.context.slots import SlotContext
 
-__all__ = ["EMPTY", "Anchoring", "CompactContext", "Context", "EmptyContext", "Segment", "SlotContext"]
+__all__ = [
+    "EMPTY",
+    "Anchoring",
+    "CompactContext",
+    "Context",
+    "EmptyContext",
+    "RecordedContext",
+    "Segment",
+    "SlotContext",
+]

@@ -22,6 +22,7 @@ from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.dycoke import DyCoke
 from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
+from protokv.memory.hermes.memory import Hermes
 from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.last_frames import LastFrames
 from protokv.memory.local import LocalMemory
@@ -40,6 +41,7 @@ MEMORIES: dict[str, type[LocalMemory]] = {
     "paper": ProtoKV,
     "continuity": ProtoKV,
     "infinipot-v": InfiniPotV,
+    "hermes": Hermes,
     "rekv": ReKV,
     "dycoke": DyCoke,
     "dycoke-decode": DyCokeDecode,

@@ -132,6 +132,19 @@ class Memory(ABC):
         """
         return None
 
+    def probes_for(self, tokens: int) -> Sequence[str]:
+        """Texts whose queries `compact` wants before a step of this many tokens is appended; for most memories none."""
+        return ()
+
+    def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
+        """Make room for a step, by what some texts look for. Only after `probes_for`, and before the step.
+
+        Args:
+            queries: of each text, `[L, Hq, t, D]`, rotated to where a question would stand.
+            tokens: of the step.
+        """
+        raise RuntimeError("this memory makes room by itself")
+
     @abstractmethod
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""

@@ -75,7 +75,7 @@ _DELAYS: Final = tuple(minutes * MINUTE for minutes in (0, 5, 10, 20, 30))
 
 
 def _compare(budget: int) -> list[Variant]:
-    return name_memories(("paper", "sliding-window", "infinipot-v", "durable"), [budget])
+    return name_memories(("paper", "sliding-window", "infinipot-v", "durable", "hermes"), [budget])
 
 
 def _retrieve(budget: int) -> list[Variant]:

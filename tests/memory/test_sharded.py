@@ -27,6 +27,8 @@ CPU = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:1")]
 PLACES = {"two": [0, 0, 1, 1, 1], "back again": [0, 1, 0, 0, 0]}
 THREE = [CPU[0], CPU[1], CPU[1], CPU[1], CPU[2]]
 
+REFUSED = ("dycoke-decode", "hermes")
+
 
 def configs() -> list[object]:
     variants = {
@@ -40,7 +42,7 @@ def configs() -> list[object]:
         "blocked": DurableConfig(budget=BUDGET, rule="blocked"),
         "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked"),
     }
-    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name != "dycoke-decode"}
+    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -195,10 +197,11 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
     assert dropped[-1] == [False, False]
 
 
-def test_a_memory_whose_layers_look_at_each_other_is_refused_with_what_to_do() -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_memory_whose_layers_look_at_each_other_is_refused_with_what_to_do(name: str) -> None:
     shape = replace(whole_shape(), layer_devices=(CPU[0],) * 3 + (CPU[1],) * 2)
-    with pytest.raises(ConfigError, match="dycoke-decode cannot be spread") as caught:
-        build_memory(MemoryConfig.of("dycoke-decode"), shape, World(shape, 0).rotary)
+    with pytest.raises(ConfigError, match=f"{name} cannot be spread") as caught:
+        build_memory(MemoryConfig.of(name), shape, World(shape, 0).rotary)
     assert "one device" in caught.value.hint
 
 

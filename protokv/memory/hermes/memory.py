@@ -1,0 +1,152 @@
+"""`Hermes`: exact tokens, of which each layer keeps those that its band of the model ranks highest.
+
+Source: HERMES (ACL 2026), github.com/haowei-freesky/HERMES; its code as read in gdace829/HERMES at 5154d44,
+`inference/llavaov_hermes.py`. The same: the shallow tenth of the layers ranks by recency, the deep three tenths by the
+attention of a fixed pseudo query, those between by both, more attention the deeper; scores are spread to [0, 1] and
+smoothed with those of the next layer; all heads of a layer keep the same tokens; deep layers keep one mean token in
+place of what they drop, its keys turned to one position first. What differs:
+
+- The release compresses after every chunk of 16 frames and holds more than its budget in between. Here it happens when
+  the next step would exceed the budget, which is never exceeded, and `kept_share` of it stays. The newest step stays
+  whole.
+- The release computes the attention of a probe with the embeddings of its words in every layer, without the layers
+  before it (an audit calls that a bug). Here the session forwards the probe as it forwards a question, and the memory
+  scores by the queries of that forward (`compact`). The probe's own tokens have no part in the softmax.
+- A mean token stands where the newest token that it replaces stood, not behind all that is kept: the next step takes
+  that place in the stream, in all layers alike.
+- There is no lazy re-indexing: `positions="compact"` serves every memory.
+
+Without probes, as in a memory that nobody asks for a session, all layers rank by recency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv.config import HermesConfig
+from protokv.context import Context
+from protokv.errors import ConfigError
+from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.hermes.scores import DEEP, PROBES, band_of, measure_attention, rank
+from protokv.memory.infinipot_v.kept import KeptTokens
+from protokv.memory.intake import Intake
+from protokv.memory.local import LocalMemory
+from protokv.memory.slots import Slots
+from protokv.memory.state import StatePart, TensorSpec
+from protokv.rotary import Rotary, turn
+
+
+class Hermes(LocalMemory):
+    """At most M tokens a layer; a compression keeps a share of them."""
+
+    joins_steps = False
+
+    def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        if shape.part_of is not None:
+            raise ConfigError(
+                "the memory hermes cannot be spread over devices: a layer's scores are smoothed with the next layer's",
+                hint="load the model on one device, or use another memory",
+            )
+        self._config, self._shape, self._rotary = config, shape, rotary
+        self._intake = Intake(config, shape)
+        self._slots = Slots(shape, far=config.budget, near=0)
+        self._kept = KeptTokens(self._slots, shape)
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The prompt prefix and M tokens."""
+        return (*Slots.declare(shape), *Intake.declare(), *KeptTokens.declare(shape, config.budget))
+
+    def parts(self) -> Sequence[StatePart]:
+        """Who holds these."""
+        return self._slots, self._intake, self._kept
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix."""
+        self._slots.start(keys, values)
+
+    def probes_for(self, tokens: int) -> Sequence[str]:
+        """The three pseudo queries, where the step would exceed the budget."""
+        held = len(self._kept)
+        return PROBES if held and held + min(tokens, self._config.budget) > self._config.budget else ()
+
+    def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
+        """Make room by what the pseudo queries attend to."""
+        kept, n = self._kept, len(self._kept)
+        P0 = self._slots.sink.stop
+        seen = []
+        for layer in range(self._shape.layers):
+            band, _ = band_of(self._config, layer, self._shape.layers)
+            # Prefix and kept tokens are neighbours in the slots.
+            keys = self._slots.keys[layer, :, : P0 + n]
+            seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
+        self._drop(rank(self._config, seen, n, kept.step.device), tokens)
+
+    def append(self, step: StepKV) -> None:
+        """Take one step; where nobody made room for it, the oldest tokens are dropped."""
+        step = self._admit(step, self._kept.last_step).usable_only()
+        T = min(step.positions.shape[0], self._config.budget)
+        if not T:
+            return
+        n = len(self._kept)
+        if n + T > self._config.budget:
+            self._drop(rank(self._config, [None] * self._shape.layers, n, self._kept.step.device), T)
+        self._kept.append(step)
+
+    def _drop(self, scores: Sequence[Tensor], tokens: int) -> None:
+        """Keep the highest of each layer, as many as leave room for a step of this many tokens."""
+        kept, n = self._kept, len(self._kept)
+        keep = max(0, min(self._config.compressed_tokens, self._config.budget - min(tokens, self._config.budget)))
+        newest = kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
+        older, room = n - newest, keep - newest
+        tail = torch.arange(older, n, device=kept.step.device)
+        for layer, score in enumerate(scores):
+            band, _ = band_of(self._config, layer, self._shape.layers)
+            summarised = band == DEEP and room > 0
+            # Of equal scores the newer; in stream order.
+            order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
+            chosen = older - 1 - order
+            if summarised:
+                chosen = torch.cat((chosen, self._summarise(layer, older, chosen)))
+            chosen = chosen.sort().values
+            index = torch.cat((chosen, tail))
+            for part in (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step):
+                part[layer, :, :keep] = part[layer][:, index]
+        kept.cut(keep, [newest] if newest else [])
+
+    def _summarise(self, layer: int, older: int, chosen: Tensor) -> Tensor:
+        """Put the mean of the older tokens that are not chosen into the slot of the newest of them; return which."""
+        kept = self._kept
+        dropped = torch.ones(older, dtype=torch.bool, device=chosen.device)
+        dropped[chosen] = False
+        last = dropped.nonzero()[-1]
+        keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
+        here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
+        moved = turn(keys.float(), here, there.expand_as(here), self._rotary)
+        kept.keys[layer, :, last] = moved.mean(1, keepdim=True).to(keys.dtype)
+        kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
+        kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
+        return last
+
+    def context(self) -> Context:
+        """All slots; far are those that the layers chose for themselves."""
+        none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
+        begin = self._slots.far.start
+        context = self._slots.context(none, lambda: self._kept.positions)
+        return replace(context, far=slice(begin, begin + self._kept.far))
+
+    def report(self) -> dict[str, Any]:
+        """Tokens held: the newest whole steps, and those that each layer chose; the oldest step any of them is from."""
+        kept = self._kept
+        return {
+            "near_tokens_in_use": sum(kept.lengths),
+            "far_tokens_in_use": kept.far,
+            "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
+            "tokens_dropped": int(self._intake.dropped),
+            "layers": [],
+        }
