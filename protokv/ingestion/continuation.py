@@ -16,6 +16,7 @@ from protokv.checkpoint import config_of
 from protokv.config import MemoryConfig
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.growth import Growth, fingerprint_of
+from protokv.ingestion.live import LiveSource
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.sources import Segment, next_segment, segment_of
 from protokv.video import Source
@@ -29,7 +30,9 @@ def existing_state(path: StatePath) -> State | None:
         return None
 
 
-def find_segment(path: StatePath, state: State, source: Source, growth: Growth, *, append: bool) -> Segment:
+def find_segment(
+    path: StatePath, state: State, source: Source | LiveSource, growth: Growth, *, append: bool
+) -> Segment:
     """Where the source begins in the stream of a state, or stands in it already.
 
     A file that has grown since it was watched to its end has not been watched to its end.
@@ -37,11 +40,13 @@ def find_segment(path: StatePath, state: State, source: Source, growth: Growth, 
     Raises:
         StateMismatch: the state is of another source, or of one that is not watched to its end.
     """
+    if isinstance(source, LiveSource):
+        return _live_segment(path, state, source, append=append)
     segment, ours = segment_of(state), source.info.fingerprint
     watched = [fingerprint_of(one) for one in (*segment.earlier, state.source or {})]
     if growth.has_grown_from(state.source or {}):
         return replace(segment, done=False)
-    # What has no fingerprint (a camera, a pipe) is equal to nothing, not even to itself a moment ago.
+    # What has no fingerprint (frames from a program) is equal to nothing, not even to itself a moment ago.
     if not append and (ours is None or ours != watched[0]):
         raise _another_source(path, state, source)
     if ours is not None and ours == watched[-1]:
@@ -49,16 +54,32 @@ def find_segment(path: StatePath, state: State, source: Source, growth: Growth, 
     if ours is not None and ours in watched:
         # What comes behind it began where it had been watched to its end.
         return Segment(done=True)
-    if not state.complete and state.source is not None:
-        name = state.source.get("name")
-        raise StateMismatch(
-            f"cannot append {source.info.name} to {path}: its last source {name} is not watched to the end",
-            hint=f"finish it first: the command with {name} again",
-        )
+    _check_finished(path, state, source.info.name)
     return next_segment(state)
 
 
-def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
+def _live_segment(path: StatePath, state: State, source: LiveSource, *, append: bool) -> Segment:
+    """A live source goes on in the state that it was watched into before: it is told by its address."""
+    record = state.source or {}
+    if (record.get("kind"), record.get("name")) == (source.info.kind, source.info.name):
+        return replace(segment_of(state), done=False)
+    if not append:
+        raise _another_source(path, state, source)
+    _check_finished(path, state, source.info.name)
+    return next_segment(state)
+
+
+def _check_finished(path: StatePath, state: State, ours: str) -> None:
+    """Refuse to watch something behind a source that has more to give; what is live never has an end."""
+    if not state.complete and state.source is not None and "live" not in state.source:
+        name = state.source.get("name")
+        raise StateMismatch(
+            f"cannot append {ours} to {path}: its last source {name} is not watched to the end",
+            hint=f"finish it first: the command with {name} again",
+        )
+
+
+def _another_source(path: StatePath, state: State, source: Source | LiveSource) -> StateMismatch:
     """Told by names, which say more than digests do."""
     last = state.source or {}
     theirs = (*last.get("earlier", ()), last)[0].get("name")

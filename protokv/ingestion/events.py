@@ -33,6 +33,38 @@ class Progress:
     duration_s: float | None
     frames_per_second: float
     state_bytes: int
+    frames_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The source gives no more frames, and is tried again until it is back or given up."""
+
+    source: str
+    stream_time_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The source gives frames again, after a gap of so much stream time."""
+
+    source: str
+    stream_time_s: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Frames are dropped, because the model is slower than the stream. Told once a run.
+
+    Attributes:
+        stream_fps: sampled frames a second that come.
+        watched_fps: frames a second that the model takes.
+    """
+
+    stream_fps: float
+    watched_fps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +87,8 @@ class Summary:
         complete: the source was read to its end.
         grows: the file is longer by now than when it was opened, so that its end is not the end; the same run again
             goes on.
+        frames_dropped: sampled frames of a live source that the model had no time for, in all its runs.
+        gaps: how often a live source was lost, in all its runs.
         damaged: something of the source could not be read, by this run or an earlier one of the same source; `damage`
             says what, where and why.
     """
@@ -71,6 +105,8 @@ class Summary:
     grows: bool
     damaged: bool
     damage: str
+    frames_dropped: int = 0
+    gaps: int = 0
 
 
-Event = Started | Progress | Commit | Summary
+Event = Started | Progress | Lost | Back | Slow | Commit | Summary

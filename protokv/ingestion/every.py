@@ -34,5 +34,8 @@ class Every:
 MINUTELY = Every(wall_s=60.0)
 """The default: little is lost by a kill, and a commit a minute costs a fast stream nothing to speak of."""
 
+LIVE = Every(wall_s=5.0)
+"""The default of live sources: who asks, asks about what has just happened."""
+
 NEVER = Every()
 """Only at the end."""

@@ -11,10 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from protokv.video import Source
+from protokv.video import SourceInfo
 from protokv.video.fingerprint import fingerprint
+
+
+class _HasInfo(Protocol):
+    @property
+    def info(self) -> SourceInfo: ...
 
 
 class Growth:
@@ -23,9 +28,11 @@ class Growth:
     Args:
         source: that is watched.
         path: where it is; None of what is no file.
+        followed: it is read on while it grows, so that its end is the end.
     """
 
-    def __init__(self, source: Source, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, source: _HasInfo, path: str | os.PathLike[str] | None, *, followed: bool = False) -> None:
+        self._followed = followed
         info = source.info
         self._info = {"fingerprint": info.fingerprint, "size_bytes": info.size_bytes}
         self._path = Path(path) if path is not None and info.kind == "file" else None
@@ -37,6 +44,8 @@ class Growth:
 
     def grows(self) -> bool:
         """Whether there is more of the file by now than when it was opened."""
+        if self._followed:
+            return False
         try:
             return self._path is not None and self._path.stat().st_size != self._info["size_bytes"]
         except OSError:

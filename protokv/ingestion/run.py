@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast
 
 from protokv.backbones import EMBEDDED, load_backbone
@@ -19,29 +19,32 @@ from protokv.checkpoint import from_state, load_backbone_of, recorded_dtype
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import check_chunk, check_memory, check_sampling, existing_state, find_segment
+from protokv.ingestion.ending import Ending
 from protokv.ingestion.events import Event
-from protokv.ingestion.every import MINUTELY, Every
+from protokv.ingestion.every import LIVE, MINUTELY, Every
 from protokv.ingestion.growth import Growth, fingerprint_of
+from protokv.ingestion.live import LiveOptions, LiveSource, open_input
+from protokv.ingestion.live_run import LiveRun
 from protokv.ingestion.watching import Run
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
 from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings, stage
-from protokv.video import Decoder, Source, open_source
+from protokv.video import Decoder, Source, address, open_source
 
 # Of a chunk: a forward of thousands of tokens gains nothing more, and its attention grows with their square.
 MOST_STEPS = 64
 
 
 def ingest(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | Source | LiveSource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
     *,
     backbone: Backbone | str | None = None,
     fps: float | None = None,
-    every: Every = MINUTELY,
+    every: Every | None = None,
     keep: int | None = None,
     append: bool = False,
     resume: bool = False,
@@ -56,6 +59,7 @@ def ingest(
     background: bool | None = None,
     chunk: int = 1,
     timings: Timings | None = None,
+    live: LiveOptions | None = None,
 ) -> Generator[Event, None, None]:
     """Watch a source, or what is left of it, and keep the state on disk.
 
@@ -64,13 +68,13 @@ def ingest(
     before the first event is asked for.
 
     Args:
-        source: a path, or an open source, which is left open.
+        source: a path, an address (`protokv.video.address`), or an open source, which is left open.
         target: where the state goes; the name of the source with `.safetensors`, in the current folder, where None.
         config: the memory; `durable` with its default budget where None.
         backbone: the model, loaded already, so that one process can ingest many sources; or its name or folder; where
             None the one that the state names (`load_backbone_of`), or the embedded model.
         fps: sampled frames per second; the model's default where None.
-        every: how often to commit on the way.
+        every: how often to commit on the way; where None once a minute, and every 5 seconds where the source is live.
         keep: how many commits to keep, the last one included; None: none but the last.
         append: watch the source behind what a finished state has watched; start a state where there is none.
         resume: a missing state is an error.
@@ -88,9 +92,11 @@ def ingest(
             and `Progress` come behind whole chunks. 1 is the stream as it is; more is for files, faster, and another
             stream of states, which only the same chunk continues.
         timings: where to add up seconds by stage; None: nowhere.
+        live: how a source is read that does not wait, or may be lost; and when to end. That of a `LiveSource` counts.
 
     Yields:
-        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, and last a `Summary`.
+        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, what happens to a live source,
+        and last a `Summary`.
 
     Raises:
         ConfigError: a setting makes no sense, or two contradict each other.
@@ -105,32 +111,54 @@ def ingest(
     path = default_target(source) if target is None else target
     placement = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with ExitStack() as held:
+        options = source.options if isinstance(source, LiveSource) else live or LiveOptions()
+        check_target(path)
+        video: Source | LiveSource
         if isinstance(source, str | os.PathLike):
-            video: Source = held.enter_context(open_source(source, decoder, max_pixels=max_frame_pixels, isolate=True))
+            opened = open_input(source, options, max_frame_pixels)
+            if opened is None:
+                opened = open_source(source, decoder, max_pixels=max_frame_pixels, isolate=True)
+            held.enter_context(opened)
+            video = opened
         else:
             video = source
-        check_target(path)
+        if isinstance(video, LiveSource) and chunk > 1:
+            raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
         # Locked before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=keep, background=background))
-        growth = Growth(video, None if video is source else cast("str | os.PathLike[str]", source))
+        path_of_file = None if video is source else cast("str | os.PathLike[str]", source)
+        growth = Growth(video, path_of_file, followed=options.follow)
         state = None if overwrite else existing_state(path)
         if state is None and resume and not overwrite:
             raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         session, segment, record = _open(
             state, video, growth, path, config or DurableConfig(), backbone, placement, fps, append, chunk, timings
         )
-        yield from Run(session, video, growth, writer, segment, record, chunk, timings).watch(every, should_stop)
+        ending = Ending(options.for_s, options.until, session.clock.stream_time_s, live=isinstance(video, LiveSource))
+
+        def stop() -> bool:
+            return should_stop() or ending.reached(session.clock.stream_time_s)
+
+        if isinstance(video, LiveSource):
+            yield from LiveRun(session, video, growth, writer, segment, record, ending, timings).watch(
+                every or LIVE, stop
+            )
+            return
+        if options.follow:
+            segment = replace(segment, done=False)
+        run = Run(session, video, growth, writer, segment, record, chunk, timings)
+        yield from run.watch(every or MINUTELY, stop)
 
 
-def default_target(source: str | os.PathLike[str] | Source) -> str:
+def default_target(source: str | os.PathLike[str] | Source | LiveSource) -> str:
     """Where the state of a source goes that is not told: its name with the default suffix, in the current folder."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
-    return Path(name).stem + DEFAULT_SUFFIX
+    return address.stem(name) + DEFAULT_SUFFIX
 
 
 def _open(
     state: State | None,
-    video: Source,
+    video: Source | LiveSource,
     growth: Growth,
     path: StatePath,
     config: MemoryConfig,
@@ -155,6 +183,10 @@ def _open(
     check_sampling(path, state, model, fps)
     with stage(timings, "state"):
         session = from_state(state, model)
+    if isinstance(video, LiveSource):
+        record = (state.source or {}) if segment.first_step < state.clock.steps else {}
+        video.continues(record, state.clock.stream_time_s)
+        return session, segment, record
     return session, segment, record_of(state, video.info.fingerprint, growth)
 
 

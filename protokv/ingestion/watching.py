@@ -158,8 +158,7 @@ class Run:
     def _commit(self, *, wait: bool = False) -> list[Commit]:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
-            **self._source.info.to_dict(),
-            **self._growth.record(self._record),
+            **self._described(),
             "decoders": dict(sorted(self._decoders.items())),
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
@@ -169,6 +168,10 @@ class Run:
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._events(self._writer.commit(state, wait=wait))
+
+    def _described(self) -> dict[str, Any]:
+        """What a state says of the source itself."""
+        return {**self._source.info.to_dict(), **self._growth.record(self._record)}
 
     def _events(self, landed: list[Committed]) -> list[Commit]:
         if landed:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from protokv.video.probe import Probe
 
 # Demultiplexers that make pictures of text, or that open other files than the one named.
-_REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
+REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
 
 
 # Where a frame is cut short these show what their memory held before, without a word, unless they are told to refuse.
-_SHOWING_MEMORY = {"mjpeg"}
+SHOWING_MEMORY = {"mjpeg"}
 
 # In a row; each is a packet that was read.
 MOST_STRANGERS = 1 << 20
@@ -54,7 +54,7 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
             hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
         ) from error
     with container:
-        if container.format.name.split(",")[0] in _REFUSED:
+        if container.format.name.split(",")[0] in REFUSED:
             raise SourceUnreadable(
                 f"expected a video file, {path} is text or a playlist ({container.format.name})",
                 hint="name the video file itself",
@@ -65,17 +65,17 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
             raise too_large(path, width, height, max_pixels)
         # What the stream itself says later is held against it by the decoder, before it allocates a frame.
         checks = {"max_pixels": str(max_pixels)}
-        if stream.codec_context.name in _SHOWING_MEMORY:
+        if stream.codec_context.name in SHOWING_MEMORY:
             checks["err_detect"] = "explode"
         stream.codec_context.options = checks
         yield container, stream
 
 
-def too_large(path: Path, width: int, height: int, max_pixels: int) -> SourceUnreadable:
+def too_large(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     """The error for frames of more than `max_pixels`."""
     return SourceUnreadable(
-        f"the frames of {path} have {width} x {height} pixels, more than the limit of {max_pixels}",
-        hint=f"if you trust the file, allow it with --max-frame-pixels {width * height}, or scale it down",
+        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
+        hint=f"if you trust it, allow that with --max-frame-pixels {width * height}, or scale it down",
     )
 
 

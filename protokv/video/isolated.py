@@ -11,25 +11,25 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from protokv.errors import SourceUnreadable
+from protokv.video.address import PIPE, duplicate, kind_of, shown
 from protokv.video.process import Dead, Stopped, Worker
-from protokv.video.source import Damage, Frame, ShouldStop, SourceInfo, never
+from protokv.video.source import Closing, Damage, Frame, ShouldStop, SourceInfo, never
 
 # A decoder that says nothing for so long hangs.
 STALL_S = 30.0
 
 
-class IsolatedSource:
+class IsolatedSource(Closing):
     """Reads what `opener` opens, in a process of its own. See `Source` for the contract.
 
     Args:
         source: the source's text.
         opener: `module:function` that opens it there, called with `source` and `kwargs`.
         stall_s: seconds without a sign of life after which the process is ended.
+        should_stop: asked while waiting for the source to open; once it says yes, that is given up.
         kwargs: plain JSON.
 
     Raises:
@@ -42,14 +42,19 @@ class IsolatedSource:
         *,
         opener: str = "protokv.video.registry:open_source",
         stall_s: float = STALL_S,
+        should_stop: ShouldStop = never,
         **kwargs: Any,
     ) -> None:
         self._source = os.fspath(source)
-        self._opening = {"source": self._source, "opener": opener, "kwargs": kwargs}
+        self._piped: int | None = None
+        if kind_of(self._source) == PIPE:
+            # Stdin of the process is for requests, so what comes in at ours needs a number of its own.
+            self._piped = duplicate(self._source)
+        inherited = self._source if self._piped is None else f"{PIPE}:{self._piped}"
+        self._opening = {"source": inherited, "opener": opener, "kwargs": kwargs}
         self._stall_s = stall_s
         self._damage = Damage()
-        self._closed = False
-        self._worker, self.info = self._start()
+        self._worker, self.info = self._start(should_stop)
 
     @property
     def damage(self) -> Damage:
@@ -65,39 +70,36 @@ class IsolatedSource:
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
         """See `Source`. With `fps`, only what is shown at multiples of `1 / fps` passes between the processes."""
-        if self._closed:
-            raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
+        self._check_open(self.info.name)
         request = {"start_s": float(start_s), "fps": fps, "from_beginning": from_beginning}
         return self._read(request, lambda: self._closed or should_stop())
 
     def close(self) -> None:
         """End any reading, and the process."""
-        self._closed = True
+        super().close()
         self._worker.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self._piped is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._piped)
+            self._piped = None
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._worker.end()
 
-    def _start(self) -> tuple[Worker, SourceInfo]:
-        worker = Worker()
+    def _start(self, should_stop: ShouldStop = never) -> tuple[Worker, SourceInfo]:
+        worker = Worker(() if self._piped is None else (self._piped,))
         worker.ask(self._opening)
         try:
-            header, _ = worker.take(self._stall_s, never)
+            header, _ = worker.take(self._stall_s, should_stop)
             return worker, SourceInfo(**header["info"])
         except Dead as dead:
-            name = Path(self._source).name
             raise SourceUnreadable(
-                f"{name} cannot be opened: {dead}", hint="the file is damaged, or made to do harm"
+                f"{shown(self._source)} cannot be opened: {dead}", hint="it is damaged, or made to do harm"
             ) from None
+        except Stopped:
+            worker.end()
+            raise SourceUnreadable(f"{shown(self._source)} was not waited for") from None
         except BaseException:
             worker.end()
             raise

@@ -44,7 +44,7 @@ class Stopped(Exception):
 class Worker:
     """The process, and a thread that takes its messages from the pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
         # Found where this package was found; behind everything else, so that it shadows nothing.
         home = str(Path(__file__).resolve().parents[2])
         code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
@@ -55,6 +55,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for this process alone
+                pass_fds=descriptors,
             )
         except OSError as error:
             raise SourceUnreadable(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import WITHOUT_INDEX, expected_s, opened, packets, reason, skip_to_key
 from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
 
 # Seconds to look back, in turn, where a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
@@ -32,7 +31,7 @@ class Wanted(NamedTuple):
     should_stop: ShouldStop
 
 
-class PyAVSource:
+class PyAVSource(Closing):
     """Reads one file with PyAV. See `Source` for the contract."""
 
     decoder = "pyav"
@@ -40,7 +39,6 @@ class PyAVSource:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._report = DecodeReport()
-        self._closed = False
 
     @property
     def info(self) -> SourceInfo:
@@ -77,22 +75,9 @@ class PyAVSource:
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
         """See `Source`. SourceUnreadable once the source is closed."""
-        if self._closed:
-            raise SourceUnreadable(f"{self.probe.path.name} was closed", hint="open the source again")
+        self._check_open(self.probe.path.name)
         wanted = Wanted(max(0.0, float(start_s)), fps, from_beginning, lambda: self._closed or should_stop())
         return self._read(wanted)
-
-    def close(self) -> None:
-        """End any reading before its next frame."""
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if wanted.from_beginning or wanted.start_s <= 0:

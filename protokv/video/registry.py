@@ -1,8 +1,7 @@
 """Which kinds of video source there are, and which decoders read files: the registries and `open_source`.
 
-A source is told by its text: what stands before `:` where that is a kind or a scheme (`kind://...`), a file
-otherwise. Adding a kind is a module with a function that opens it, and a line here. Nothing is imported before it is
-needed: decord only where it is asked for.
+A source is told by its text (`protokv.video.address`). Adding a kind is a module with a function that opens it, and a
+line here. Nothing is imported before it is needed: decord only where it is asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +12,18 @@ from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.object_store import is_object
+from protokv.video.address import DEVICES, NETWORK, PIPE
+from protokv.video.address import kind_of as kind_of_address
 
 if TYPE_CHECKING:
     from protokv.video.source import Source
 
+_STREAM = ("protokv.video.stream", "open_stream")
+
 # kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {
     "file": ("protokv.video.file", "open_file"),
+    **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
 }
 
 # decoder of files -> module and class; `auto` is the one that reads every file
@@ -33,9 +37,10 @@ Decoder = Literal["auto", "pyav", "decord"]
 
 
 def kind_of(source: str | os.PathLike[str]) -> str:
-    """The kind that a source's text names; `file` where it names none."""
-    prefix, colon, rest = os.fspath(source).partition(":")
-    return prefix.lower() if colon and (prefix.lower() in SOURCES or rest.startswith("//")) else "file"
+    """The kind that a source's text names: one of `SOURCES`, or a scheme that nothing here reads."""
+    text = os.fspath(source)
+    prefix = text.partition(":")[0]
+    return prefix if ":" in text and prefix in SOURCES else kind_of_address(text)
 
 
 def open_source(

@@ -114,10 +114,10 @@ def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0)
     for one in samples:
         group.append(one)
         if len(group) == frames_per_step:
-            yield _step(index, group, frames_per_step)
+            yield make_step(index, group, frames_per_step)
             index, group = index + 1, []
     if group:
-        yield _step(index, group, frames_per_step)
+        yield make_step(index, group, frames_per_step)
 
 
 def read_steps(
@@ -188,7 +188,8 @@ def _mark(image: Image) -> int:
     return zlib.crc32(np.ascontiguousarray(image).reshape(-1).data)
 
 
-def _step(index: int, group: list[Sample], frames_per_step: int) -> Step:
+def make_step(index: int, group: list[Sample], frames_per_step: int) -> Step:
+    """A step of one to `frames_per_step` samples; one that is short repeats its last image."""
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
     decoders = tuple(one.decoder for one in group)

@@ -16,6 +16,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from protokv.errors import SourceUnreadable
+
 Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
@@ -155,6 +157,29 @@ class Source(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Closing:
+    """What closing means to every source: whoever closes it, or leaves its context, ends any reading."""
+
+    _closed = False
+
+    def close(self) -> None:
+        """End any reading before its next frame."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self, name: str) -> None:
+        """SourceUnreadable once the source is closed."""
+        if self._closed:
+            raise SourceUnreadable(f"{name} was closed", hint="open the source again")
 
 
 def from_shown_at(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:

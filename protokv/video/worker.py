@@ -60,7 +60,8 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
     frames = source.frames(
         request["start_s"], fps=request["fps"], from_beginning=request["from_beginning"], should_stop=alive
     )
-    if request["fps"] is not None:
+    # What cannot be read twice is thinned by its source: a frame held back until the next one would come too late.
+    if request["fps"] is not None and source.info.seekable:
         frames = thin(frames, request["fps"])
     for frame in frames:
         image = frame.image

@@ -1,0 +1,158 @@
+"""One connection to a stream: which options FFmpeg needs for a kind of address, and opening it with PyAV.
+
+FFmpeg may speak the protocols of that kind and no other: a playlist or a description of a session names no file of
+this machine. The options that a user adds go to FFmpeg as they are. Errors never hold the address as it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+
+from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
+from protokv.video import address
+from protokv.video.container import REFUSED, SHOWING_MEMORY, reason
+from protokv.video.pipe import Incoming, from_descriptor, growing
+
+_WEB = "http,https,httpproxy,tcp,tls,crypto,data"
+_RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of address is opened.
+
+    Attributes:
+        protocols: that FFmpeg may speak.
+        format: FFmpeg's input format, where the address does not say it.
+        options: of that format or protocol.
+        slack_s: how far the stream's own time stamps may be from the arrival of its frames (`Stamps`).
+    """
+
+    protocols: str
+    format: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    slack_s: float = 2.0
+
+
+KINDS = {
+    # UDP loses packets, and a lost packet is a broken picture until the next key frame.
+    "rtsp": Kind(_RTSP, options={"rtsp_transport": "tcp"}),
+    "rtsps": Kind(_RTSP, options={"rtsp_transport": "tcp"}),
+    "rtmp": Kind("rtmp,rtmps,rtmpt,rtmpe,tcp,tls,http,https,httpproxy"),
+    "rtmps": Kind("rtmp,rtmps,tcp,tls,http,https,httpproxy"),
+    "http": Kind(_WEB),
+    "https": Kind(_WEB),
+    "udp": Kind("udp", options={"overrun_nonfatal": "1"}),
+    "rtp": Kind("rtp,udp"),
+    "srt": Kind("srt,udp"),
+    "tcp": Kind("tcp"),
+    # Devices stamp with a clock of this machine; nothing lies between them and it.
+    "v4l2": Kind("file", "video4linux2", slack_s=0.5),
+    "avfoundation": Kind("file", "avfoundation", slack_s=0.5),
+    "dshow": Kind("file", "dshow", slack_s=0.5),
+    "screen": Kind("file", "x11grab", {"framerate": "10"}, slack_s=0.5),
+}
+
+# FFmpeg would look at five seconds of a stream before it gives anything.
+ANALYSE_US = "1000000"
+
+# Segments come as a whole, and the first ones are minutes old.
+HLS_SLACK_S = 60.0
+
+
+@contextmanager
+def connected(
+    source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, *, follow: bool
+) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and its video stream, closed afterwards.
+
+    Args:
+        source: the address; with `follow` the path of a file that grows.
+        extra: options for FFmpeg.
+        timeout_s: how long to wait for the connection, and for every packet.
+        max_pixels: the most that a frame may have.
+        follow: read the file on while it grows.
+
+    Raises:
+        SourceNotFound: no such device or file.
+        SourceUnreadable: it cannot be opened, or has no pictures.
+        ConfigError: no such kind of address in this build.
+    """
+    name = address.shown(source)
+    container = _open(source, name, extra, timeout_s, max_pixels, follow)
+    with container:
+        if container.format.name.split(",")[0] in REFUSED - {"hls", "rtsp"}:
+            raise SourceUnreadable(
+                f"expected a video, {name} gives text ({container.format.name})", hint="check the address"
+            )
+        stream = next((one for one in container.streams.video if one.codec_context is not None), None)
+        if stream is None:
+            raise SourceUnreadable(f"{name} has no pictures", hint="check the address")
+        context = stream.codec_context
+        context.thread_count = 1
+        checks = {"max_pixels": str(max_pixels)}
+        if context.name in SHOWING_MEMORY:
+            checks["err_detect"] = "explode"
+        context.options = checks
+        yield container, stream
+
+
+def _open(source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, follow: bool) -> Any:
+    kind = address.kind_of(source)
+    options = {"max_pixels": str(max_pixels)}
+    try:
+        if follow or kind == address.PIPE:
+            incoming: Incoming = (
+                growing(Path(source), timeout_s) if follow else from_descriptor(address.descriptor(source), name)
+            )
+            incoming.check()
+            # No protocol: nothing that comes in can name another file.
+            options["protocol_whitelist"] = "none"
+            return av.open(incoming, "r", options={**options, **extra}, metadata_errors="surrogateescape")
+        how = KINDS[kind]
+        options |= {"protocol_whitelist": how.protocols, "analyzeduration": ANALYSE_US, **how.options, **extra}
+        where, form = _device(source, kind), how.format
+        if form is not None and form not in {n for one in av.formats_available for n in one.split(",")}:
+            raise ConfigError(f"{kind}: cannot be read on this system", hint="FFmpeg was built without it")
+        return av.open(
+            where, "r", format=form, options=options, timeout=(timeout_s, timeout_s), metadata_errors="surrogateescape"
+        )
+    except (av.error.FileNotFoundError, av.error.HTTPNotFoundError):
+        raise SourceNotFound(f"nothing is at {name}", hint="check the address") from None
+    except av.error.ProtocolNotFoundError:
+        raise ConfigError(f"{kind}:// cannot be read: FFmpeg was built without it") from None
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise SourceUnreadable(f"{name} cannot be opened: {why(error, timeout_s)}", hint=_advice(error)) from None
+
+
+def why(error: BaseException, timeout_s: float) -> str:
+    """The error in a few words, without the address."""
+    if isinstance(error, av.error.ExitError):
+        return f"nothing came for {timeout_s:g} s"
+    return reason(error) if getattr(error, "strerror", None) else type(error).__name__
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
+        return "check user and password"
+    return "check the address, and that the source is running"
+
+
+def _device(source: str, kind: str) -> str:
+    """What FFmpeg calls a device; an address of the network as it is."""
+    if kind not in address.DEVICES or source.startswith("/"):
+        return source
+    rest = source.partition(":")[2]
+    if kind == "screen":
+        if sys.platform != "linux":
+            raise ConfigError("screen: is read on Linux", hint="avfoundation: or dshow: name the screen elsewhere")
+        return rest or os.environ.get("DISPLAY", ":0")
+    return rest

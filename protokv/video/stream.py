@@ -1,0 +1,253 @@
+"""A stream as a source: one connection, its frames as they come, and the count of what could not be decoded.
+
+Cameras, network streams and pipes are read once, and their times are those of `Stamps`; with `fps` only the first
+frame of each `1 / fps` is given, so that nothing waits for the next one. What declares an end (a video on a web
+server), and a file that is still written, are read like files: every reading connects anew, and begins at the
+beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import av
+
+from protokv.errors import SourceUnreadable
+from protokv.video import address
+from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
+from protokv.video.container import MAX_PIXELS, reason, too_large
+from protokv.video.fingerprint import fingerprint
+from protokv.video.pyav_source import turned
+from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+from protokv.video.stamps import Stamps
+
+# Time without a packet, in seconds, after which a connection is lost.
+TIMEOUT_S = 20.0
+
+# A stream that ends earlier than this before its declared end is not cut short: ends are rounded, and guessed.
+HONEST_S = 2.0
+
+
+def open_stream(
+    source: str | os.PathLike[str],
+    decoder: str = "auto",
+    max_pixels: int | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    size: tuple[int, int] | None = None,
+    follow: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> StreamSource:
+    """Connect to a stream, and wait for its first frame.
+
+    Args:
+        source: an address (`protokv.video.address`), or with `follow` the path of a file.
+        decoder: PyAV, whatever is asked for: nothing else reads streams.
+        max_pixels: the most that a frame may have; 8K where None.
+        options: for FFmpeg.
+        timeout_s: how long to wait for the connection, and for every packet.
+        size: width and height of the frames to give; those of the first frame where None.
+        follow: read a file on while it grows, until nothing was added for `timeout_s`.
+        clock: for the arrival of frames.
+
+    Raises:
+        SourceError: as `connected`, or no picture can be had.
+    """
+    del decoder
+    wanted = _Wanted(os.fspath(source), dict(options or {}), timeout_s, max_pixels or MAX_PIXELS, follow, clock)
+    return StreamSource(wanted, size)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    source: str
+    options: Mapping[str, str]
+    timeout_s: float
+    max_pixels: int
+    follow: bool
+    clock: Callable[[], float]
+
+
+class StreamSource(Closing):
+    """Reads one stream with PyAV. See `Source` for the contract."""
+
+    def __init__(self, wanted: _Wanted, size: tuple[int, int] | None = None) -> None:
+        self._wanted, self._size = wanted, size
+        self._name = address.shown(wanted.source)
+        self._held = ExitStack()
+        self._lost = self._damaged = 0
+        self._from_s: float | None = None
+        self._why = ""
+        self._decoded = self._connect()
+        # A file is told by what it held when it was opened.
+        self._size_bytes = Path(wanted.source).stat().st_size if wanted.follow else None
+        first = next(self._decoded, None)
+        if first is None:
+            self._held.close()
+            raise SourceUnreadable(
+                f"no frame of {self._name} can be decoded{f' ({self._why})' if self._why else ''}",
+                hint="check that it is a video, and that its codec is one that FFmpeg reads",
+            )
+        self._first: Any = first
+        self._turned = round(first.rotation / 90) % 4 * 90
+        self.info = self._describe(first)
+
+    @property
+    def damage(self) -> Damage:
+        """What could not be decoded so far."""
+        if not self._lost and not self._damaged:
+            return Damage()
+        from_s = self._from_s or 0.0
+        message = f"{self._lost} packets could not be decoded and {self._damaged} frames are damaged"
+        return Damage(self._lost, self._damaged, from_s, f"{message}, first at {from_s:.2f} s ({self._why})")
+
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """See `Source`. What is not seekable goes on where it stands, whatever `start_s` is."""
+        self._check_open(self._name)
+
+        def stop() -> bool:
+            return self._closed or should_stop()
+
+        if not self.info.seekable:
+            return self._read(fps, stop)
+        return from_shown_at(self._read(None, stop), max(0.0, start_s))
+
+    def close(self) -> None:
+        """End any reading, and the connection."""
+        super().close()
+        self._held.close()
+
+    def _read(self, fps: float | None, should_stop: ShouldStop) -> Iterator[Frame]:
+        if self._first is None and self.info.seekable:
+            self._lost = self._damaged = 0
+            self._decoded = self._connect(should_stop)
+        frames = chain(() if self._first is None else (self._first,), self._decoded)
+        self._first = None
+        self._should_stop = should_stop
+        slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
+        stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._wanted.clock)
+        slot, last_s = -1, 0.0
+        for frame in frames:
+            time_s = stamps(float(frame.pts * frame.time_base) if frame.pts is not None else None)
+            if should_stop():
+                return
+            if time_s is None:
+                continue
+            last_s = time_s
+            if frame.is_corrupt:
+                self._damaged += 1
+                self._note(time_s, "a frame is marked as corrupt")
+            if fps is not None:
+                if math.floor(time_s * fps + 1e-6) <= slot:
+                    continue
+                slot = math.floor(time_s * fps + 1e-6)
+            yield Frame(time_s, self._converter(frame), None, "pyav")
+        declared_s = self.info.duration_s
+        if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
+            self._lost += max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
+            self._note(last_s, "it ends before the end that it declares")
+
+    def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
+        wanted = self._wanted
+        self._held.close()
+        self._container, stream = self._held.enter_context(
+            connected(wanted.source, wanted.options, wanted.timeout_s, wanted.max_pixels, follow=wanted.follow)
+        )
+        self._stream = stream
+        self._should_stop = should_stop
+        return self._decode(self._container, stream)
+
+    def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Frames as the decoder gives them. A packet that cannot be decoded is counted, and the next one is tried."""
+        packets = container.demux(stream)
+        while not self._should_stop():
+            try:
+                packet = next(packets, None)
+            except IndexError:  # of a stream that appeared meanwhile
+                packets = container.demux(stream)
+                continue
+            except (av.error.FFmpegError, OSError, EOFError) as error:
+                # The connection is lost; whoever reads decides what comes next.
+                self._note(None, why(error, self._wanted.timeout_s))
+                return
+            if packet is None:
+                return
+            try:
+                frames = stream.codec_context.decode(packet if packet.size else None)
+            except av.error.EOFError:
+                return
+            except Exception as error:  # PyAV raises more than its own errors on damaged packets
+                self._lost += 1
+                self._note(None, reason(error))
+                continue
+            for frame in frames:
+                if frame.width * frame.height > self._wanted.max_pixels:
+                    raise too_large(self._name, frame.width, frame.height, self._wanted.max_pixels)
+                yield frame
+
+    def _note(self, time_s: float | None, text: str) -> None:
+        self._why = self._why or text
+        if self._from_s is None:
+            self._from_s = time_s
+
+    def _converter(self, frame: Any) -> Callable[[], Image]:
+        width, height = self._size or (self.info.width, self.info.height)
+        if self._turned in (90, 270):
+            width, height = height, width
+
+        def convert() -> Image:
+            same = (frame.width, frame.height) == (width, height)
+            fitted = frame if same else frame.reformat(width=width, height=height)
+            return turned(fitted.to_ndarray(format="rgb24"), self._turned)
+
+        return convert
+
+    def _describe(self, first: Any) -> SourceInfo:
+        container, stream, wanted = self._container, self._stream, self._wanted
+        form, kind = container.format.name.split(",")[0], address.kind_of(wanted.source)
+        self._slack_s = HLS_SLACK_S if form == "hls" else KINDS[kind].slack_s if kind in KINDS else math.inf
+        ends = kind in ("http", "https") and bool(container.duration)
+        duration_s = container.duration / av.time_base if ends else None
+        rate = stream.average_rate or stream.guessed_rate
+        width, height = self._size or (first.width, first.height)
+        if self._size is None and self._turned in (90, 270):
+            width, height = height, width
+        return SourceInfo(
+            name=self._name,
+            kind=kind,
+            decoder="pyav",
+            container=form,
+            codec=stream.codec_context.codec.canonical_name,
+            pixel_format=str(first.format.name),
+            width=int(width),
+            height=int(height),
+            rotation=self._turned,
+            rate_fps=float(rate) if rate else None,
+            duration_s=duration_s,
+            size_bytes=self._size_bytes,
+            fingerprint=self._fingerprint(duration_s) if ends or wanted.follow else None,
+            seekable=ends or wanted.follow,
+        )
+
+    def _fingerprint(self, duration_s: float | None) -> str:
+        """Of the content so far where it is a file; by address, size and length where a server has it."""
+        if self._size_bytes is not None:
+            return fingerprint(Path(self._wanted.source), self._size_bytes)
+        return hashlib.sha256(f"{self._name} {self._container.size} {duration_s}".encode()).hexdigest()
