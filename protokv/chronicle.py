@@ -59,7 +59,7 @@ class Chronicle:
     def anchor(self, stream_s: float, real_s: float) -> None:
         """What the time is; kept where it does not follow from what is known."""
         if not self.anchors or abs(self.real_time(stream_s) - real_s) > STEADY_S:
-            del self.anchors[1 : 2 - MOST_ANCHORS + len(self.anchors)]
+            del self.anchors[1 : max(1, len(self.anchors) - MOST_ANCHORS + 2)]
             self.anchors.append((stream_s, real_s))
 
     def lose(self, from_s: float, why: str) -> None:

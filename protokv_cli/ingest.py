@@ -10,7 +10,7 @@ import typer
 
 from protokv.config import DEFAULT
 from protokv.errors import ConfigError
-from protokv_cli import fleet_options, options
+from protokv_cli import fleet_options, live, options
 from protokv_cli.completion import values
 from protokv_cli.exits import Exit
 from protokv_cli.fleet import FleetOptions, ingest_fleet
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 def ingest(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Video file; or several, a folder, a glob: one state a video."),
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Video file, address of a stream, /dev/video0, or - for a pipe; several, a folder, a glob: one state "
+            "a video.",
+        ),
     ] = None,
     state: Annotated[
         str | None,
@@ -55,7 +59,7 @@ def ingest(
         typer.Option(
             "--every",
             help="Commit on the way: every 30s or 2m of stream time, 500steps, or never; "
-            "every minute of the clock if left out.",
+            "every minute of the clock if left out, every 5 seconds of a live source.",
         ),
     ] = None,
     keep: Annotated[
@@ -78,6 +82,13 @@ def ingest(
         int | None,
         typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels; 8K by default."),
     ] = None,
+    for_: live.For = None,
+    until: live.Until = None,
+    follow: live.Follow = False,
+    stall: live.Stall = None,
+    give_up: live.GiveUp = None,
+    on_pressure: live.OnPressure = None,
+    inputs: live.Input = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Insist that STATE exists and continues; without it, that is tried."),
@@ -99,7 +110,7 @@ def ingest(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Stream a video through the model into a bounded state.
+    """Stream a video, a camera or a pipe through the model into a bounded state.
 
     The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
     Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
@@ -114,6 +125,8 @@ def ingest(
       protokv ingest lecture.mp4 --every 30s --keep 20
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
+      protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
+      ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
       protokv ingest video.mp4 --budget 512 --every 30s --json
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
       protokv ingest videos/ -o states/
@@ -124,14 +137,23 @@ def ingest(
         if append and state is None:
             raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
         from protokv.fleet import Model, Recipe
-        from protokv.ingestion import Started, Summary
+        from protokv.ingestion import MINUTELY, Started, Summary
         from protokv.ingestion import ingest as ingest_source
         from protokv_cli.progress import reporting
 
         config = memory_config(
             memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
         )
-        interval = parse_every(every)
+        options = live.live_options(
+            for_=for_,
+            until=until,
+            follow=follow,
+            stall=stall,
+            give_up=give_up,
+            on_pressure=on_pressure,
+            inputs=inputs,
+        )
+        interval = None if every is None else parse_every(every)
         if keep is not None and every is None:
             out.warn(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
@@ -158,7 +180,7 @@ def ingest(
                 model=model_of_all,
                 config=config,
                 fps=fps,
-                every=interval,
+                every=interval or MINUTELY,
                 keep=keep,
                 decoder=cast("Decoder", decoder),
                 max_frame_pixels=max_frame_pixels,
@@ -166,10 +188,11 @@ def ingest(
             )
             ingest_fleet(out, fleet, recipe)
             return
-        (source,) = fleet.sources
+        (named,) = fleet.sources
+        given, source = live.piped(named, out.stdin), live.label(named)
         with stopping(out.warn) as stop, reporting(out, source) as report:
             events = ingest_source(
-                source,
+                given,
                 state,
                 config,
                 backbone=model,
@@ -186,12 +209,15 @@ def ingest(
                 dtype=dtype,
                 device_map=device_map,
                 quantization=quantization,
+                live=options,
             )
             # Closed at once where something fails here: it commits what was watched.
             with closing(events):
                 for event in events:
                     if isinstance(event, Started):
                         _begin(out, event, source)
+                    if news := live.news_of(event):
+                        out.note(news)
                     report(event)
                     if isinstance(event, Summary):
                         _close(out, event, source, stop.exit)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime, timedelta
+from datetime import time as daytime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
 _BARE = re.compile(f"(?P<s>{_NUMBER})", re.ASCII)
 _UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?", re.ASCII)
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
+_DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
 
 
 def parse_budget(text: str) -> int:
@@ -67,6 +70,33 @@ def parse_duration(text: str) -> float:
         raise ConfigError(f"expected a length of time, got {text!r}", hint="for example 30s, 2m, 7m30s, 7:30 or 1.5h")
     parts = {unit: float(number) for unit, number in match.groupdict().items() if number}
     return sum(number * _SECONDS[unit] for unit, number in parts.items())
+
+
+def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
+    """Seconds since 1970 of `14:05`, `14:05:30`, or an ISO date and time; without a zone they are local.
+
+    Args:
+        text: what the user wrote.
+        now: seconds since 1970; a time of day is the last one before it.
+        ahead: a time of day is the next one behind it.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    given, local = text.strip(), datetime.fromtimestamp(now).astimezone()
+    try:
+        if _DAYTIME.fullmatch(given):
+            clock = daytime.fromisoformat(given.zfill(5))
+            for days in (0, 1) if ahead else (0, -1):
+                day = local.date() + timedelta(days=days)
+                moment = datetime.combine(day, clock).astimezone().timestamp()
+                if (moment > now) if ahead else (moment <= now):
+                    return moment
+        return datetime.fromisoformat(given).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"expected a time of day or a date, got {text!r}", hint="for example 14:05 or 2026-11-21T14:05"
+        ) from None
 
 
 def parse_every(text: str | None) -> Every:

@@ -133,6 +133,7 @@ class LiveSource:
     """A source that goes on whether it is read or not. It stands in an ingest where a `Source` stands.
 
     Attributes:
+        options: how it is read.
         info: what is known of it; before the first connection, its name and its kind.
         damage: of all connections together.
     """
@@ -157,7 +158,7 @@ class LiveSource:
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
-        self._options, self._connect, self._opened = options, connect, opened
+        self.options, self._connect, self._opened = options, connect, opened
         self._clock, self._now = clock, now
         self._feed: Feed | None = None
         kind = address.kind_of(text)
@@ -165,6 +166,11 @@ class LiveSource:
         self._wait = options.on_pressure == "wait" if options.on_pressure else kind == PIPE
         self.damage = Damage()
         self.chronicle = Chronicle()
+
+    @property
+    def waiting(self) -> int:
+        """Frames and news that wait for the model."""
+        return 0 if self._feed is None else len(self._feed.mailbox)
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
@@ -220,7 +226,7 @@ class LiveSource:
         Raises:
             SourceError: the source has been lost for too long, or nothing can be read from it.
         """
-        chronicle, options = self.chronicle, self._options
+        chronicle, options = self.chronicle, self.options
         elapsed_s: float | None = None
         if chronicle.anchors:
             since_stream_s, since_s = chronicle.anchors[-1]

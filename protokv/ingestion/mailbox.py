@@ -66,6 +66,10 @@ class Mailbox(Generic[T]):
             self._changed.notify_all()
             return item
 
+    def __len__(self) -> int:
+        """Items that wait."""
+        return len(self._items)
+
     def close(self) -> None:
         """Nobody will take anything any more: whoever waits to put something goes on."""
         with self._changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,9 @@ def connected(
         ConfigError: no such kind of address in this build.
     """
     name = address.shown(source)
-    container = _open(source, name, extra, timeout_s, max_pixels, follow)
-    with container:
+    with ExitStack() as held:
+        container = _open(source, name, extra, timeout_s, max_pixels, follow, held)
+        held.enter_context(container)
         if container.format.name.split(",")[0] in REFUSED - {"hls", "rtsp"}:
             raise SourceUnreadable(
                 f"expected a video, {name} gives text ({container.format.name})", hint="check the address"
@@ -105,7 +106,9 @@ def connected(
         yield container, stream
 
 
-def _open(source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, follow: bool) -> Any:
+def _open(
+    source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, follow: bool, held: ExitStack
+) -> Any:
     kind = address.kind_of(source)
     options = {"max_pixels": str(max_pixels)}
     try:
@@ -113,6 +116,7 @@ def _open(source: str, name: str, extra: Mapping[str, str], timeout_s: float, ma
             incoming: Incoming = (
                 growing(Path(source), timeout_s) if follow else from_descriptor(address.descriptor(source), name)
             )
+            held.callback(incoming.close)
             incoming.check()
             # No protocol: nothing that comes in can name another file.
             options["protocol_whitelist"] = "none"

@@ -24,8 +24,8 @@ _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.
 class Incoming:
     """A readable file object over bytes that come in time."""
 
-    def __init__(self, read: Callable[[int], bytes], name: str) -> None:
-        self._read, self._name = read, name
+    def __init__(self, read: Callable[[int], bytes], name: str, close: Callable[[], None] = lambda: None) -> None:
+        self._read, self._name, self.close = read, name, close
         self._held = b""
 
     def read(self, n: int) -> bytes:
@@ -95,4 +95,4 @@ def growing(path: Path, patience_s: float) -> Incoming:
             time.sleep(LOOK_S)
         return data
 
-    return Incoming(read, path.name)
+    return Incoming(read, path.name, file.close)

@@ -144,8 +144,9 @@ class StreamSource(Closing):
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._wanted.clock)
         slot, last_s = -1, 0.0
+        base = self._stream.time_base
         for frame in frames:
-            time_s = stamps(float(frame.pts * frame.time_base) if frame.pts is not None else None)
+            time_s = stamps(float(frame.pts * base) if frame.pts is not None else None)
             if should_stop():
                 return
             if time_s is None:

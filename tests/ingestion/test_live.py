@@ -1,0 +1,242 @@
+"""A live source in a state: its clock, its losses, its pressure, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv import snapshot
+from protokv.chronicle import Chronicle
+from protokv.config import DurableConfig
+from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable, StateMismatch
+from protokv.ingestion import Back, Commit, Every, LiveOptions, Lost, Progress, Slow, Started, Summary, ingest
+from protokv.ingestion.feed import Feed, Gone, Sampled
+from tests.live.cameras import EPOCH, World, gone
+from tests.mock_backbone import MockBackbone
+from tests.snapshot.nursery import Prepared
+
+CONFIG = DurableConfig(budget=40)
+
+
+def run(world: World, path: Path, *, until: int | None = None, **options: Any) -> list[Any]:
+    """Ingest until the world has nothing more to give, or so many steps were watched."""
+    live = {name: options.pop(name) for name in LiveOptions.__dataclass_fields__ if name in options}
+    text = options.pop("text", "rtsp://admin:s3cret@camera/1")
+    events: list[Any] = []
+    quiet = 0
+
+    def stop() -> bool:
+        nonlocal quiet
+        if until is not None:
+            return sum(isinstance(one, Progress) for one in events) >= until
+        # The camera has no more, nothing waits, and what was taken last is done with.
+        quiet = quiet + 1 if world.idle.is_set() and not source.waiting else 0
+        return quiet > 5
+
+    options = {"every": Every(n_steps=10**6), "should_stop": stop, **options}
+    with world.source(text, **live) as source:
+        for event in ingest(source, path, CONFIG, backbone=MockBackbone(), **options):
+            events.append(event)
+    return events
+
+
+def chronicle_of(path: Path) -> Chronicle:
+    found = Chronicle.of(snapshot.read_header(path).source)
+    assert found is not None
+    return found
+
+
+def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_record(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    world = World([100, gone()], [("away", 60.0), 100, gone()])
+    events = run(world, path)
+    lost, back = (next(one for one in events if isinstance(one, kind)) for kind in (Lost, Back))
+    assert (lost.stream_time_s, lost.why) == (10.0, "rtsp://camera/1 is gone")
+    assert (back.stream_time_s, back.gap_s) == (70.0, 60.0)
+    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
+    assert times == [*range(1, 11), *range(71, 81)]
+    found = chronicle_of(path)
+    assert [(one.from_s, one.to_s) for one in found.gaps] == [(10.0, 70.0), (80.0, None)]
+    assert found.gaps_in_all == 2
+    assert found.anchors == [(0.0, EPOCH)]
+    assert found.stream_time(EPOCH + 75.0) == 75.0
+    assert [one.frames_dropped for one in events if isinstance(one, Summary)] == [0]
+
+
+def test_every_loss_is_one_event_however_often_it_is_tried_again(tmp_path: Path) -> None:
+    world = World([50, gone()], [gone()], [gone()], [50, gone()], [gone()])
+    events = run(world, tmp_path / "s.safetensors")
+    news = [type(one) for one in events if isinstance(one, Lost | Back)]
+    assert news == [Lost, Back, Lost]
+    assert world.connections > 5
+
+
+def test_a_source_that_is_silent_is_lost(tmp_path: Path) -> None:
+    world = World([50, ("quiet", 21.0), 50], [50])
+    events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
+    lost = next(one for one in events if isinstance(one, Lost))
+    assert (lost.stream_time_s, lost.why) == (5.0, "no frame for 20 s")
+    assert chronicle_of(tmp_path / "s.safetensors").gaps[0].to_s == 26.0
+
+
+def test_a_silence_that_is_no_loss_is_a_gap_without_repeated_frames(tmp_path: Path) -> None:
+    world = World([55, ("quiet", 12.0), 50])
+    events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
+    steps = [one for one in events if isinstance(one, Progress)]
+    gap = chronicle_of(tmp_path / "s.safetensors").gaps[0]
+    assert (gap.from_s, gap.to_s, gap.why) == (5.5, 17.5, "no frames came")
+    # Five steps and a half one, which is filled; then what comes behind the gap.
+    assert [one.stream_time_s for one in steps] == [1, 2, 3, 4, 5, 6, *[18.5 + i for i in range(5)]]
+    assert not any(isinstance(one, Lost) and one.stream_time_s < 17 for one in events)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 3.0, 86_400.0])
+def test_a_run_that_ended_is_gone_on_with_in_the_same_stream_and_a_gap(away_s: float, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    first = World([100, gone()])
+    run(first, path, until=7)
+    before = chronicle_of(path)
+    second = World([50, gone()], began_s=first.now_s + away_s)
+    events = run(second, path)
+    assert [one.how for one in events if isinstance(one, Started)] == ["continued"]
+    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
+    assert len(times) == 5
+    assert times[0] >= max(8.0, first.now_s + away_s)
+    after = chronicle_of(path)
+    assert after.stream == before.stream
+    assert after.anchors[0] == before.anchors[0]
+    assert (after.gaps[0].from_s, after.gaps[0].why) == (7.0, "nobody watched")
+    assert after.gaps[0].to_s == times[0] - 1.0
+    # The size of the frames is that of the stream's first ones, whatever the camera sends by now.
+    assert second.sizes[0] == (48, 32)
+
+
+def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(World([50, gone()]), path)
+    with pytest.raises(StateMismatch, match=r"rtsp://other/1"):
+        run(World([50, gone()]), path, text="rtsp://other/1")
+    events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
+    assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
+    assert len(snapshot.read_header(path).source["earlier"]) == 1  # type: ignore[index]
+    assert chronicle_of(path).anchors[0][0] == 5.0
+
+
+def test_a_file_can_be_watched_behind_a_camera_and_a_camera_behind_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    list(ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone()))
+    run(World([50, gone()]), path, append=True)
+    *_, summary = ingest(Prepared(2, 8), path, CONFIG, backbone=MockBackbone(), append=True)
+    assert summary.steps == 4 + 5 + 4
+
+
+def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
+    assert snapshot.moments(path) == [6.0, 8.0, 10.0]
+    run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
+    assert len(snapshot.moments(path)) == 3
+    run(World([30, gone()], began_s=100.0), path, overwrite=True)
+    assert snapshot.moments(path) == [3.0]
+
+
+def test_given_up_it_is_a_state_and_an_error_in_a_line(tmp_path: Path) -> None:
+    world = World([50, gone()])
+    *_, summary = run(world, tmp_path / "s.safetensors", give_up_s=0.0)
+    assert (summary.steps, summary.damaged, summary.damage) == (5, True, "rtsp://camera/1 is gone")
+
+
+def test_what_is_not_there_at_all_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound):
+        run(World([SourceNotFound("nothing is at /dev/video9")]), tmp_path / "s.safetensors")
+
+
+def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(tmp_path: Path) -> None:
+    world = World()
+    events = run(world, tmp_path / "s.safetensors")
+    assert [type(one) for one in events] == [Started, Lost, Commit, Summary]
+    with pytest.raises(SourceUnreadable, match="no frame"):
+        run(World(), tmp_path / "t.safetensors", should_stop=lambda: False, for_s=0.05)
+    *_, summary = run(World([10_000]), tmp_path / "u.safetensors", should_stop=lambda: False, for_s=20.0)
+    assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
+
+
+def test_nothing_secret_reaches_a_state_or_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    events = run(World([50, gone()], [50, gone()]), path)
+    assert "s3cret" not in repr(events)
+    assert b"s3cret" not in path.read_bytes()
+
+
+def test_every_five_seconds_of_the_clock_is_committed_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.ingestion.run.LIVE", Every(n_steps=3))
+    events = run(World([70, gone()]), tmp_path / "s.safetensors", every=None)
+    # And when the source is lost, so that who asks meanwhile asks about all there was.
+    assert [one.steps for one in events if isinstance(one, Commit)][:3] == [3, 6, 7]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 30)), min_size=1, max_size=8), st.sampled_from([1.0, 2.0, 3.7])
+)
+def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fps: float) -> None:
+    scripts = [[n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts]
+    world = World(*scripts)
+    feed = Feed(
+        world.connect, fps=fps, from_s=3.0, elapsed_s=None, wait=True, stall_s=1e9, give_up_s=1e9,
+        retry_s=(1e-6, 1e-6), once=False, clock=world.clock, now=world.now,
+    )  # fmt: skip
+    feed.start()
+    slots, pictures, end_s = [], [], 3.0
+    while not world.idle.is_set() or len(feed.mailbox):
+        news = feed.mailbox.get(0.01)
+        if isinstance(news, Sampled):
+            slots.append(news.slot)
+            pictures.append(news.image.tobytes())
+        elif isinstance(news, Gone):
+            assert news.stream_s >= end_s
+            end_s = news.stream_s
+    feed.close()
+    assert slots[0] >= 3.0 * fps - 1
+    assert all(b > a for a, b in itertools.pairwise(slots))
+    assert len(set(pictures)) == len(pictures)
+
+
+def test_a_model_that_is_slower_drops_the_oldest_and_says_so_once_with_both_rates(tmp_path: Path) -> None:
+    world, path = World([3000, gone()]), tmp_path / "s.safetensors"
+    source = world.source(on_pressure="drop")
+    events: list[Any] = []
+    steps = source.steps
+    source.steps = lambda *a, **k: _late(world, steps(*a, **k))  # type: ignore[method-assign]
+    with source:
+        # The model takes its first step when the camera has sent everything.
+        for event in ingest(source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12):
+            events.append(event)
+    *_, summary = events
+    assert summary.frames_dropped > 500
+    assert chronicle_of(path).frames_dropped == summary.frames_dropped
+    slow = [one for one in events if isinstance(one, Slow)]
+    assert len(slow) == 1
+    assert slow[0].stream_fps > slow[0].watched_fps > 0
+    assert max(one.frames_dropped for one in events if isinstance(one, Progress)) == summary.frames_dropped
+    # What is left is the newest.
+    assert summary.stream_time_s > 295.0
+
+
+def _late(world: World, steps: Any) -> Any:
+    for i, step in enumerate(steps):
+        if i == 0:
+            assert world.idle.wait(20.0)
+        yield step
+
+
+@pytest.mark.parametrize("wrong", [{"stall_s": 0.0}, {"for_s": -1.0}, {"on_pressure": "panic"}])
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        LiveOptions(**wrong)

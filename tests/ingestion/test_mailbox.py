@@ -1,0 +1,45 @@
+"""A full mailbox drops its oldest item or makes the sender wait, and news always arrives, in order."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.ingestion.mailbox import Mailbox
+
+SENT = st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60)
+
+
+@given(SENT, st.integers(1, 5))
+def test_what_is_dropped_is_the_oldest_and_news_never_is(actions, room):
+    mailbox: Mailbox[tuple[str, int]] = Mailbox(room, wait=False)
+    model: list[tuple[str, int]] = []
+    dropped = 0
+    for i, action in enumerate(actions):
+        if action == "take":
+            assert mailbox.get(0.0) == (model.pop(0) if model else None)
+        elif action == "news":
+            mailbox.tell((action, i))
+            model.append((action, i))
+        else:
+            mailbox.put((action, i))
+            held = [one for one in model if one[0] == "frame"]
+            if len(held) == room:
+                model.remove(held[0])
+                dropped += 1
+            model.append((action, i))
+        assert mailbox.dropped == dropped
+    assert [mailbox.get(0.0) for _ in model] == model
+
+
+def test_a_sender_that_is_to_wait_goes_on_when_there_is_room_and_when_nobody_reads_any_more():
+    mailbox: Mailbox[int] = Mailbox(2, wait=True)
+    thread = threading.Thread(target=lambda: [mailbox.put(i) for i in range(6)], daemon=True)
+    thread.start()
+    assert [mailbox.get(20.0) for _ in range(3)] == [0, 1, 2]
+    mailbox.close()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert mailbox.dropped == 0

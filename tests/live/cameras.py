@@ -1,0 +1,100 @@
+"""Live sources without a camera: each connection is a script, and time passes only when the script says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from protokv.errors import SourceUnreadable
+from protokv.ingestion import LiveOptions
+from protokv.ingestion.live import LiveSource
+from protokv.video import Damage, Frame, SourceInfo
+from protokv.video.source import Closing
+
+INFO = SourceInfo("rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False)
+EPOCH = 1.8e9
+
+
+class World:
+    """The clock on the wall, and what the camera does: one script a connection, and then nothing more ever.
+
+    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for so long; an error. Before these
+    `("away", s)`: it takes so long to connect.
+    """
+
+    def __init__(self, *scripts: list[Any], began_s: float = 0.0) -> None:
+        self.now_s = began_s
+        self.scripts = list(scripts)
+        self.connections = 0
+        self.sizes: list[Any] = []
+        self.frames = 0
+        self.idle = threading.Event()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def now(self) -> float:
+        return EPOCH + self.now_s
+
+    def connect(self, should_stop: Callable[[], bool], size: Any = None) -> Connection:
+        self.connections += 1
+        self.sizes.append(size)
+        if not self.scripts:
+            self.idle.set()
+            raise SourceUnreadable("rtsp://camera/1 cannot be opened: Connection refused")
+        script = self.scripts.pop(0)
+        if isinstance(script[0], tuple) and script[0][0] == "away":
+            self.now_s += script.pop(0)[1]
+        if isinstance(script[0], Exception):
+            raise script[0]
+        return Connection(self, script)
+
+    def source(self, text: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> LiveSource:
+        chosen = LiveOptions(**{"retry_s": (0.001, 0.001), "on_pressure": "wait", **options})
+        return LiveSource(text, chosen, self.connect, clock=self.clock, now=self.now)
+
+
+class Connection(Closing):
+    info = INFO
+    damage = Damage()
+
+    def __init__(self, world: World, script: list[Any]) -> None:
+        self.world, self.script = world, script
+
+    def frames(self, *, fps: float, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
+        world, time_s, slot = self.world, 0.0, -1
+        for part in self.script:
+            if isinstance(part, Exception):
+                raise part
+            if isinstance(part, tuple):
+                world.now_s += part[1]
+                time_s += part[1]
+                if should_stop():
+                    return
+                continue
+            for _ in range(part):
+                if int(time_s * fps + 1e-6) > slot:
+                    slot = int(time_s * fps + 1e-6)
+                    yield Frame(time_s, partial(_picture, world.frames), None, "pyav")
+                if should_stop():
+                    return
+                world.frames += 1
+                world.now_s += 0.1
+                time_s += 0.1
+
+
+def _picture(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+
+
+def gone(why: str = "rtsp://camera/1 is gone") -> SourceUnreadable:
+    return SourceUnreadable(why)
+
+
+def other_size(width: int, height: int) -> SourceInfo:
+    return replace(INFO, width=width, height=height)

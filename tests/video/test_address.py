@@ -1,0 +1,51 @@
+"""Which kind of source an address names, and that nothing secret is left of what is shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.video.address import kind_of, shown, stem
+
+SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
+
+
+@given(SECRET, SECRET, SECRET)
+def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user, password, token):
+    for address in (
+        f"rtsp://{user}:{password}@camera.example:554/stream1?channel=2&token={token}",
+        f"rtsp://camera.example:554/user={user}&password={password}&channel=2",
+        f"https://{user}@camera.example:554/live.m3u8?channel=2&sig={token}#{token}",
+        f"srt://camera.example:554?channel=2&passphrase={token}",
+    ):
+        text = shown(address)
+        assert "s3c" not in text
+        assert "camera.example:554" in text
+        assert "channel=2" in text or ";" in user + password + token
+        assert "s3c" not in stem(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "text", "name"),
+    [
+        ("-", "pipe", "stdin", "stdin"),
+        ("pipe:7", "pipe", "stdin", "stdin"),
+        ("rtsp://camera/1", "rtsp", "rtsp://camera/1", "camera-1"),
+        ("RTSP://admin:pw@Camera/1", "rtsp", "rtsp://Camera/1", "Camera-1"),
+        ("https://host/a/live.m3u8?x=1", "https", "https://host/a/live.m3u8?x=***", "host-a-live.m3u8"),
+        ("udp://0.0.0.0:5000", "udp", "udp://0.0.0.0:5000", "0.0.0.0-5000"),
+        ("/dev/video0", "v4l2", "/dev/video0", "dev-video0"),
+        ("screen:", "screen", "screen:", "screen"),
+        ("rtsp://[broken/x?pw=1", "rtsp", "rtsp://***", "rtsp"),
+        ("videos/a:b.mp4", "file", "a:b.mp4", "a:b"),
+        ("/dev/videos/a.mp4", "file", "a.mp4", "a"),
+        ("C:\\videos\\a.mp4", "file", "C:\\videos\\a.mp4", "C:\\videos\\a"),
+        ("gopher://host/x", "gopher", "gopher://host/x", "host-x"),
+    ],
+)
+def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
+    assert (kind_of(address), shown(address), stem(address)) == (kind, text, name)
+    assert re.fullmatch(r"[^/]+", stem(address))

@@ -1,0 +1,76 @@
+"""Times of a stream increase strictly, keep the stream's own spacing where it can be believed, and else the clock's."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.video.stamps import LONGEST_HOLE_S, Stamps
+
+# What really passes between two arrivals, and what the time stamp says.
+ARRIVALS = st.lists(
+    st.tuples(st.floats(0, 30), st.none() | st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=40
+)
+
+
+def stamped(pairs, slack_s, interval_s=0.04):
+    now_s = 0.0
+    stamps = Stamps(slack_s, interval_s, lambda: now_s)
+    found = []
+    for passed_s, own_s in pairs:
+        now_s += passed_s
+        found.append((stamps(own_s), now_s))
+    return found
+
+
+@given(ARRIVALS, st.sampled_from([0.0, 0.5, 2.0, 60.0, math.inf]))
+def test_times_start_at_0_and_increase_strictly(pairs, slack_s):
+    times = [time_s for time_s, _ in stamped(pairs, slack_s) if time_s is not None]
+    assert times[0] == 0.0
+    assert all(b > a for a, b in pairwise(times))
+
+
+@given(ARRIVALS, st.sampled_from([0.0, 0.5, 2.0]))
+def test_a_live_stream_is_never_far_from_the_clock(pairs, slack_s):
+    found = stamped(pairs, slack_s)
+    began_s = found[0][1]
+    for i, (time_s, now_s) in enumerate(found):
+        # A burst of frames without time stamps is a millisecond apart.
+        assert time_s is None or abs(time_s - (now_s - began_s)) <= slack_s + 1e-3 * i + 1e-6
+
+
+def test_frames_that_come_in_bursts_keep_their_own_spacing():
+    pairs = [(0.0 if i % 50 else 2.0, i * 0.04) for i in range(500)]
+    times = [time_s for time_s, _ in stamped(pairs, 2.5)]
+    assert all(abs(time_s - i * 0.04) < 1e-9 for i, time_s in enumerate(times))
+
+
+def test_a_camera_that_starts_again_at_0_goes_on_at_the_time_it_is():
+    pairs = [(0.1, 5.0 + 0.1 * i) for i in range(10)] + [(7.0, 0.0)] + [(0.1, 0.1 * i) for i in range(1, 10)]
+    times = [time_s for time_s, _ in stamped(pairs, 1.0)]
+    assert times[10] == 0.9 + 7.0
+    assert abs(times[19] - (0.9 + 7.0 + 0.9)) < 1e-9
+
+
+def test_a_first_frame_without_a_time_stamp_and_a_repeated_one_are_no_trouble():
+    times = [time_s for time_s, _ in stamped([(0.0, None), (0.1, 99.0), (0.1, 99.0), (0.1, 99.2)], 2.0)]
+    assert times[0] == 0.0
+    assert times[2] is None
+    assert abs(times[3] - 0.3) < 1e-9
+
+
+def test_a_clock_that_drifts_is_set_once_it_is_too_far_off():
+    times = stamped([(0.1, i * 0.101) for i in range(5000)], 1.0)
+    assert all(abs(time_s - (now_s - times[0][1])) <= 1.0 + 1e-6 for time_s, now_s in times)
+
+
+def test_a_stream_with_its_own_clock_does_not_care_when_it_comes():
+    own = [0.0, 0.5, 60.0, 60.5]
+    assert [time_s for time_s, _ in stamped([(9.0, one) for one in own], math.inf)] == own
+    # Counting anew, backwards or far ahead, it goes on one interval later.
+    for anew in (0.0, 1.0 + 2 * LONGEST_HOLE_S):
+        times = [time_s for time_s, _ in stamped([(0.0, one) for one in (1.0, 2.0, anew, anew + 0.5)], math.inf, 0.25)]
+        assert times == [0.0, 1.0, 1.25, 1.75]
