@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.object_store import is_object, list_objects
+from protokv.video.address import kind_of, stem
 
 # fmt: off
 SUFFIXES = frozenset((
@@ -82,12 +83,17 @@ def several(source: str) -> bool:
     """Whether a source stands for videos below it, and not for one."""
     if is_object(source):
         return source.endswith("/") or glob.has_magic(source)
+    if kind_of(source) != "file":
+        return False
     return Path(source).is_dir() or (glob.has_magic(source) and not os.path.lexists(source))
 
 
 def _expand(source: str) -> Iterator[Job]:
     if not several(source):
-        # Of an address, what stands behind its last slash.
+        if kind_of(source) != "file" and not is_object(source):
+            yield Job(source, stem(source))
+            return
+        # Of an object's address, what stands behind its last slash.
         yield Job(source, _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video")
         return
     if is_object(source):

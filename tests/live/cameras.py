@@ -23,8 +23,8 @@ EPOCH = 1.8e9
 class World:
     """The clock on the wall, and what the camera does: one script a connection, and then nothing more ever.
 
-    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for so long; an error. Before these
-    `("away", s)`: it takes so long to connect.
+    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for so long; an error.
+    Before these `("away", s)`: it takes so long to connect.
     """
 
     def __init__(self, *scripts: list[Any], began_s: float = 0.0) -> None:
