@@ -21,6 +21,7 @@ from protokv.snapshot.sources import Segment
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource
+from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
 
 STALL_S = 20.0
@@ -85,7 +86,7 @@ def open_input(
     """
     text = os.fspath(source)
     kind = address.kind_of(text)
-    if kind == "file" and not options.follow:
+    if kind not in SOURCES or (kind == "file" and not options.follow):
         return None
     connect = partial(_connect, text, options, max_pixels)
     if kind in ("file", "http", "https"):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from protokv.backbones import EMBEDDED, load_backbone
@@ -26,6 +27,7 @@ from protokv.ingestion.growth import Growth, fingerprint_of
 from protokv.ingestion.live import LiveOptions, LiveSource, open_input
 from protokv.ingestion.live_run import LiveRun
 from protokv.ingestion.watching import Run
+from protokv.object_store import is_object
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
 from protokv.snapshot.sources import Segment
@@ -153,7 +155,8 @@ def ingest(
 def default_target(source: str | os.PathLike[str] | Source | LiveSource) -> str:
     """Where the state of a source goes that is not told: its name with the default suffix, in the current folder."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
-    return address.stem(name) + DEFAULT_SUFFIX
+    # Of an object's address, what stands behind its last slash.
+    return (Path(name).stem if is_object(name) else address.stem(name)) + DEFAULT_SUFFIX
 
 
 def _open(
