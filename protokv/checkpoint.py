@@ -15,6 +15,7 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
 from protokv.errors import ConfigError, ModelError, StateCorrupt
+from protokv.memory.packing import pack
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import Header
@@ -23,7 +24,7 @@ from protokv.snapshot.writer import Writer
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
-    """The state of a session; its tensors are the live ones, so save it before the next step.
+    """The state of a session without unused slots; tensors may be the live ones, so save it before the next step.
 
     What is handed out always loads: the memory is checked against the clock first.
 
@@ -36,6 +37,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         StateCorrupt: the memory holds what no stream leaves; that is a fault of this program or of the machine.
     """
     session.memory.check(session.clock)
+    specs = session.memory.specs()
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -43,8 +45,8 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=session.tensors(),
-        legends={spec.name: spec for spec in session.memory.specs()},
+        tensors=pack(session.tensors(), specs),
+        legends={spec.name: spec for spec in specs},
     )
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from protokv.errors import ConfigError
 
+# Room for a whole answer is set aside before its first token.
+MOST_NEW_TOKENS = 16_384
+
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
     """What the model gave a token, `[1]` float32 on its device: log softmax of its logits, whatever it was drawn by.
@@ -44,8 +47,8 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}", hint="use 1 or more")
+        if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}", hint=f"use 1 to {MOST_NEW_TOKENS}")
         if not self.temperature >= 0:
             raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:

@@ -33,6 +33,12 @@ from protokv.timings import Timings, stage
 if TYPE_CHECKING:
     from protokv.snapshot import State
 
+# No camera gives more, and the time of a step stays well above the rounding of time stamps.
+MOST_FPS = 240
+
+# Questions are forwarded whole: with this many tokens that takes seconds on a CPU, and room for them is no concern.
+MOST_QUESTION_TOKENS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -106,11 +112,11 @@ class Session:
             fps: sampled frames per second; what the backbone was trained at where None.
 
         Raises:
-            ConfigError: fps is not a positive number, or the memory does not fit the model.
+            ConfigError: fps is not a positive number up to `MOST_FPS`, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        if not 0 < rate < float("inf"):
-            raise ConfigError(f"fps is {rate}", hint="use a number of frames per second above 0")
+        if not 0 < rate <= MOST_FPS:
+            raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
         memory, prefix = build_memory(config, _shape_of(backbone), backbone.rotary), len(backbone.prefix_ids)
         tail = backbone.new_tail(prefix)
         with torch.inference_mode():
@@ -275,7 +281,7 @@ class Session:
         It reads the memory in place, so let it end before the next `watch`.
 
         Raises:
-            ConfigError: the question is empty or contains control tokens.
+            ConfigError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
         """
         decoding = decoding or Decoding()
         began = time.perf_counter()
@@ -323,12 +329,23 @@ class Session:
         return self.memory.tensors()
 
     def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail]:
-        ids = self.backbone.suffix_ids(question)
+        ids = self._ids_of(question)
         tail = self.backbone.new_tail(len(ids) + room)
         context = self._placed(self.memory.recall())
         positions = self.backbone.text_positions(self._behind(context), len(ids))
         hidden = self.backbone.forward(self.backbone.embed_text(ids), positions, context, tail)
         return self.backbone.logits(hidden), context, tail
+
+    def _ids_of(self, question: str) -> list[int]:
+        # A token has seldom more than ten characters, and splitting a text into tokens takes time too.
+        long = len(question) > 16 * MOST_QUESTION_TOKENS
+        ids = [] if long else self.backbone.suffix_ids(question)
+        if long or len(ids) > MOST_QUESTION_TOKENS:
+            size = f"{len(question)} characters" if long else f"{len(ids)} tokens"
+            raise ConfigError(
+                f"the question has {size}; the most is {MOST_QUESTION_TOKENS} tokens", hint="ask something shorter"
+            )
+        return ids
 
     def _placed(self, context: Context) -> Context:
         """What is shown, where the config wants it: at stream positions, or re-anchored to consecutive ones."""

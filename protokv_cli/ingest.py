@@ -18,6 +18,7 @@ from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_every
 from protokv_cli.signals import stopping
+from protokv_cli.tables import bytes_text, time_text
 
 if TYPE_CHECKING:
     from protokv.ingestion import Started, Summary
@@ -52,7 +53,7 @@ def ingest(
     settings: options.Settings = None,
     fps: Annotated[
         float | None,
-        typer.Option("--fps", help="Frames a second to sample; what the model was trained at."),
+        typer.Option("--fps", help="Frames a second to sample, at most 240; what the model was trained at."),
     ] = None,
     every: Annotated[
         str | None,
@@ -154,7 +155,7 @@ def ingest(
             inputs=inputs,
         )
         interval = None if every is None else parse_every(every)
-        if keep is not None and every is None:
+        if keep is not None and keep > 1 and every is None:
             out.warn(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
                 "a short run keeps none. Say how often, such as --every 30s"
@@ -231,15 +232,22 @@ def _begin(out: Output, started: Started, source: str) -> None:
         out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
     elif started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
-        out.note(f"{how} {started.state} at {started.stream_time_s:g} s")
+        out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
+    else:
+        most = "grows with the stream" if started.most_bytes is None else f"at most {bytes_text(started.most_bytes)}"
+        out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
+    if started.source_fps and started.fps > 1.01 * started.source_fps:
+        out.warn(
+            f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
+            "shows the model some of them more than once"
+        )
 
 
 def _close(out: Output, summary: Summary, source: str, asked: Exit | None) -> None:
     """Say what to do next, and end with the code that tells what happened."""
     if asked is not None:
-        out.warn(
-            f"stopped at {summary.stream_time_s:g} s; {summary.state} is committed. Continue with the same command."
-        )
+        at = time_text(summary.stream_time_s)
+        out.warn(f"stopped at {at}; {summary.state} is committed. Continue with the same command.")
         raise typer.Exit(asked)
     if summary.damaged:
         out.warn(f"Error: {source}: {summary.damage}")

@@ -93,7 +93,7 @@ def test_memory_settings_that_make_no_sense_are_corrupt_not_a_crash(tiny: Backbo
 def test_a_state_whose_tensors_do_not_fit_its_settings_is_refused(tiny: Backbone) -> None:
     state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
     with pytest.raises(StateCorrupt, match=r"near\.keys"):
-        from_state(replace(state, memory={**state.memory, "budget": 44}), tiny)
+        from_state(replace(state, memory={**state.memory, "budget": 20}), tiny)
 
 
 def test_a_clock_that_contradicts_the_model_is_refused(tiny: Backbone) -> None:

@@ -55,6 +55,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     "values",
     [
         {"max_new_tokens": 0},
+        {"max_new_tokens": 10**9},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"top_p": 0.0},

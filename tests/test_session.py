@@ -12,7 +12,7 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone, StepPositions, StepTokens
 from protokv.checkpoint import to_state
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
-from protokv.errors import ConfigError, PositionWarning
+from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.generate import Decoding
 from protokv.rotary import turn
 from protokv.session import Session, cell_centres
@@ -239,10 +239,31 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
         compact.watch(random_frames(step))
 
 
-@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), 1e9, float("inf")])
 def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
     with pytest.raises(ConfigError, match="fps"):
         Session.start(tiny, PaperConfig(), fps=fps)
+
+
+def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=16))
+    for question, said in (("what " * 5000, "tokens"), ("x" * 10**7, "10000000 characters")):
+        with pytest.raises(ConfigError, match=said):
+            session.ask(question)
+
+
+def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.memory.capacity.device_bytes", lambda _: 10 * 2**20)
+    with pytest.raises(
+        ConfigError, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
+    ):
+        Session.start(tiny, DurableConfig(budget=16_000_000))
+    small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
+    state = to_state(Session.start(tiny, small))
+    with pytest.raises(StateCorrupt, match="budget: 16000000 tokens"):
+        Session.resume(tiny, huge, state)
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

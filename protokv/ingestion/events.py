@@ -14,6 +14,10 @@ class Started:
         how: "started" anew, "continued" where an earlier run stopped, "appended" behind other sources, or "finished":
             the source was watched to its end before, and nothing is left to do.
         locked: whether other processes are kept from writing the state.
+        fps: frames a second that are sampled.
+        source_fps: frames a second that the source has; None where it does not say.
+        state_bytes: of the state in memory.
+        most_bytes: that the state takes on disk once the memory is full; None where it grows with the stream.
     """
 
     state: str
@@ -22,6 +26,10 @@ class Started:
     steps: int
     stream_time_s: float
     locked: bool
+    fps: float
+    source_fps: float | None
+    state_bytes: int
+    most_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Run:
         return [Commit(str(self._writer.path), one.steps, one.stream_time_s, one.file_bytes) for one in landed]
 
     def _started(self) -> Started:
-        clock, segment = self._session.clock, self._segment
+        clock, segment, memory = self._session.clock, self._segment, self._session.memory
         if segment.done:
             how = "finished"
         elif clock.steps > segment.first_step:
@@ -193,6 +193,10 @@ class Run:
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
             locked=self._writer.locked,
+            fps=clock.fps,
+            source_fps=self._source.info.rate_fps,
+            state_bytes=self._state_bytes(),
+            most_bytes=sum(spec.nbytes for spec in memory.specs()) if memory.bounded else None,
         )
 
     def _progress(self) -> Progress:

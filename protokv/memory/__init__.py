@@ -19,6 +19,7 @@ from torch import Tensor
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.memory.capacity import check_capacity
 from protokv.memory.dycoke import DyCoke
 from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
@@ -56,9 +57,10 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """The empty memory that the config names; where the layers of a model are, if these are several places.
 
     Raises:
-        ConfigError: the config does not fit the model.
+        ConfigError: the config does not fit the model, or the memory does not fit the device.
     """
     cls = MEMORIES[config.name]
+    check_capacity(cls.declare(config, shape), shape.layer_devices or (shape.device,), config.budget)
     if len(set(shape.layer_devices or ())) > 1:
         return LayerShards(cls, config, shape, rotary)
     return cls(config, shape, rotary)

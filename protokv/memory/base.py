@@ -167,7 +167,7 @@ class Memory(ABC):
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave, on any device. Nothing is changed when it is refused.
+        """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused.
 
         Raises:
             StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream can

@@ -14,6 +14,7 @@ from torch import Tensor
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.intake import Intake
 from protokv.memory.migration import migrate
+from protokv.memory.packing import unpack
 from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, StatePart, TensorSpec, check_shapes, check_values, shapes_of
 from protokv.rotary import Rotary
@@ -68,9 +69,10 @@ class LocalMemory(Memory):
         return {name: tensor.contiguous() for name, tensor in self.held().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave, on any device. Nothing is changed when it is refused."""
+        """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused."""
         tensors = migrate(tensors)
         check_shapes(shapes_of(tensors), self.specs())
+        tensors = unpack(tensors, self.specs())
         self._check(tensors, None)
         self._take(tensors)
 

@@ -22,6 +22,7 @@ from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.intake import find_usable
 from protokv.memory.local import LocalMemory
 from protokv.memory.migration import migrate
+from protokv.memory.packing import unpack
 from protokv.memory.state import LAYER, Clock, TensorSpec, check_shapes, shapes_of
 from protokv.rotary import Rotary
 
@@ -111,6 +112,7 @@ class LayerShards(Memory):
         tensors = migrate(tensors)
         specs = self.specs()
         check_shapes(shapes_of(tensors), specs)
+        tensors = unpack(tensors, specs)
         # Into new parts, so that nothing has changed when the last of them refuses.
         parts = self._empty_parts()
         for run, part in zip(self._runs, parts, strict=True):

@@ -22,6 +22,9 @@ Unit = Literal["", "tokens", "position", "step", "share of the image"]
 
 LAYER: Final = "layer"
 
+# Axes whose entries are filled one after the other; a saved state leaves out what is unused (`protokv.memory.packing`).
+SLOTS: Final = ("near_token", "prototype", "kept_token", "residual", "planned_merge")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -137,6 +140,8 @@ def size_of(*tensors: Tensor) -> int:
 def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: Iterable[TensorSpec]) -> None:
     """Refuse a state unless it has the declared names, shapes and dtypes. Needs no tensor.
 
+    An axis of `SLOTS` may have fewer entries than declared, the same in all tensors that have it.
+
     Raises:
         StateCorrupt: naming the first tensor that is missing, unknown or different.
     """
@@ -149,17 +154,21 @@ def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: 
             raise StateCorrupt(f"state: tensor {name} is missing")
         shape, dtype = found[name]
         fits = len(shape) == len(spec.shape) and dtype == spec.dtype
-        if not fits or any(want not in (None, size) for want, size in zip(spec.shape, shape, strict=True)):
+        if not fits or not all(map(_may_have, spec.dims, spec.shape, shape)):
             axes = zip(spec.dims, spec.shape, strict=True)
             wanted = ", ".join(dim if size is None else str(size) for dim, size in axes)
             raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {list(shape)} {dtype}")
         for dim, want, size in zip(spec.dims, spec.shape, shape, strict=True):
-            if want is None and sizes.setdefault(dim, (size, name))[0] != size:
+            if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
                 first, other = sizes[dim]
                 raise StateCorrupt(f"state: tensor {name} must have {first} {dim} entries as {other} has, got {size}")
     for name in found:
         if name not in declared:
             raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
+
+
+def _may_have(dim: str, want: int | None, size: int) -> bool:
+    return want is None or size == want or (dim in SLOTS and size < want)
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Sequence[int], torch.dtype]]:

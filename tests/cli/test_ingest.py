@@ -78,7 +78,7 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
     assert protokv("ingest", video, *SMALL).code == 0
     result = protokv(*append)
     assert result.code == 0, result.err
-    assert "appending to clip.safetensors at 12 s" in result.err
+    assert "appending to clip.safetensors at 0:12" in result.err
     summary = result.rows()[-1]
     assert (summary["steps"], summary["stream_time_s"], summary["complete"]) == (17, 17.0, True)
     before = (protokv.folder / "clip.safetensors").read_bytes()
@@ -157,6 +157,8 @@ def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: st
         (["{video}", "--append", "--force", "-o", "x.safetensors"], Exit.USAGE, "append"),
         (["{video}", "--memory", "elephant"], Exit.USAGE, "elephant"),
         (["{video}", "--fps", "0"], Exit.USAGE, "fps"),
+        (["{video}", "--fps", "1e9"], Exit.USAGE, "fps"),
+        (["{video}", "--budget", "1000000000"], Exit.USAGE, "budget"),
         (["{video}", "--model", "./absent-model"], Exit.FAILURE, "absent-model"),
         (["{video}", "--decoder", "vhs"], Exit.USAGE, "vhs"),
         (["{video}", "--device", "abacus"], Exit.USAGE, "abacus"),
@@ -200,6 +202,24 @@ def test_another_memory_or_video_is_not_mixed_into_a_state(protokv: Program, vid
     assert protokv("ingest", other, *SMALL, "--force").code == 0
 
 
+def test_the_size_of_the_state_is_said_before_the_work_and_a_short_clip_takes_little_of_it(
+    protokv: Program, mocked: None, video: Path
+) -> None:
+    result = protokv("ingest", video, "--json")
+    started, summary = result.rows()[0], result.rows()[-1]
+    assert started["most_bytes"] > 500_000
+    assert summary["file_bytes"] == (protokv.folder / "clip.safetensors").stat().st_size < started["most_bytes"] / 10
+    assert result.err.startswith("state: ")
+    (first, *_) = protokv("ingest", video, "--memory", "full", "-o", "f.pt", "--json").rows()
+    assert first["most_bytes"] is None
+
+
+def test_a_rate_above_that_of_the_source_is_told(protokv: Program, mocked: None, video: Path) -> None:
+    result = protokv("ingest", video, "--budget", "24", "--fps", "16", "--json")
+    assert "has 8 frames a second, and --fps 16 shows the model some of them more than once" in result.err
+    assert "Warning" not in protokv("ingest", video, "--budget", "24", "--fps", "8", "--force", "--json").err
+
+
 def test_the_slash_that_an_address_lacks_is_named(protokv: Program) -> None:
     assert "rtsp://camera/1" in protokv("ingest", "rtsp:/camera/1").err.splitlines()[1]
     assert "spelling" in protokv("ingest", "c:/absent.mp4").err.splitlines()[1]
@@ -232,7 +252,7 @@ def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv:
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     result = protokv("ingest", path, *SMALL)
     assert result.code == Exit.PARTIAL, result.err
-    assert result.err.startswith(f"Error: {path}: ")
+    assert f"\nError: {path}: " in result.err
     assert 0 < result.rows()[-1]["steps"] < 12
     assert protokv("query", "cut.safetensors", "what is first ?").code == 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from protokv import snapshot
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import save
+from protokv.checkpoint import save, to_state
 from protokv.config import DurableConfig
 from protokv.errors import ConfigError, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
@@ -72,7 +72,9 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
     found = snapshot.load(path)
     assert found.clock == session.clock
     assert found.complete
-    assert {n: t.tolist() for n, t in found.tensors.items()} == {n: t.tolist() for n, t in session.tensors().items()}
+    assert {n: t.tolist() for n, t in found.tensors.items()} == {
+        n: t.tolist() for n, t in to_state(session).tensors.items()
+    }
     assert fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # A short last step is filled, and the next source begins behind it.
     assert found.source is not None
