@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.errors import ModelError
 from protokv.fleet import Model
 from protokv.records import BackboneIdentity
 from tests.mock_backbone import MockBackbone
+
+
+def is_red(step: PreparedStep, red: int) -> bool:
+    """Whether the frames of a step are of this redness, as far as a codec keeps it."""
+    return abs(float(step.pixels[0, 0]) * 255 - red) < 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,7 @@ class MockModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class KillingModel(MockModel):
-    """Kills its process at the step whose first pixel is of this redness, as long as `lives` can be made shorter."""
+    """Kills its process at the step that is of this redness, as long as `lives` can be made shorter."""
 
     at: int
     lives: Path
@@ -43,12 +48,12 @@ class KillingModel(MockModel):
         model = self
 
         class Killing(MockBackbone):
-            def embed_step(self, images: Any, time_s: float = 0.0) -> StepTokens:
+            def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
                 left = model.lives.stat().st_size
-                if left and abs(int(images[0, 0, 0, 0]) - model.at) < 6:
+                if left and is_red(steps[0], model.at):
                     os.truncate(model.lives, left - 1)
                     os.kill(os.getpid(), signal.SIGKILL)
-                return super().embed_step(images, time_s)
+                return super().embed_steps(steps, times_s)
 
         return Killing()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from tests.fleet.models import MockModel
 from tests.mock_backbone import MockBackbone
 
@@ -20,9 +20,9 @@ class WaitingModel(MockModel):
         gate = self.gate.open("rb", buffering=0)
 
         class Waiting(MockBackbone):
-            def embed_step(self, images: Any, time_s: float = 0.0) -> StepTokens:
+            def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
                 gate.read(1)
                 os.write(1, b".")
-                return super().embed_step(images, time_s)
+                return super().embed_steps(steps, times_s)
 
         return Waiting()
