@@ -8,6 +8,7 @@
     |   |-- SourceNotFound      there is nothing at that path
     |   `-- SourceUnreadable    there is something, but no video can be read from it
     `-- StateError          a saved state
+        |-- UnknownForm         no form of a state is named so
         |-- StateNotFound       there is nothing at that path
         |-- StateLocked         another process is writing it
         |-- StateMismatch       it does not fit the model, the memory or this version
@@ -59,6 +60,10 @@ class SourceUnreadable(SourceError):
 
 class StateError(ProtoKVError):
     """A saved state cannot be used."""
+
+
+class UnknownForm(StateError):
+    """The name of a state ends in nothing that tells which form it has."""
 
 
 class StateNotFound(StateError):

@@ -18,7 +18,7 @@ from protokv.snapshot import DEFAULT_SUFFIX, FORMS, is_url
 REPOSITORY = ".icechunk"
 
 # An earlier commit that `--keep` left beside its state (`protokv.snapshot.history`).
-_KEPT = re.compile(r"@\d{6,}\.\d{3}s\.[a-z]+$")
+_KEPT = re.compile(r"@\d{6,}\.\d{3}s$")
 
 
 def target_of(place: str, key: str) -> str:

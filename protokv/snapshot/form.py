@@ -16,7 +16,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Self
 
-from protokv.errors import StateError
+from protokv.errors import StateError, UnknownForm
 from protokv.snapshot.document import Admit
 from protokv.snapshot.schema import Header, State
 
@@ -31,6 +31,8 @@ FORMS = {
 DEFAULT_SUFFIX = ".safetensors"
 OBJECT_STORE = "protokv.snapshot.formats.icechunk:IcechunkForm"
 
+# What the name of a commit that is kept ends in.
+_MOMENT = re.compile(r"@\d{6,}\.\d{3}s$")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
@@ -135,7 +137,7 @@ def form_of(path: StatePath) -> Form:
     suffix = suffix_of(path)
     if suffix is None and not is_url(path):
         known = ", ".join(sorted(FORMS))
-        raise StateError(f"expected a path that ends in one of {known}, got {path}", hint="Choose another name.")
+        raise UnknownForm(f"expected a path that ends in one of {known}, got {path}", hint="choose another name")
     module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix or ""]).partition(":")
     try:
         made: Form = getattr(import_module(module), name)(path)
@@ -157,6 +159,6 @@ def form_to_read(path: StatePath) -> Form:
 
 
 def suffix_of(path: StatePath) -> str | None:
-    """The suffix of a path by which its form is found; None where there is no such form."""
-    name = os.fspath(path).rstrip("/")
+    """The suffix of a path by which its form is found, that of a kept commit too; None where there is none."""
+    name = _MOMENT.sub("", os.fspath(path).rstrip("/"))
     return next((suffix for suffix in FORMS if name.endswith(suffix)), None)

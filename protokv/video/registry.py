@@ -10,7 +10,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from protokv.errors import ConfigError, SourceUnreadable
+from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.object_store import is_object
 from protokv.video.address import DEVICES, NETWORK, PIPE
 from protokv.video.address import kind_of as kind_of_address
@@ -73,6 +73,7 @@ def open_source(
         from protokv.video.objects import ObjectSource
 
         return ObjectSource(os.fspath(source), decoder, max_pixels, isolate)
+    _check_slashes(os.fspath(source))
     kind = kind_of(source)
     if kind not in SOURCES:
         raise SourceUnreadable(
@@ -85,3 +86,12 @@ def open_source(
     module, name = SOURCES[kind]
     opened: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
     return opened
+
+
+def _check_slashes(source: str) -> None:
+    """Refuse an address that a slash is missing from, which FFmpeg reads as it likes. SourceNotFound."""
+    scheme, colon, rest = source.partition(":")
+    if colon and scheme.lower() in NETWORK and not rest.startswith("//"):
+        raise SourceNotFound(
+            f"no video at {source}", hint=f"an address has two slashes: {scheme.lower()}://{rest.lstrip('/')}"
+        )

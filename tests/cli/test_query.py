@@ -100,7 +100,7 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, video: Path) -> 
     (document,) = protokv("inspect", "clip.safetensors", "--json").rows()
     assert document["stream"]["commits_s"] == [6.0, 9.0, 12.0]
     assert "0:06, 0:09, 0:12" in protokv("inspect", "clip.safetensors", "--format", "table").out
-    kept = protokv("query", "clip@000006.000s.safetensors", "what is first ?").rows()[0]
+    kept = protokv("query", "clip.safetensors@000006.000s", "what is first ?").rows()[0]
     assert kept["answer"] == at("6s").rows()[0]["answer"]
     early = at("5s")
     assert early.code == Exit.NOT_FOUND

@@ -52,7 +52,7 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
         "deep/er/a.pt",
         "z.zarr/zarr.json",
         "z.zarr/inner.zarr/zarr.json",
-        "b@000012.000s.safetensors",
+        "b.safetensors@000012.000s",
         ".b.safetensors.lock",
         ".hidden/c.safetensors",
         "notes.txt",

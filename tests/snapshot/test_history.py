@@ -66,8 +66,8 @@ def test_names_tell_the_stream_time_and_sort_by_it(make_state, tmp_path):
         commit(replace(state, clock=StreamClock(2, 2e6, 9, 9, 1.0, 2)), path, 2)
         path.unlink()
         (found,) = kept(path)
-        assert found.name == f"talk@{time_s:010.3f}s.safetensors"
-    assert names(tmp_path) == ["talk@000030.000s.safetensors"]
+        assert found.name == f"talk.safetensors@{time_s:010.3f}s"
+    assert names(tmp_path) == ["talk.safetensors@000030.000s"]
 
 
 def test_without_keep_nothing_is_kept_and_nothing_removed(make_state, tmp_path):
@@ -119,7 +119,7 @@ def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_
 @EVERY_FORM
 def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_state, same_state, tmp_path):
     path = tmp_path / f"a{suffix}"
-    mine = [tmp_path / f"a@00000{second}.000s{suffix}" for second in (2, 4, 6)]
+    mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6)]
     mine[0].write_text("mine")
     mine[1].mkdir()
     (mine[1] / "mine").write_text("mine")
@@ -135,7 +135,7 @@ def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_stat
 
 @EVERY_FORM
 def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
-    path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a@000002.000s{suffix}"
+    path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a{suffix}@000002.000s"
     save(at(make_state, 1), elsewhere)
     link.symlink_to(elsewhere)
     for step in range(1, 5):
@@ -213,7 +213,7 @@ def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
     link.symlink_to("there/b.safetensors")
     for step in (1, 2):
         commit(at(make_state, step), link, 2)
-    assert names(tmp_path / "there") == ["b.safetensors", "b@000002.000s.safetensors"]
+    assert names(tmp_path / "there") == ["b.safetensors", "b.safetensors@000002.000s"]
     assert load_at(link, 2.0).clock.steps == 1
 
 
@@ -243,7 +243,7 @@ def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
 
 
 def test_files_with_like_names_are_left_alone(make_state, tmp_path):
-    mine = ["a@1s.safetensors", "ab@000001.000s.safetensors", "a@000001.000s.pt", "a@000001.000s.safetensors.bak"]
+    mine = ["a.safetensors@1s", "ab.safetensors@000001.000s", "a.pt@000001.000s", "a.safetensors@000001.000s.bak"]
     for name in mine:
         (tmp_path / name).write_text("mine")
     for step in (1, 2, 3):

@@ -1,8 +1,9 @@
 """What all forms in a file system share: a lock beside the state, and earlier commits under names of their own.
 
-`video.safetensors` has `video@000123.000s.safetensors` and so on beside it, each a complete state that a commit gave a
-second name. Reading begins again when a commit came in between. A form adds how one state is put in place and read;
-`FileForm` leaves to it what bytes there are. Knows nothing of what the tensors mean.
+`video.safetensors` has `video.safetensors@000123.000s` and so on beside it, each a complete state that a commit gave a
+second name; who collects states by `*.safetensors` does not collect them. Reading begins again when a commit came in
+between. A form adds how one state is put in place and read; `FileForm` leaves to it what bytes there are. Knows nothing
+of what the tensors mean.
 """
 
 from __future__ import annotations
@@ -119,10 +120,10 @@ class LocalForm(Form):
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Commits beside the state whose name is that of their time, oldest first; no links."""
         target = self.target
-        stem, suffix = re.escape(target.name.removesuffix(self.suffix)), re.escape(self.suffix)
+        name = re.escape(target.name)
         with suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
-                named = re.fullmatch(rf"{stem}@(\d{{6,}}\.\d{{3}})s{suffix}", one.name)
+                named = re.fullmatch(rf"{name}@(\d{{6,}}\.\d{{3}})s", one.name)
                 if named and not one.is_symlink():
                     with suppress(StateError):
                         header = self.read_header(str(one))
@@ -132,9 +133,7 @@ class LocalForm(Form):
     def keep(self, header: Header) -> None:
         """Give the state a second name, unless something else than a commit of this stream has it."""
         target = self.target
-        name = target.with_name(
-            f"{target.name.removesuffix(self.suffix)}@{header.clock.stream_time_s:010.3f}s{self.suffix}"
-        )
+        name = target.with_name(f"{target.name}@{header.clock.stream_time_s:010.3f}s")
         there = dict(self.kept()).get(str(name))
         if not os.path.lexists(name) or (there is not None and same_stream(there, header)):
             with writing(self.path):
