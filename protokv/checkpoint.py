@@ -21,6 +21,7 @@ from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import Header
 from protokv.snapshot.text import shown
 from protokv.snapshot.writer import Writer
+from protokv.timings import Timings, stage
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
@@ -143,6 +144,7 @@ def load(
     device_map: str | None = None,
     at_s: float | None = None,
     verify: bool = True,
+    timings: Timings | None = None,
 ) -> Session:
     """Read a session back.
 
@@ -153,14 +155,18 @@ def load(
         device_map: spread it over all devices instead; see `load_backbone`.
         at_s: take the newest commit that is not after this stream time, of those that `ingest` kept.
         verify: check that the tensors have the bytes that were saved; their shapes are checked in any case.
+        timings: where to add up seconds by stage; None: nowhere.
 
     Raises:
         StateError: the state is missing, damaged, or made by another model.
         ModelError: the model cannot be loaded.
     """
-    state = snapshot.load(path, verify=verify, at_s=at_s)
-    if isinstance(backbone, str):
-        backbone = load_backbone(backbone, device=device, dtype=recorded_dtype(state), device_map=device_map)
-    elif backbone is None:
-        backbone = load_backbone_of(state, device=device, device_map=device_map)
-    return from_state(state, backbone)
+    with stage(timings, "state"):
+        state = snapshot.load(path, verify=verify, at_s=at_s)
+    with stage(timings, "model"):
+        if isinstance(backbone, str):
+            backbone = load_backbone(backbone, device=device, dtype=recorded_dtype(state), device_map=device_map)
+        elif backbone is None:
+            backbone = load_backbone_of(state, device=device, device_map=device_map)
+    with stage(timings, "session"):
+        return from_state(state, backbone)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shlex
 from contextlib import closing
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from protokv.backbones import require_model
 from protokv.config import DEFAULT
 from protokv.errors import ConfigError
+from protokv.timings import Timings, stage
 from protokv_cli import fleet_options, live, options
 from protokv_cli.completion import values
 from protokv_cli.exits import Exit
 from protokv_cli.fleet import FleetOptions, ingest_fleet
+from protokv_cli.loading import downloads_shown
 from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_every
+from protokv_cli.process import uncollected
 from protokv_cli.signals import stopping
 from protokv_cli.tables import bytes_text, time_text
 
@@ -106,6 +111,16 @@ def ingest(
     device_map: options.DeviceMap = None,
     quantization: options.Quantization = None,
     seed: options.Seed = 0,
+    chunk: Annotated[
+        int,
+        typer.Option(
+            "--chunk",
+            metavar="N",
+            min=1,
+            help="Steps that go through the model at once; they read the memory as it stood before them.",
+        ),
+    ] = 1,
+    timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -137,10 +152,14 @@ def ingest(
     with out.errors():
         if append and state is None:
             raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
-        from protokv.fleet import Model, Recipe
-        from protokv.ingestion import MINUTELY, Started, Summary
-        from protokv.ingestion import ingest as ingest_source
-        from protokv_cli.progress import reporting
+        if model is not None:
+            require_model(model)
+        clock = Timings() if timings else None
+        with uncollected(), stage(clock, "imports"):
+            from protokv.fleet import Model, Recipe
+            from protokv.ingestion import MINUTELY, Started, Summary
+            from protokv.ingestion import ingest as ingest_source
+            from protokv_cli.progress import reporting
 
         config = memory_config(
             memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
@@ -191,7 +210,7 @@ def ingest(
             return
         (named,) = fleet.sources
         given, source = live.piped(named, out.stdin), live.label(named)
-        with stopping(out.warn) as stop, reporting(out, source) as report:
+        with stopping(out.warn) as stop, reporting(out, source, clock) as report, downloads_shown(out):
             events = ingest_source(
                 given,
                 state,
@@ -211,10 +230,14 @@ def ingest(
                 device_map=device_map,
                 quantization=quantization,
                 live=options,
+                chunk=chunk,
+                timings=clock,
             )
             # Closed at once where something fails here: it commits what was watched.
             with closing(events):
-                for event in events:
+                with uncollected():
+                    started = next(events)
+                for event in chain((started,), events):
                     if isinstance(event, Started):
                         _begin(out, event, source)
                     if news := live.news_of(event):

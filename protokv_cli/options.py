@@ -81,4 +81,5 @@ OutputFormat = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Timings = Annotated[bool, typer.Option("--timings", help="Say on stderr where the time went; in JSON as a key.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]

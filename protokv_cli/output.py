@@ -78,6 +78,16 @@ class Output:
 
         return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
+    @property
+    def draws(self) -> bool:
+        """Whether bars may be drawn: stderr is a terminal that can move its cursor, and nobody asked for quiet."""
+        if self.quiet or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+            return False
+        try:
+            return sys.stderr.isatty()
+        except ValueError:  # closed
+            return False
+
     @cached_property
     def _console(self) -> Console:
         from rich.console import Console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 from protokv.ingestion import Event, Progress, Summary
+from protokv.timings import Timings
 from protokv_cli.output import Format, Output
 from protokv_cli.printable import printable
 from protokv_cli.tables import bytes_text, time_text
+from protokv_cli.timings import rounded, show_timings
 
 # A reader of the JSON lines wants to follow, not to be flooded; a log file wants a sign of life now and then.
 JSON_EVERY_S = 1.0
@@ -21,9 +24,9 @@ BAR_EVERY_S = 0.25
 
 
 @contextmanager
-def reporting(out: Output, source: str) -> Iterator[Callable[[Event], None]]:
-    """A function that takes each event of an ingest and shows it in the chosen format."""
-    bar = _Bar(out, source) if out.messages.is_terminal and not out.quiet else None
+def reporting(out: Output, source: str, timings: Timings | None = None) -> Iterator[Callable[[Event], None]]:
+    """A function that takes each event of an ingest and shows it in the chosen format; at the end where time went."""
+    bar = _Bar(out, source) if out.draws else None
     pause_s = JSON_EVERY_S if out.format is Format.JSON else LOG_EVERY_S
     last_s = -JSON_EVERY_S if out.format is Format.JSON else time.monotonic()
 
@@ -35,11 +38,14 @@ def reporting(out: Output, source: str) -> Iterator[Callable[[Event], None]]:
             if time.monotonic() - last_s < pause_s:
                 return
             last_s = time.monotonic()
+        spent = {"timings": rounded(timings.seconds)} if timings is not None and isinstance(event, Summary) else {}
         if out.format is Format.JSON:
-            out.json({"type": type(event).__name__.lower(), **asdict(event)})
+            out.json({"type": type(event).__name__.lower(), **asdict(event), **spent})
         elif isinstance(event, Summary):
             if bar:
                 bar.stop()
+            if timings is not None:
+                show_timings(out, timings.seconds)
             if out.format is Format.PLAIN:
                 out.plain(event.state)
             else:
@@ -56,14 +62,21 @@ def reporting(out: Output, source: str) -> Iterator[Callable[[Event], None]]:
 
 
 class _Bar:
+    """One line: the name, a bar, the share, the time, the speed and what is left. Before the first step: what is done.
+
+    What does not fit is left out from the right; a long name loses its middle.
+    """
+
     def __init__(self, out: Output, source: str) -> None:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
+        width = out.messages.width
+        length = max(8, width // 5)
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[where]}  {task.fields[speed]}  {task.fields[state]}", markup=False),
+            BarColumn(bar_width=length),
+            TextColumn("{task.fields[told]}", markup=False),
             console=out.messages,
             transient=True,
             auto_refresh=False,
@@ -73,15 +86,20 @@ class _Bar:
         )
         out.hide = self.stop
         self._drawn_s = -BAR_EVERY_S
-        self._task = self._bar.add_task(printable(source), total=None, where="", speed="", state="")
+        self._first: tuple[float, float] | None = None
+        name = elided(printable(source), max(12, width // 4))
+        self._told = width - 4 - len(name) - length
+        self._task = self._bar.add_task(name, total=None, told="loading model")
         self._gone = False
         self._draw(self._bar.start)
 
     def update(self, event: Progress) -> None:
-        if time.monotonic() - self._drawn_s < BAR_EVERY_S:
+        now_s = time.monotonic()
+        if self._first is None:
+            self._first = (now_s, event.stream_time_s)
+        if now_s - self._drawn_s < BAR_EVERY_S:
             return
-        self._drawn_s = time.monotonic()
-        end = f" / {time_text(event.duration_s)}" if event.duration_s else ""
+        self._drawn_s = now_s
         # Something was written meanwhile, and the bar was taken away for it.
         self._draw(self._bar.start)
         self._draw(
@@ -89,9 +107,7 @@ class _Bar:
             self._task,
             total=event.duration_s,
             completed=min(event.stream_time_s, event.duration_s or event.stream_time_s),
-            where=f"{time_text(event.stream_time_s)}{end}",
-            speed=f"{event.frames_per_second:.0f} frames/s",
-            state=f"state {bytes_text(event.state_bytes)}",
+            told=fitting(told_parts(event, self._first, now_s), self._told),
             refresh=True,
         )
 
@@ -106,6 +122,42 @@ class _Bar:
                 act(*arguments, **options)
             except (OSError, ValueError, SystemExit):
                 self._gone = True
+
+
+def told_parts(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
+    """What a bar says beside itself, the most important first.
+
+    Args:
+        event: the latest.
+        first: time of the clock and stream time at the first event; what is left is reckoned from there.
+        now_s: time of the clock.
+    """
+    where, speed = time_text(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
+    state = f"state {bytes_text(event.state_bytes)}"
+    if not event.duration_s:
+        return [where, speed, state]
+    share = min(1.0, event.stream_time_s / event.duration_s)
+    parts = [f"{share:4.0%}", f"{where} / {time_text(event.duration_s)}"]
+    watched_s = event.stream_time_s - first[1]
+    if watched_s > 0:
+        left_s = max(0.0, event.duration_s - event.stream_time_s) * (now_s - first[0]) / watched_s
+        parts.append(f"{time_text(math.ceil(left_s))} left")
+    return [*parts, speed, state]
+
+
+def fitting(parts: list[str], room: int) -> str:
+    """As many of them as a line has room for, at least the first."""
+    while len(parts) > 1 and len("  ".join(parts)) > room:
+        parts = parts[:-1]
+    return "  ".join(parts)
+
+
+def elided(name: str, length: int) -> str:
+    """A long name without its middle: what tells files apart stands at the beginning and at the end."""
+    if len(name) <= length:
+        return name
+    end = (length - 1) // 2
+    return f"{name[: length - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - end :]}"
 
 
 def _table(out: Output, summary: Summary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -11,12 +12,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from protokv.errors import ConfigError
+from protokv.timings import Timings
 from protokv_cli import options
+from protokv_cli.loading import loading
 from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import uncollected
 from protokv_cli.query_fleet import query_fleet
+from protokv_cli.timings import rounded, show_timings
 
 if TYPE_CHECKING:
     from protokv.session import Answer, Session
@@ -60,6 +64,7 @@ def query(
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     seed: options.Seed = 0,
+    timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -111,10 +116,13 @@ def query(
             return
         if top is not None:
             raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
-        with uncollected():
-            from protokv.checkpoint import load
-            from protokv.generate import Decoding
-            from protokv.replay.texts import is_expected
+        clock = Timings()
+        clock.add("start", time.process_time())
+        with uncollected(), loading(out, model):
+            with clock.stage("imports"):
+                from protokv.checkpoint import load
+                from protokv.generate import Decoding
+                from protokv.replay.texts import is_expected
 
             decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
             session = load(
@@ -124,6 +132,7 @@ def query(
                 device_map=device_map,
                 at_s=at_s,
                 verify=verify,
+                timings=clock,
             )
         tell_commit(out, session.clock.stream_time_s, at_s)
         n, right, unknown = 0, 0, _UnknownWords(out, session)
@@ -132,6 +141,10 @@ def query(
             unknown(question.text)
             answer = _answer(out, session, question.text, decoding, alone=alone)
             row = _row(answer, state)
+            clock.add("first token", answer.ttft_ms / 1e3)
+            clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
+            if timings:
+                row["timings"] = rounded(clock.seconds)
             if question.expected is not None:
                 correct = is_expected(answer.text, question.expected)
                 row |= {"expected": question.expected, "correct": correct}
@@ -140,6 +153,8 @@ def query(
                 out.json(row)
             elif question.expected is not None and out.format is Format.TABLE and not row["correct"]:
                 out.table(f"  expected: {question.expected}", style="yellow")
+        if timings and out.format is not Format.JSON:
+            show_timings(out, clock.seconds)
         if n:
             out.note(f"{right} of {n} answers as expected ({right / n:.1%})")
 

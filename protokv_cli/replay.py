@@ -162,7 +162,10 @@ def replay(
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
-        from protokv.backbones import EMBEDDED, load_backbone
+        from protokv.backbones import EMBEDDED, load_backbone, require_model
+
+        if model is not None and not report:
+            require_model(model)
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
         from protokv.replay.presets import PRESETS as TABLES

@@ -1,7 +1,7 @@
 """Loading a vision-language model by name or folder: the registry of families and `load_backbone`.
 
-transformers is imported when a model is loaded, not before. `placement` knows devices and dtypes, `loading` checks
-files, `failure` words the errors.
+transformers is imported when a model is loaded that needs it, not before. `hub` brings files, `placement` knows devices
+and dtypes, `loading` checks files, `failure` words the errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protokv.backbones.placement import Placement
     from protokv.records import BackboneIdentity
 
-__all__ = ["EMBEDDED", "FAMILIES", "identify_backbone", "load_backbone"]
+__all__ = ["EMBEDDED", "FAMILIES", "identify_backbone", "load_backbone", "require_model"]
 
 EMBEDDED = "protokv/mini"
 
@@ -88,7 +88,7 @@ def _resolved(
     """Class, path, config and placement of a model; errors inside the block are those of the model."""
     import torch
 
-    from protokv.backbones.identity import find_file, read_json
+    from protokv.backbones.identity import read_json
     from protokv.backbones.placement import Placement, PlacementRequest
 
     request = PlacementRequest.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
@@ -97,9 +97,7 @@ def _resolved(
         # bytes on any number of cores.
         torch.set_num_threads(1)
     path = str(folder or (weights_folder() if name == EMBEDDED else name))
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if looks_local and not Path(path).is_dir():
-        raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
+    is_folder = _is_folder(path)
     if name == EMBEDDED and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer takes.
         from protokv.backbones.embedded import Embedded
@@ -110,20 +108,59 @@ def _resolved(
             kind = "float32" if request.device.type == "cpu" else config["dtype"]
         yield Embedded, path, config, Placement(getattr(torch, kind), request.device)
         return
-    from protokv.backbones.failure import translate_errors
+    from protokv.backbones.failure import quiet_transformers, translate_errors
 
     with translate_errors(name):
-        from transformers import AutoConfig
+        if is_folder:
+            _check_config(Path(path))
+        else:
+            from protokv.backbones.hub import fetch
 
-        if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
-            raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
-        # Checked here, because transformers has no clear error for an architecture that it does not know, and looks for
-        # one that is not named in code of the checkpoint.
-        if find_file(path, "config.json") is not None:
-            check_family(read_json(path, "config.json").get("model_type"))
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        module, cls = FAMILIES[config.model_type]
-        yield getattr(import_module(module), cls), path, config, request.placement(config)
+            path = str(fetch(path, _check_config))
+        with quiet_transformers():
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            module, cls = FAMILIES[config.model_type]
+            yield getattr(import_module(module), cls), path, config, request.placement(config)
+
+
+def _check_config(folder: Path) -> None:
+    """Refuse a folder without a config, or of no supported family. ModelError.
+
+    transformers has no clear error for an architecture that it does not know, and looks for one that is not named in
+    code of the checkpoint.
+    """
+    from protokv.backbones.identity import read_json
+
+    if not (folder / "config.json").is_file():
+        raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
+    check_family(read_json(str(folder), "config.json").get("model_type"))
+
+
+def require_model(name: str) -> None:
+    """Refuse a model that cannot be loaded for want of files, before anything heavy is imported; nothing is downloaded.
+
+    Raises:
+        ModelError: there is no such folder, the hub has no such model, or it cannot be reached and the model is not in
+            the cache.
+    """
+    if name == EMBEDDED or _is_folder(name):
+        return
+    from protokv.backbones.failure import translate_errors
+    from protokv.backbones.hub import require
+
+    with translate_errors(name):
+        require(name)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a name is that of a folder; else it may be one of the hub. ModelError where it can be neither."""
+    if Path(path).is_dir():
+        return True
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
+    return False
 
 
 def check_family(kind: object) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from protokv.errors import ModelError
 
 # Parts of the messages of allocators, on the host and on devices.
@@ -14,19 +12,31 @@ _NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memor
 
 
 @contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence its progress bars and advice."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers, the hub and torch into one clear line each; silence progress bars and advice.
+    """Turn errors of transformers, the hub and torch into one clear line each.
 
     Raises:
         ModelError: whatever went wrong.
     """
     from huggingface_hub import errors as hub
     from safetensors import SafetensorError
-    from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         yield
     except ModelError as error:
@@ -45,10 +55,6 @@ def translate_errors(name: str) -> Iterator[None]:
     ) as error:
         message, hint = _explain(error)
         raise ModelError(f"cannot load the model {name}: {message}", hint=hint) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _explain(error: Exception) -> tuple[str, str]:
@@ -59,7 +65,9 @@ def _explain(error: Exception) -> tuple[str, str]:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     text = str(error).strip()
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(part in text.lower() for part in _NO_ROOM):
+    # Of torch, whose own kind of it has this name; a model that is not there is refused without it.
+    no_room = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if no_room or any(part in text.lower() for part in _NO_ROOM):
         return (
             "it does not fit into memory",
             "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model",

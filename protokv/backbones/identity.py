@@ -20,20 +20,9 @@ _VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or
 
 
 def find_file(path: str, filename: str) -> Path | None:
-    """A file of a model folder or of a hub repository in the local cache; None where there is none."""
-    if Path(path).is_dir():
-        file = Path(path) / filename
-        return file if file.is_file() else None
-    from transformers.utils import cached_file
-
-    found = cached_file(
-        path,
-        filename,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
-    return Path(found) if found else None
+    """A file of a model folder; None where there is none."""
+    file = Path(path) / filename
+    return file if file.is_file() else None
 
 
 def read_json(path: str, filename: str) -> dict[str, Any]:
@@ -57,12 +46,17 @@ def hash_config(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(_stable(config), sort_keys=True).encode()).hexdigest()
 
 
+def weight_files(path: str) -> list[str]:
+    """Names of the safetensors files of a model folder, in order, as its index says; the one name without an index."""
+    shards = read_json(path, "model.safetensors.index.json").get("weight_map")
+    named = {str(name) for name in shards.values()} if isinstance(shards, dict) else set()
+    return sorted(named) or ["model.safetensors"]
+
+
 def digest_weights(path: str) -> str:
     """sha256 over the header, size and samples of every safetensors file of a model; empty where there is none."""
-    index = read_json(path, "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or ["model.safetensors"]
     digest = hashlib.sha256()
-    for name in names:
+    for name in weight_files(path):
         file = find_file(path, name)
         if file is None:
             return ""

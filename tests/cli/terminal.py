@@ -67,10 +67,14 @@ def pseudo_terminal(typed: str = "") -> Iterator[tuple[IO[str], IO[str], list[by
 
 
 def run_on_terminal(
-    environment: Mapping[str, str], *arguments: object, stdout: Path | None = None, typed: str = ""
+    environment: Mapping[str, str],
+    *arguments: object,
+    stdout: Path | None = None,
+    typed: str = "",
+    term: str = "xterm-256color",
 ) -> Seen:
     """Run the program with stdin, stderr and, unless it is sent to a file, stdout on a terminal."""
-    variables = {**environment, "TERM": "xterm-256color"}
+    variables = {**environment, "TERM": term}
     with pseudo_terminal(typed) as (keyboard, screen, written), mock.patch.dict(os.environ, variables, clear=True):
         sent = stdout.open("w", encoding="utf-8") if stdout else screen
         with mock.patch.multiple(sys, stdin=keyboard, stdout=sent, stderr=screen):

@@ -1,0 +1,164 @@
+"""Models of the hub, of one on loopback: downloaded once and shown, found offline, and missing in two quick lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+from tests.cli.terminal import Seen, pseudo_terminal
+
+NAME, SHA = "somebody/tiny-model", "a" * 40
+
+
+@dataclass
+class Hub:
+    """What of a hub's interface a download needs, for one model.
+
+    Attributes:
+        requests: paths that were asked for.
+    """
+
+    folder: Path
+    address: str = ""
+    requests: list[str] = field(default_factory=list)
+
+    def answer(self, path: str) -> tuple[int, bytes, str]:
+        """Status, body and ETag."""
+        route, _, _ = path.partition("?")
+        if route in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
+            return 200, json.dumps({"id": NAME, "sha": SHA, "siblings": []}).encode(), ""
+        if route == f"/api/models/{NAME}/tree/{SHA}":
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _etag(file)}
+                for file in self.folder.iterdir()
+            ]
+            return 200, json.dumps(files).encode(), ""
+        file = self.folder / route.rpartition("/")[2]
+        if route.startswith(f"/{NAME}/resolve/") and file.is_file():
+            return 200, file.read_bytes(), _etag(file)
+        return 404, b"{}", ""
+
+
+def _etag(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tiny_folder: Path) -> Iterator[Hub]:
+    made = Hub(tiny_folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            made.requests.append(self.path)
+            status, body, etag = made.answer(self.path)
+            self.send_response(status)
+            if status == 404:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            for name, value in {"ETag": f'"{etag}"', "X-Repo-Commit": SHA, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made.address = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ingest(protokv: Program, video: Path, name: str, endpoint: str, **options: object) -> subprocess.CompletedProcess:
+    """A process with an empty cache of its own, online."""
+    environment = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
+    environment |= {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
+    environment |= options.pop("environment", {})  # type: ignore[arg-type]
+    command = [sys.executable, "-m", "protokv", "ingest", str(video), "--model", name, "--budget", "24", "--json"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.run(command, cwd=protokv.folder, env=environment, text=True, timeout=120, check=False, **streams)
+
+
+def test_a_model_is_downloaded_once_and_found_without_the_hub_later(protokv: Program, video: Path, hub: Hub) -> None:
+    first = ingest(protokv, video, NAME, hub.address)
+    assert first.returncode == Exit.DONE, first.stderr
+    # No bars in a pipe.
+    assert "%" not in first.stderr
+    weights = [path for path in hub.requests if path.endswith("model.safetensors")]
+    assert weights
+    offline = ingest(protokv, video, NAME, "http://127.0.0.1:9")
+    assert offline.returncode == Exit.DONE, offline.stderr
+    assert "there is nothing to do" in offline.stderr
+
+
+def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
+    with pseudo_terminal() as (_, terminal, written):
+        result = ingest(protokv, video, NAME, hub.address, stderr=terminal, environment={"TERM": "xterm"})
+    screen = b"".join(written).decode()
+    assert result.returncode == Exit.DONE, screen
+    assert "loading model" in screen
+    assert "Fetching" in screen
+    assert [line for line in Seen(0, screen).lines() if "%" in line or "loading" in line] == []
+
+
+def test_a_model_that_is_neither_here_nor_in_reach_is_two_lines(protokv: Program, video: Path) -> None:
+    result = ingest(protokv, video, NAME, "http://127.0.0.1:9")
+    assert result.returncode == Exit.FAILURE
+    assert result.stderr.splitlines() == [
+        f"Error: cannot load the model {NAME}: it is not in the local cache, and the hub cannot be reached",
+        "Hint: check the name and the connection, or name a local folder",
+    ]
+
+
+def test_a_model_that_the_hub_does_not_have_is_two_lines(protokv: Program, video: Path, hub: Hub) -> None:
+    result = ingest(protokv, video, "somebody/something-else", hub.address)
+    assert result.returncode == Exit.FAILURE
+    assert len(result.stderr.splitlines()) == 2
+    assert "there is no such model on the hub" in result.stderr
+    # No second attempt.
+    assert hub.requests.count("/api/models/somebody/something-else") == 1
+
+
+def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
+    code = (
+        "import sys\nfrom protokv.backbones import require_model\nfrom protokv.errors import ModelError\n"
+        f"try:\n    require_model({NAME!r})\nexcept ModelError:\n    pass\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    environment = protokv.environment | {"HF_HOME": str(protokv.folder / "cache")}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    protokv: Program, video: Path, hub: Hub, tmp_path: Path
+) -> None:
+    hub.folder = tmp_path / "other"
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text('{"model_type": "bert"}')
+    (hub.folder / "model.safetensors").write_bytes(b"0" * 100)
+    result = ingest(protokv, video, NAME, hub.address)
+    assert "it is a bert model, which is not supported" in result.stderr
+    assert not [path for path in hub.requests if path.endswith("safetensors")]
