@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from protokv.backbones import EMBEDDED
+from protokv.mini import WORLD_MARK
 from protokv.records import StreamClock
 from protokv.snapshot.schema import Header
 from protokv.snapshot.sources import segment_of
@@ -40,6 +42,21 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def is_beyond(model: str, comment: object) -> bool:
+    """Whether a model cannot make sense of a source: the embedded one of what its world has not drawn."""
+    return model == EMBEDDED and comment != WORLD_MARK
+
+
+def beyond_model(header: Header) -> list[str]:
+    """Names of the sources of a state that its model cannot make sense of. Frames from a program are its own affair."""
+    records = [*segment_of(header).earlier, header.source or {}]
+    return [
+        str(one["name"])
+        for one in records
+        if one.get("name") is not None and is_beyond(header.backbone.name, one.get("comment"))
+    ]
 
 
 def end_of(reached_s: float, start_s: float, duration_s: object, clock: StreamClock) -> float:

@@ -14,6 +14,7 @@ from protokv.config import DEFAULT
 from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
 from protokv_cli import fleet_options, live, options
+from protokv_cli.beyond import warn_of_source
 from protokv_cli.completion import values
 from protokv_cli.exits import Exit
 from protokv_cli.fleet import FleetOptions, ingest_fleet
@@ -259,6 +260,8 @@ def _begin(out: Output, started: Started, source: str) -> None:
     else:
         most = "grows with the stream" if started.most_bytes is None else f"at most {bytes_text(started.most_bytes)}"
         out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
+    if started.beyond_model and started.how != "finished":
+        warn_of_source(out, source)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "

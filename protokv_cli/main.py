@@ -62,7 +62,7 @@ def protokv(
     \b
     Examples:
       protokv ingest video.mp4
-      protokv query video.safetensors "what happened first?"
+      protokv query video.safetensors "What shape appeared first?"
       protokv inspect video.safetensors
       protokv replay --study quick
 

@@ -14,6 +14,7 @@ import typer
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli import options
+from protokv_cli.beyond import REAL_MODEL, warn_of_answers
 from protokv_cli.loading import loading
 from protokv_cli.moment import tell_commit
 from protokv_cli.output import Format, Output
@@ -82,9 +83,9 @@ def query(
 
     \b
     Examples:
-      protokv query video.safetensors "what colour was the star?" "how many objects appeared?"
+      protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
       protokv query video.safetensors - < questions.jsonl | jq -r .answer
-      protokv query video.safetensors --at 12m "what is on the table?"
+      protokv query video.safetensors --at 12m "What is visible now?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -93,7 +94,7 @@ def query(
         asked = _read(questions or ([] if out.stdin is None or out.stdin.isatty() else ["-"]), out.stdin)
         first = next(asked, None)
         if first is None:
-            raise ConfigError("there is no question", hint='protokv query STATE "what happened first?"')
+            raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
         at_s = None if at is None else parse_duration(at)
         from protokv.fleet.places import is_place
 
@@ -134,13 +135,18 @@ def query(
                 verify=verify,
                 timings=clock,
             )
+            from protokv.snapshot import read_header
+            from protokv.watched import beyond_model
+
         tell_commit(out, session.clock.stream_time_s, at_s)
+        beyond = beyond_model(read_header(state))
+        warn_of_answers(out, beyond)
         n, right, unknown = 0, 0, _UnknownWords(out, session)
         alone = len(questions) == 1 and questions != ["-"]
         for question in chain((first,), asked):
             unknown(question.text)
             answer = _answer(out, session, question.text, decoding, alone=alone)
-            row = _row(answer, state)
+            row = _row(answer, state) | ({"beyond_model": True} if beyond else {})
             clock.add("first token", answer.ttft_ms / 1e3)
             clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
             if timings:
@@ -164,7 +170,7 @@ def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
     if named is not None:
         return named, arguments
     if not arguments:
-        raise ConfigError("there is no state to ask", hint='protokv query STATE "what happened first?"')
+        raise ConfigError("there is no state to ask", hint='protokv query STATE "What shape appeared first?"')
     return arguments[0], arguments[1:]
 
 
@@ -241,5 +247,5 @@ class _UnknownWords:
         who = "the embedded model knows only its procedural world of coloured shapes and" if name == EMBEDDED else name
         self._out.warn(
             f"Note: {who} does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
-            "For other videos name a real model when ingesting: --model Qwen/Qwen2.5-VL-7B-Instruct"
+            f"For other videos name a real model when ingesting: --model {REAL_MODEL}"
         )

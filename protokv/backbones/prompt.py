@@ -64,7 +64,7 @@ class ChatPrompt:
 def check_question(question: str, control: Iterable[str]) -> None:
     """Refuse a question without text, or one that spells a control token. ConfigError."""
     if not question.strip():
-        raise ConfigError("the question is empty", hint="ask something, for example: what happened first?")
+        raise ConfigError("the question is empty", hint="ask something, for example: What shape appeared first?")
     for token in control:
         if token in question:
             raise ConfigError(f"the question contains the control token {token}", hint="leave it out")

@@ -18,6 +18,7 @@ class Started:
         source_fps: frames a second that the source has; None where it does not say.
         state_bytes: of the state in memory.
         most_bytes: that the state takes on disk once the memory is full; None where it grows with the stream.
+        beyond_model: the source is nothing that the model can make sense of (`protokv.watched.is_beyond`).
     """
 
     state: str
@@ -30,6 +31,7 @@ class Started:
     source_fps: float | None
     state_bytes: int
     most_bytes: int | None
+    beyond_model: bool
 
 
 @dataclass(frozen=True, slots=True)

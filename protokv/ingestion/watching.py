@@ -27,7 +27,7 @@ from protokv.snapshot.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
-from protokv.watched import end_of
+from protokv.watched import end_of, is_beyond
 
 
 def _frames_by_decoder(said: object) -> Counter[str]:
@@ -197,6 +197,7 @@ class Run:
             source_fps=self._source.info.rate_fps,
             state_bytes=self._state_bytes(),
             most_bytes=sum(spec.nbytes for spec in memory.specs()) if memory.bounded else None,
+            beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
         )
 
     def _progress(self) -> Progress:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["weights_folder"]
+__all__ = ["WORLD_MARK", "weights_folder"]
+
+WORLD_MARK = "drawn by the procedural world of protokv/mini"
+"""The comment in files of its world: of whatever else the model watches, its answers mean nothing."""
 
 
 def weights_folder() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ProtoKVError
+from protokv.mini import WORLD_MARK
 from protokv.mini.questions import make_questions
 from protokv.mini.world import World, WorldConfig
 
@@ -25,13 +26,14 @@ VIDEO_SIDE: Final = 336
 def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
     """Write the whole stream to `path` (the suffix chooses the container) and return the number of frames.
 
-    Frame i has the time stamp i / fps seconds. The same world gives the same pictures; the file's bytes also depend on
-    the version of the encoder.
+    Frame i has the time stamp i / fps seconds, and the file the comment `WORLD_MARK`. The same world gives the same
+    pictures; the file's bytes also depend on the version of the encoder.
     """
     import av
 
     n_frames = world.config.length_s * fps
     with av.open(str(path), "w") as container:
+        container.metadata["comment"] = WORLD_MARK
         stream = container.add_stream("libx264", rate=fps, options={"crf": str(crf), "preset": "slow", "threads": "1"})
         stream.width = stream.height = side
         stream.pix_fmt = "yuv420p"

@@ -26,6 +26,9 @@ WITHOUT_PTS = {"avi"}
 # Their header declares an end, apart from the times of the frames.
 _DECLARING = {"avi", "matroska"}
 
+# Characters of a file's comment that are looked at.
+_COMMENT = 200
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -47,6 +50,7 @@ class Probe:
     size_bytes: int
     fingerprint: str
     timeline: Timeline
+    comment: str | None = None
     max_pixels: int = MAX_PIXELS
 
     @property
@@ -116,8 +120,15 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         size_bytes=path.stat().st_size,
         fingerprint=fingerprint(path),
         timeline=timeline,
+        comment=_comment(container),
         max_pixels=max_pixels,
     )
+
+
+def _comment(container: Any) -> str | None:
+    """What the file says of itself, the beginning of it; Matroska's tags are in capitals."""
+    tags = {name.lower(): text for name, text in container.metadata.items()}
+    return tags["comment"][:_COMMENT] if tags.get("comment") else None
 
 
 def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:

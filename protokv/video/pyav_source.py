@@ -59,6 +59,7 @@ class PyAVSource(Closing):
             duration_s=p.promised_s,
             size_bytes=p.size_bytes,
             fingerprint=p.fingerprint,
+            comment=p.comment,
         )
 
     @property

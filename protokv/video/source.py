@@ -74,6 +74,7 @@ class SourceInfo:
     size_bytes: int | None = None
     fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
     seekable: bool = True  # whether it can be read more than once, and from a later time
+    comment: str | None = None  # what the file says of itself, the beginning of it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""

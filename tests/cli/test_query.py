@@ -13,7 +13,7 @@ from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
 from tests.cli.warmed import WarmedProgram
 
-KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "state"]
+KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
 
 
 @pytest.fixture

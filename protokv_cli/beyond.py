@@ -1,0 +1,29 @@
+"""Videos that the embedded model cannot make sense of: told at ingest and with every answer, with the way out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from protokv_cli.output import Output
+
+REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+def warn_of_source(out: Output, source: str) -> None:
+    """Before a run whose state will answer nothing of use."""
+    out.warn(
+        f"Warning: the embedded model reads only its own world of coloured shapes, and {source} is not of it: its "
+        "answers will mean nothing."
+    )
+    out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(source)} --model {REAL_MODEL}")
+
+
+def warn_of_answers(out: Output, sources: Sequence[str]) -> None:
+    """With answers that mean nothing."""
+    if sources:
+        out.warn(
+            f"Warning: the embedded model reads only its own world of coloured shapes, and {', '.join(sources)} "
+            f"{'is' if len(sources) == 1 else 'are'} not of it: the answers mean nothing."
+        )
+        out.warn(f"Hint: ingest with a real model: --model {REAL_MODEL}")

@@ -1,0 +1,64 @@
+"""The embedded model says what it cannot make sense of, and the examples in the help are questions that it can read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from protokv.mini.render import render
+from protokv.mini.vocabulary import split, token_ids
+from protokv.mini.world import World, WorldConfig
+from protokv.video import open_source
+from tests.cli.conftest import Program
+from tests.cli.test_documented import EXAMPLES
+
+
+@pytest.fixture
+def embedded(protokv: Program) -> Program:
+    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
+    return protokv
+
+
+def test_a_video_of_no_world_is_warned_of_when_it_is_watched_and_with_every_answer(
+    embedded: Program, video: Path
+) -> None:
+    result = embedded("ingest", video, "--budget", "64", "--json")
+    assert result.rows()[0]["beyond_model"] is True
+    assert f"Hint: name a real model: protokv ingest {video} --model Qwen/" in result.err
+    asked = embedded("query", "clip.safetensors", "What shape appeared first?", "What is visible now?", "-q")
+    assert [row["beyond_model"] for row in asked.rows()] == [True, True]
+    assert "clip.mp4 is not of it: the answers mean nothing" in asked.err
+    again = embedded("ingest", video, "--budget", "64", "--json")
+    assert "Warning" not in again.err
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_what_the_world_drew_is_marked_and_not_warned_of(embedded: Program, suffix: str) -> None:
+    path = embedded.folder / f"drawn.{suffix}"
+    render(World(WorldConfig(seed=7, length_s=3)), path)
+    result = embedded("ingest", path, "--budget", "64", "--json")
+    assert result.rows()[0]["beyond_model"] is False
+    assert "Warning" not in result.err
+    asked = embedded("query", "drawn.safetensors", "What shape appeared first?")
+    assert "beyond_model" not in asked.rows()[0]
+    assert asked.err == ""
+
+
+def test_another_model_watches_what_it_likes(protokv: Program, mocked: None, video: Path) -> None:
+    assert "Warning" not in protokv("ingest", video, "--budget", "24", "--json").err
+    assert "Warning" not in protokv("query", "clip.safetensors", "what ?").err
+
+
+@pytest.mark.parametrize("name", ["short", "minute", "long"])
+def test_the_samples_are_marked(name: str) -> None:
+    with open_source(Path(__file__).parents[2] / "samples" / name / "video.mp4") as source:
+        assert source.info.comment == "drawn by the procedural world of protokv/mini"
+
+
+@pytest.mark.parametrize("place", [place for place in EXAMPLES if place.startswith("help of")])
+def test_the_questions_of_the_help_are_in_words_that_the_embedded_model_knows(place: str) -> None:
+    asked = [text for command in EXAMPLES[place] for text in re.findall(r'"([^"]*\?)"', command)]
+    assert asked or "query" not in place
+    assert not [word for text in asked for word in split(text) if word not in token_ids()]
