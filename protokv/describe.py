@@ -20,7 +20,7 @@ from protokv.checkpoint import config_of
 from protokv.compare import compare
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memory import MEMORIES, restore_memory
+from protokv.memory import declare_state, restore_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.memory.state import TensorSpec
 from protokv.snapshot import State, StatePath
@@ -169,7 +169,7 @@ def _legends(state: State) -> dict[str, TensorSpec]:
     """What the tensors of a state are; nothing where it makes no sense, which is no reason not to copy it."""
     try:
         config = config_of(state)
-        return {spec.name: spec for spec in MEMORIES[config.name].declare(config, _shape(state))}
+        return {spec.name: spec for spec in declare_state(config, _shape(state))}
     except (StateCorrupt, ConfigError):
         return {}
 
@@ -189,6 +189,7 @@ def _shape(state: State) -> MemoryShape:
         sink_tokens=P0,
         dtype=state.tensors["sink.keys"].dtype,
         device=torch.device("cpu"),
+        frames_per_step=state.clock.frames_per_step,
     )
 
 

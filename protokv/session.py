@@ -23,7 +23,7 @@ from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, RecordedContext
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
-from protokv.memory import build_memory, restore_memory
+from protokv.memory import RecentStep, WithRecent, build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
@@ -212,6 +212,8 @@ class Session:
                 self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
                 moving = [component in backbone.moving for component in range(len(one.highest))]
                 self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
+                if isinstance(self.memory, WithRecent):
+                    self.memory.remember(recent_step(one.read, one.positions, self.clock.steps))
                 self.clock = one.clock
             self.intact = True
 
@@ -262,7 +264,7 @@ class Session:
     @torch.inference_mode()
     def prefill(self, question: str) -> Tensor:
         """Logits `[n, vocabulary]` float32 of the tokens that stand behind the video: what `ask` starts from."""
-        logits, _, _ = self._forward_question(question, room=0)
+        logits, *_ = self._forward_question(question, room=0)
         return logits
 
     def ask(self, question: str, decoding: Decoding | None = None) -> Answer:
@@ -286,14 +288,15 @@ class Session:
         decoding = decoding or Decoding()
         began = time.perf_counter()
         with torch.inference_mode():
-            logits, context, tail = self._forward_question(question, room=decoding.max_new_tokens)
+            logits, context, tail, asked = self._forward_question(question, room=decoding.max_new_tokens)
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
         chosen = choose(logits[-1])
         sure = [log_probability(logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
-        pieces, n_tokens, position = [], 0, self._behind(context) + tail.length
+        pieces, n_tokens, position = [], 0, self._behind(context) + asked
+        afresh = tail.length - asked
         while token not in self.backbone.stop_ids:
             n_tokens += 1
             if piece := text.push(token):
@@ -319,7 +322,7 @@ class Session:
             stream_time_s=self.clock.stream_time_s,
             ttft_ms=(first - began) * 1e3,
             total_ms=(time.perf_counter() - began) * 1e3,
-            context_tokens=context.visible_tokens(),
+            context_tokens=context.visible_tokens() + afresh,
             tokens=n_tokens,
             mean_logprob=float(torch.cat(sure).mean()),
         )
@@ -328,13 +331,19 @@ class Session:
         """Everything the memory holds, by the names of the snapshot's schema."""
         return self.memory.tensors()
 
-    def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail]:
-        ids = self._ids_of(question)
-        tail = self.backbone.new_tail(len(ids) + room)
+    def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail, int]:
+        """Logits of the question, what it read, the tail behind it, and its tokens."""
+        backbone, ids = self.backbone, self._ids_of(question)
+        recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
+        tail = backbone.new_tail(sum(len(one.positions) for one in recent) + len(ids) + room)
         context = self._placed(self.memory.recall())
-        positions = self.backbone.text_positions(self._behind(context), len(ids))
-        hidden = self.backbone.forward(self.backbone.embed_text(ids), positions, context, tail)
-        return self.backbone.logits(hidden), context, tail
+        if recent:
+            reads = [read_recent(one) for one in recent]
+            stands = torch.cat([one.positions for one in recent])
+            backbone.forward(torch.cat([read.embeddings for read in reads]), stands, context, tail, steps=reads)
+        positions = backbone.text_positions(self._behind(context), len(ids))
+        hidden = backbone.forward(backbone.embed_text(ids), positions, context, tail)
+        return backbone.logits(hidden), context, tail, len(ids)
 
     def _ids_of(self, question: str) -> list[int]:
         # A token has seldom more than ten characters, and splitting a text into tokens takes time too.
@@ -395,6 +404,7 @@ def _shape_of(backbone: Backbone) -> MemoryShape:
         dtype=backbone.dtype,
         device=backbone.device,
         layer_devices=backbone.layer_devices,
+        frames_per_step=backbone.frames_per_step,
     )
 
 
@@ -413,6 +423,17 @@ def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:
         deepstack=None if tokens.deepstack is None else tokens.deepstack[:, kept],
     )
     return left, rows
+
+
+def recent_step(tokens: StepTokens, positions: Tensor, step: int) -> RecentStep:
+    """A step that was forwarded at some positions, as a memory keeps it."""
+    start, stop, _ = (tokens.visual or slice(None)).indices(len(positions))
+    return RecentStep(tokens.embeddings, positions, tokens.grid, (start, stop), step, tokens.deepstack)
+
+
+def read_recent(recent: RecentStep) -> StepTokens:
+    """The inverse of `recent_step`."""
+    return StepTokens(recent.embeddings, recent.grid, slice(*recent.visual), recent.deepstack)
 
 
 def coordinates_of(tokens: StepTokens) -> Tensor:

@@ -19,6 +19,8 @@ Positions = Literal["stream", "compact"]
 
 MOST_TOKENS: Final = 2**24
 """The largest budget: beyond what any device holds, and low enough that no product of settings overflows."""
+MOST_FRAMES: Final = 4096
+"""The most frames that a question reads afresh."""
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any finite key of a real model is a finite float32."""
 
@@ -35,17 +37,25 @@ class MemoryConfig:
             what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
             model was trained on (`protokv.context`).
         encode_with: what a new step attends to while it is encoded: the whole memory, or its exact tokens only.
+        recent_frames: N, the last frames that the state keeps as the vision tower gave them, and that a question reads
+            afresh behind the memory; 0: none. They count in the bytes of the state and in the tokens that an answer
+            read.
         non_finite: what happens to tokens of a step whose keys or values are not finite: "drop" leaves them out and
             counts them, "refuse" stops at the step, at the price of one wait for the device a step.
         seed: of everything that is drawn.
     """
 
     name: ClassVar[str]
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"budget": (1, MOST_TOKENS), "seed": (0, 2**63 - 1)}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "budget": (1, MOST_TOKENS),
+        "seed": (0, 2**63 - 1),
+        "recent_frames": (0, MOST_FRAMES),
+    }
 
     budget: int = 6000
     positions: Positions = "stream"
     encode_with: EncodeWith = "all"
+    recent_frames: int = 0
     non_finite: NonFinite = "drop"
     seed: int = 0
 
@@ -56,6 +66,10 @@ class MemoryConfig:
         for cls in reversed(type(self).__mro__):
             for name, (low, high) in vars(cls).get("ranges", {}).items():
                 check_range(name, getattr(self, name), low, high)
+        if self.recent_frames and self.positions == "compact":
+            raise ConfigError(
+                "recent_frames: the recent frames stand where they stood in the stream", hint="use positions=stream"
+            )
         self.check()
 
     def check(self) -> None:

@@ -75,6 +75,10 @@ class Context(ABC):
     def without_far(self) -> Context:
         """The same with everything hidden but the prompt prefix and the exact tokens of the near window."""
 
+    def before(self, time: int) -> Context:
+        """The same without the tokens that stand at this time or behind it; prototypes of several tokens stay."""
+        raise NotImplementedError
+
     @abstractmethod
     def visible_tokens(self) -> int:
         """Slots that attention can see, in the layer and head that sees most."""

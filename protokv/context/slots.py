@@ -56,6 +56,15 @@ class SlotContext(Context):
         bias[..., self.far] = -torch.inf
         return replace(self, bias=bias)
 
+    def before(self, time: int) -> SlotContext:
+        """The same slots with later tokens hidden; keys and values are shared, not copied."""
+        if self.positions is None:
+            raise ValueError("this context does not know the positions of its slots")
+        # A prototype of several tokens has the logarithm of their number as its bias.
+        later = (self.positions()[..., 0] >= time) & (self.bias == 0)
+        later[..., : self.far.start] = False
+        return replace(self, bias=self.bias.masked_fill(later, -torch.inf))
+
     def visible_tokens(self) -> int:
         """Slots that attention can see, in the layer and head that sees most."""
         return int((self.bias > -torch.inf).sum(-1).max()) if self.bias.numel() else 0

@@ -29,13 +29,24 @@ from protokv.memory.last_frames import LastFrames
 from protokv.memory.local import LocalMemory
 from protokv.memory.migration import migrate
 from protokv.memory.protokv.memory import ProtoKV
+from protokv.memory.recent import RecentStep, RecentSteps, WithRecent
 from protokv.memory.rekv.memory import ReKV
 from protokv.memory.sharded import LayerShards
 from protokv.memory.sliding_window import SlidingWindow
-from protokv.memory.state import Clock, check_shapes, shapes_of
+from protokv.memory.state import Clock, TensorSpec, check_shapes, shapes_of
 from protokv.rotary import Rotary
 
-__all__ = ["MEMORIES", "Memory", "MemoryShape", "StepKV", "build_memory", "restore_memory"]
+__all__ = [
+    "MEMORIES",
+    "Memory",
+    "MemoryShape",
+    "RecentStep",
+    "StepKV",
+    "WithRecent",
+    "build_memory",
+    "declare_state",
+    "restore_memory",
+]
 
 MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": ProtoKV,
@@ -61,9 +72,26 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """
     cls = MEMORIES[config.name]
     check_capacity(cls.declare(config, shape), shape.layer_devices or (shape.device,), config.budget)
-    if len(set(shape.layer_devices or ())) > 1:
-        return LayerShards(cls, config, shape, rotary)
-    return cls(config, shape, rotary)
+    spread = len(set(shape.layer_devices or ())) > 1
+    memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+    if not config.recent_frames:
+        return memory
+    if not cls.hides_recent:
+        raise ConfigError(
+            f"recent_frames: {config.name} chooses by what is forwarded first, which must be the question",
+            hint="use another memory, or leave recent_frames out",
+        )
+    return WithRecent(memory, -(-config.recent_frames // shape.frames_per_step), shape)
+
+
+def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    """The tensors of a state under these settings. Allocates nothing.
+
+    Raises:
+        ConfigError: the config does not fit the model.
+    """
+    recent = RecentSteps.declare(shape) if config.recent_frames else ()
+    return (*MEMORIES[config.name].declare(config, shape), *recent)
 
 
 def restore_memory(
@@ -76,7 +104,7 @@ def restore_memory(
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
     """
     try:
-        check_shapes(shapes_of(migrate(tensors)), MEMORIES[config.name].declare(config, shape))
+        check_shapes(shapes_of(migrate(tensors)), declare_state(config, shape))
         memory = build_memory(config, shape, rotary)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error

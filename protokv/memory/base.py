@@ -34,6 +34,7 @@ class MemoryShape:
         part_of: the whole model's layers where these are some of its consecutive ones, and the first of them is
             `first_layer`; None: they are all.
         first_layer: see `part_of`.
+        frames_per_step: sampled frames that make a step.
     """
 
     layers: int
@@ -46,6 +47,7 @@ class MemoryShape:
     layer_devices: Sequence[torch.device] | None = None
     part_of: int | None = None
     first_layer: int = 0
+    frames_per_step: int = 1
 
     @property
     def of_model(self) -> tuple[int, slice]:
@@ -106,11 +108,13 @@ class Memory(ABC):
 
     Attributes:
         bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
+        hides_recent: whether what it recalls can be shown without the last steps, which are then read afresh.
         joins_steps: whether a step may read the steps before it while they are not appended yet; not where each is
             encoded by itself.
     """
 
     bounded: bool = True
+    hides_recent: bool = True
     joins_steps: bool = True
 
     @abstractmethod

@@ -37,6 +37,8 @@ from protokv.rotary import Rotary, rotate
 class DyCokeDecode(FullCache):
     """The full cache; what a question recalls prunes itself."""
 
+    hides_recent = False
+
     def __init__(self, config: DyCokeDecodeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         if shape.part_of is not None:
             raise ConfigError(

@@ -177,6 +177,10 @@ class ShardedContext(Context):
         """All parts without what is far."""
         return ShardedContext.of(self.runs, [part.without_far() for part in self.parts])
 
+    def before(self, time: int) -> ShardedContext:
+        """All parts without what is later."""
+        return ShardedContext.of(self.runs, [part.before(time) for part in self.parts])
+
     def visible_tokens(self) -> int:
         """Of the part that sees most."""
         return max(part.visible_tokens() for part in self.parts)

@@ -50,6 +50,8 @@ class ReKV(ExactMemory):
 
     bounded = False
 
+    hides_recent = False
+
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape, self._rotary = config, shape, rotary
         self._intake = Intake(config, shape)
