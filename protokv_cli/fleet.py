@@ -33,6 +33,7 @@ class FleetOptions:
     listing: str | None
     workers: int | None
     devices: str | None
+    ray: str | None
     dry_run: bool
     max_failures: int | None
     failures: Path | None
@@ -43,7 +44,7 @@ class FleetOptions:
         from protokv.fleet.places import is_place
         from protokv.fleet.plan import several
 
-        told = (self.listing, self.workers, self.max_failures, self.failures, self.dry_run or None)
+        told = (self.listing, self.workers, self.ray, self.max_failures, self.failures, self.dry_run or None)
         return (
             len(self.sources) != 1
             or any(one is not None for one in told)
@@ -199,6 +200,16 @@ def _lines(out: Output, listing: str) -> Iterator[IO[str]]:
 def _pool(options: FleetOptions, recipe: Recipe) -> Any:
     from protokv.fleet import LocalPool
 
+    if options.ray is not None:
+        if options.devices is not None:
+            raise ConfigError("--devices are those of one machine", hint="Ray gives each worker its own: leave it out")
+        try:
+            from protokv.fleet.cluster import RayPool
+        except ImportError as error:
+            raise ConfigError(
+                f"--ray needs {error.name}, which is not installed", hint="pip install 'protokv[ray]'"
+            ) from error
+        return RayPool(recipe, None if options.ray == "auto" else options.ray, options.workers)
     devices = [f"cuda:{one}" if one.isdecimal() else one for one in parse_list(options.devices or "auto")]
     return LocalPool(recipe, options.workers or len(devices), devices)
 

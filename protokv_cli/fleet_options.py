@@ -23,6 +23,14 @@ Devices = Annotated[
     str | None,
     typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what is new, unfinished, changed or done; write nothing.")]
 MaxFailures = Annotated[
     int | None,

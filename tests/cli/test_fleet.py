@@ -157,6 +157,7 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
         (("a.mp4", "x/a.mkv"), Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
         (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append and --resume are for one video"),
         ((), Exit.USAGE, "there is no video to ingest"),
+        (("a.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
         (("--from", "gone.txt"), Exit.NOT_FOUND, "cannot read gone.txt"),
         (("*.mp4",), Exit.NOT_FOUND, "there is no video in *.mp4"),
     ],
