@@ -23,6 +23,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import declare_state, restore_memory
 from protokv.memory.base import Memory, MemoryShape
 from protokv.memory.state import TensorSpec
+from protokv.overwriting import check_not_read, check_replaceable
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
@@ -119,15 +120,26 @@ def _check_budget(state: State, config: MemoryConfig, memory: Memory) -> Iterato
     yield f"budget: {shown} of {config.budget} slots in use, where most are"
 
 
-def convert(path: StatePath, target: StatePath, *, digests: bool = True) -> dict[str, Any]:
-    """Write the same state in the form that the suffix of `target` names; what stands there is replaced.
+def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
+    """Write the same state in the form that the suffix of `target` names.
+
+    Args:
+        path: where the state is.
+        target: where it goes; a state of the same sources that stands there is replaced.
+        overwrite: replace whatever stands there.
+        digests: check that every byte is the one that was saved.
 
     Raises:
+        ConfigError: `target` is the state itself.
+        StateMismatch: something else stands there.
         StateError: the state is missing or damaged, or `target` cannot be written.
         StateLocked: somebody else is writing `target`.
     """
+    check_not_read(target, path)
     with Writer(target) as writer:
         state = snapshot.load(path, verify=digests)
+        if not overwrite:
+            check_replaceable(target, state)
         (written,) = writer.commit(replace(state, legends=_legends(state)), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 

@@ -36,6 +36,7 @@ def inspect(
             show_default="its bytes are checked",
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --output replace whatever is there.")] = False,
     layers: Annotated[
         bool,
         typer.Option("--layers", help="The inner tables too: constants, bytes, bank and codebooks of every layer."),
@@ -88,7 +89,7 @@ def inspect(
             _show(out, found)
             raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
         if output is not None:
-            _show(out, convert(state, output, digests=digests))
+            _show(out, convert(state, output, overwrite=force, digests=digests))
         else:
             at_s = None if at is None else parse_duration(at)
             document = describe(state, at_s=at_s, digests=digests, values=verify is True)

@@ -166,6 +166,7 @@ def replay(
 
         if model is not None and not report:
             require_model(model)
+        from protokv.overwriting import check_not_read
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
         from protokv.replay.presets import PRESETS as TABLES
@@ -173,6 +174,9 @@ def replay(
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv_cli.replay_tables import following, judging, show, show_cost, show_preset
 
+        for written in (None if report else output, plot, html):
+            if written is not None:
+                check_not_read(written, *(sources or ()), questions)
         if plot:
             check_figure(plot)
         if html:

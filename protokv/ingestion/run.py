@@ -28,6 +28,7 @@ from protokv.ingestion.live import LiveOptions, LiveSource, open_input
 from protokv.ingestion.live_run import LiveRun
 from protokv.ingestion.watching import Run
 from protokv.object_store import is_object
+from protokv.overwriting import check_not_read
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
 from protokv.snapshot.sources import Segment
@@ -101,7 +102,7 @@ def ingest(
         and last a `Summary`.
 
     Raises:
-        ConfigError: a setting makes no sense, or two contradict each other.
+        ConfigError: a setting makes no sense, two contradict each other, or the state would go where the source is.
         SourceError: the source is not there, or not one frame of it can be read.
         StateError: the state is locked, does not fit, is corrupt or cannot be written.
         ModelError: the model cannot be loaded.
@@ -111,6 +112,7 @@ def ingest(
     if append and overwrite:
         raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
     path = default_target(source) if target is None else target
+    check_not_read(path, source)
     placement = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with ExitStack() as held:
         options = source.options if isinstance(source, LiveSource) else live or LiveOptions()

@@ -217,6 +217,18 @@ def test_the_size_of_the_state_is_said_before_the_work_and_a_short_clip_takes_li
     assert first["most_bytes"] is None
 
 
+@pytest.mark.parametrize("flags", [(), ("--force",), ("-o", "self.safetensors", "--force"), ("--append",)])
+def test_the_source_is_never_written_over(protokv: Program, mocked: None, video: Path, flags: tuple[str, ...]) -> None:
+    clip = shutil.copy(video, protokv.folder / "self.safetensors")
+    (protokv.folder / "link.safetensors").symlink_to(clip)
+    for output in ((), ("-o", "link.safetensors")):
+        arguments = (*flags, *output) if "--append" not in flags or output else (*flags, "-o", "self.safetensors")
+        result = protokv("ingest", clip, "--budget", "24", *arguments)
+        assert result.code == Exit.USAGE, result.err
+        assert "is what is read, and would be written over" in result.err
+        assert clip.read_bytes() == video.read_bytes()
+
+
 def test_a_rate_above_that_of_the_source_is_told(protokv: Program, mocked: None, video: Path) -> None:
     result = protokv("ingest", video, "--budget", "24", "--fps", "16", "--json")
     assert "has 8 frames a second, and --fps 16 shows the model some of them more than once" in result.err

@@ -164,6 +164,29 @@ def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, 
     assert all(document[key] == original[key] for key in same)
 
 
+def test_what_is_there_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
+    protokv: Program, state: Path, tmp_path: Path
+) -> None:
+    thesis, other = protokv.folder / "thesis.pt", protokv.folder / "other.pt"
+    thesis.write_text("three years of work")
+    second = write_video(tmp_path / "second.mp4", 3, seed=4)
+    assert protokv("ingest", second, "--budget", "24", "-o", other, "--json").code == 0
+    for there, said in ((thesis, "no state that can be read"), (other, "the state of another stream")):
+        before = there.read_bytes()
+        result = protokv("inspect", state, "-o", there)
+        assert result.code == Exit.MISMATCH
+        assert said in result.err.splitlines()[0]
+        assert "--force" in result.err.splitlines()[1]
+        assert there.read_bytes() == before
+        assert protokv("inspect", state, "-o", there, "--force").code == 0
+        assert protokv("inspect", state, "-o", there).code == 0
+        assert protokv("inspect", state, there).code == 0
+    alias = protokv.folder / "alias.safetensors"
+    alias.symlink_to(state)
+    for itself in (state, alias):
+        assert protokv("inspect", state, "-o", itself, "--force").code == Exit.USAGE
+
+
 def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     protokv: Program, state: Path, video: Path
 ) -> None:

@@ -238,3 +238,13 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     assert len({(row["video"], row["question_id"], row["delay_s"]) for row in results(protokv)}) == len(
         results(protokv)
     )
+
+
+@pytest.mark.parametrize("output", [("-o", "v.mp4"), ("--html", "q.jsonl"), ("--plot", "v.mp4")])
+def test_what_is_read_is_never_written_over(protokv: Program, output: tuple[str, str]) -> None:
+    for name in ("v.mp4", "q.jsonl"):
+        (protokv.folder / name).write_text("mine")
+    result = protokv("replay", "v.mp4", "--questions", "q.jsonl", *output, "--force")
+    assert result.code == Exit.USAGE
+    assert "would be written over" in result.err
+    assert {(protokv.folder / name).read_text() for name in ("v.mp4", "q.jsonl")} == {"mine"}
