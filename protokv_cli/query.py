@@ -96,7 +96,10 @@ def query(
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
         at_s = None if at is None else parse_duration(at)
-        from protokv.fleet.places import is_place
+        clock = Timings()
+        clock.add("start", time.process_time())
+        with uncollected(), clock.stage("imports"):
+            from protokv.fleet.places import is_place
 
         if is_place(state):
             from protokv.fleet.ask import load_backbone_for
@@ -117,8 +120,6 @@ def query(
             return
         if top is not None:
             raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
-        clock = Timings()
-        clock.add("start", time.process_time())
         with uncollected(), loading(out, model):
             with clock.stage("imports"):
                 from protokv.checkpoint import load
