@@ -19,9 +19,9 @@ from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
 from tests.benchmarks.shapes.report import write
 from tests.benchmarks.shapes.run import Request, run
-from tests.benchmarks.shapes.stages import measure
+from tests.benchmarks.shapes.stages import measure, see
 from tests.benchmarks.shapes.state_bytes import state_bytes
-from tests.benchmarks.shapes.timing import Stopwatch, distribution
+from tests.benchmarks.shapes.timing import Stopwatch, distribution, peak_within
 from tests.benchmarks.shapes.work import work_of
 
 TEXT = {
@@ -76,13 +76,14 @@ def test_a_run_measures_every_stage_of_every_memory(name: str, memories: list[st
     for row in document["stages"]:
         stages.setdefault(row["memory"], set()).add(row["stage"])
         assert row["rounds"] >= 1
-    parts = {"vision tower", "step behind the tower", "forward", "update", "context"}
-    assert stages.pop("any") == {"decode"}
+    parts = {"step behind the tower", "forward", "update", "context"}
+    assert stages.pop("any") == {"decode", "preprocess", "vision tower"}
     assert set(stages) == set(memories)
     for found in stages.values():
         assert found == parts | {"first token", "per token", "commit"}
     # Of one layer of two.
     forward = next(row for row in document["stages"] if row["stage"] == "forward")
+    assert forward["peak_mb"] >= 0
     assert forward["computed_ms"] == pytest.approx(2 * forward["median_ms"], abs=0.1)
     assert not document["withheld"]
     text = write(tmp_path, "shapes", document)
@@ -102,7 +103,7 @@ def test_plans_and_merges_make_up_an_update_under_the_blocked_rule() -> None:
     shape = tiny("qwen2.5-vl-7b").cut(1, 50)
     backbone = build(shape, torch.float32, torch.device("cpu"))
     config = DurableConfig(budget=96, rule="blocked")
-    times = measure(backbone, shape, config, rounds=4).stopwatch.times
+    times = measure(backbone, shape, config, see(backbone, shape, 4)[1], rounds=4).stopwatch.times
     parts = zip(times["update: plan"], times["update: merge"], times["update"], strict=True)
     assert all(plan + merge == pytest.approx(whole) for plan, merge, whole in parts)
     assert max(times["update: plan"]) > 0
@@ -182,3 +183,24 @@ def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
     row = flat.measure(rule, early=30, late=60, rounds=2, tokens=4, prototypes=24)
     assert row["bytes_ratio"] == 1
     assert row["early_ms"] > 0
+
+
+def test_a_peak_is_the_most_above_the_beginning_of_the_stage() -> None:
+    changes = [(1, 100), (3, 20), (4, 50), (5, -60), (6, 30), (9, 500)]
+    assert peak_within(changes, 2, 7) == 70
+    assert peak_within(changes, 5, 7) == 0
+    assert peak_within([], 0, 9) == 0
+
+
+def test_on_a_cpu_the_peaks_are_those_of_a_round_of_its_own() -> None:
+    stopwatch = Stopwatch(torch.device("cpu"))
+
+    def stage() -> None:
+        torch.empty(1000, dtype=torch.uint8)
+        kept.append(torch.empty(5000, dtype=torch.uint8))
+
+    kept: list[torch.Tensor] = []
+    stopwatch.peaks_of(lambda: stopwatch.time("outer", lambda: (stage(), stopwatch.time("inner", stage))))
+    assert 10_000 <= stopwatch.peaks["outer"] < 20_000
+    assert 5000 <= stopwatch.peaks["inner"] < stopwatch.peaks["outer"]
+    assert not stopwatch.times

@@ -41,7 +41,7 @@ def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGE
 
         def watch() -> None:
             with torch.no_grad():
-                Session.take.__wrapped__(session, backbone.step, session.clock.steps * 1.0)  # type: ignore[attr-defined]
+                Session.take.__wrapped__(session, [backbone.step], [session.clock.steps * 1.0])  # type: ignore[attr-defined]
 
         for _ in range(budget // 16 + 3):
             watch()

@@ -31,6 +31,7 @@ ORACLES = {
     ),
     "paper": (_PAPER,),
     "continuity": (_PAPER,),
+    "hermes": ("memory/hermes/test_memory.py::test_it_equals_its_oracle_token_for_token",),
     "infinipot-v": ("memory/infinipot_v/test_memory.py::test_it_equals_its_oracle_token_for_token",),
     "rekv": ("memory/rekv/test_memory.py::test_every_layer_reads_what_a_literal_loop_over_blocks_chooses",),
     "dycoke": (_RING, "memory/test_dycoke.py::test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps"),

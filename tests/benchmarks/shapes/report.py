@@ -26,8 +26,6 @@ def rows_of(
     rows = [about | row for row in stage_rows(measured.stopwatch, work, peak)]
     for row in rows:
         factor = whole.layers / cut.layers if row["stage"] in _PER_LAYER else None
-        if row["stage"] == "vision tower":
-            factor = whole.vision_layers / cut.vision_layers
         if whole.layers != cut.layers:
             row["computed_ms"] = None if factor is None else round(row["median_ms"] * factor, 1)
     return rows

@@ -17,9 +17,9 @@ from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import Shape, build
 from tests.benchmarks.shapes.oracles import attention_error, same_as_on_cpu
 from tests.benchmarks.shapes.report import NOT_MEASURED, rows_of, stage_rows
-from tests.benchmarks.shapes.stages import decode, measure
+from tests.benchmarks.shapes.stages import decode, measure, see
 from tests.benchmarks.shapes.state_bytes import state_bytes
-from tests.benchmarks.shapes.work import measure_peak, work_of
+from tests.benchmarks.shapes.work import measure_peak, vision_work, work_of
 from tests.benchmarks.test_decode import write_video
 
 # bfloat16 keeps eight bits, and attention rounds twice.
@@ -99,6 +99,12 @@ def run(
     document["stages"] += [{"memory": "any", "budget": ""} | row for row in stage_rows(decoding, {}, peak)]
     tell("building the model")
     backbone = build(cut, dtype, device)
+    tell("vision tower")
+    seeing, steps = see(backbone, cut, request.rounds)
+    tower = stage_rows(seeing, {"vision tower": vision_work(cut, dtype.itemsize)}, peak)
+    if cut.layers != whole.layers:
+        tower[-1]["computed_ms"] = round(tower[-1]["median_ms"] * whole.vision_layers / cut.vision_layers, 1)
+    document["stages"] += [{"memory": "any", "budget": ""} | row for row in tower]
     weights = sum(p.nbytes for part in (backbone._text, backbone._head) for p in part.parameters())  # type: ignore[attr-defined]
     for budget in request.budgets:
         for name in request.memories:
@@ -106,7 +112,7 @@ def run(
                 continue
             tell(f"{name} at {budget}")
             config = MemoryConfig.of(name, budget=budget)
-            measured = measure(backbone, cut, config, request.rounds, request.stream)
+            measured = measure(backbone, cut, config, steps, request.rounds, request.stream)
             work = work_of(cut, config, measured.slots, dtype)
             document["stages"] += rows_of(config, measured, work, peak, whole, cut)
             held = {f"{part}_mb": round(size / 1e6, 2) for part, size in measured.parts.items()}
@@ -133,7 +139,8 @@ def _notes(request: Request, error: float) -> list[str]:
         "Stages behind a colon are part of the stage before it; `forward`, `update` and `context` are part of `step "
         "behind the tower`, a step without decoding and vision tower. `gflop`, `mbytes`: by arithmetic, of what was "
         "measured; `share_of_peak`: the time that this device's product and copy would need for them, over the median. "
-        "Where they are empty, a stage has no fixed amount of work, or none that is counted.",
+        "Where they are empty, a stage has no fixed amount of work, or none that is counted. `peak_mb`: what torch "
+        "allocated above the level at the beginning of the stage, in a round of its own that is not timed.",
         "Before anything was measured, every memory in the table equalled its literal form on small streams, and "
         f"attention its plain form: up to {error:.1e} in {str(request.dtype)[6:]}, the bound being "
         f"{TOLERANCE[request.dtype]:.1e}.",
@@ -144,7 +151,7 @@ def _notes(request: Request, error: float) -> list[str]:
     if request.device.type == "cpu":
         notes.append(
             "Milliseconds are CPU time of this process on a busy machine with one thread (`commit`: by the clock). "
-            f"GPU figures: {NOT_MEASURED}, there is no GPU in this machine; so are the peaks of memory by stage."
+            f"GPU figures: {NOT_MEASURED}, there is no GPU in this machine."
         )
     if cut.layers != whole.layers:
         notes.append(

@@ -7,7 +7,7 @@ whole and in parts: what stands behind a colon is a part of what stands before i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from protokv import snapshot
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.checkpoint import to_state
 from protokv.config import MemoryConfig
 from protokv.generate import Decoding
@@ -73,13 +73,37 @@ def fill(session: Session, shape: Shape, steps: int) -> None:
         )
 
 
-def measure(backbone: Backbone, shape: Shape, config: MemoryConfig, rounds: int, stream: float = 1.25) -> Measured:
-    """Every stage but decoding.
+@torch.inference_mode()
+def see(backbone: Backbone, shape: Shape, rounds: int) -> tuple[Stopwatch, list[StepTokens]]:
+    """Preprocessing and vision tower, the same for every memory; and the steps that came of it."""
+    stopwatch, steps = Stopwatch(backbone.device), []
+
+    def one(turn: int) -> None:
+        prepared = stopwatch.time("preprocess", backbone.prepare, frames_of(shape, turn))
+        steps.extend(stopwatch.time("vision tower", backbone.embed_steps, [prepared], [float(turn)]))
+
+    for turn in range(rounds + 1):
+        one(turn)
+        stopwatch.end_round(count=turn > 0)
+    stopwatch.peaks_of(lambda: one(rounds + 1))
+    return stopwatch, steps
+
+
+def measure(
+    backbone: Backbone,
+    shape: Shape,
+    config: MemoryConfig,
+    steps: Sequence[StepTokens],
+    rounds: int,
+    stream: float = 1.25,
+) -> Measured:
+    """Every stage behind the vision tower.
 
     Args:
         backbone: of `models.build`.
         shape: its own.
         config: of the memory.
+        steps: of `see`; more than rounds.
         rounds: steps, questions' tokens and commits that are timed, after one of each that is not.
         stream: tokens seen before, as a multiple of the budget; at least as many as fill the memory.
     """
@@ -88,21 +112,29 @@ def measure(backbone: Backbone, shape: Shape, config: MemoryConfig, rounds: int,
     fill(session, shape, int(max(room, stream * config.budget)) // shape.tokens + _MORE)
     stopwatch = Stopwatch(backbone.device)
     with _Watched(session, stopwatch) as stages:
-        for turn in range(rounds + 1):
-            images = frames_of(shape, turn)
+
+        def step(turn: int) -> None:
             start_s = session.clock.steps * session.clock.step_seconds
-            tokens = stopwatch.time("vision tower", session.embed, images, start_s)
-            stopwatch.time("step behind the tower", session.take, tokens, start_s)
+            stopwatch.time("step behind the tower", session.take, [steps[turn]], [start_s])
+
+        for turn in range(rounds + 1):
+            step(turn)
             for stage in stages:
                 stopwatch.none_in_this_round(stage)
             stopwatch.end_round(count=turn > 0)
+        stopwatch.peaks_of(lambda: step(rounds + 1))
     _merge_is_the_rest(stopwatch)
-    for turn in range(rounds + 1):
+
+    def question() -> None:
         pieces = session.stream("what?", Decoding(2))
         stopwatch.time("first token", next, pieces)
         stopwatch.time("per token", next, pieces)
         pieces.close()
+
+    for turn in range(rounds + 1):
+        question()
         stopwatch.end_round(count=turn > 0)
+    stopwatch.peaks_of(question)
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds + 1):
             path = Path(folder) / f"{turn}.safetensors"

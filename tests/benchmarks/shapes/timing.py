@@ -12,15 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_MARK = "stage: "
 
 
 class Stopwatch:
-    """Attributes: `times`, milliseconds by stage, one number a round; `peaks`, bytes by stage above what was held
-    before it, on CUDA alone."""
+    """What each stage took.
+
+    Attributes:
+        times: milliseconds by stage, one number a round.
+        peaks: bytes by stage that torch allocated above what was held before it; of every round on CUDA, on a CPU of
+            those in `peaks_of`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
+        self._marking = False
         self._round: dict[str, float] = defaultdict(float)
         # The most bytes that were allocated since each stage began that has not ended, outermost first.
         self._open: list[int] = []
@@ -31,6 +40,9 @@ class Stopwatch:
         """Call, and add what it took to the stage; several calls in a round are one number."""
         if self._cuda:
             return self._on_cuda(stage, call, *args, **kwargs)
+        if self._marking:
+            with record_function(_MARK + stage):
+                return call(*args, **kwargs)
         clock = time.perf_counter if by_clock else time.process_time
         start = clock()
         try:
@@ -60,6 +72,28 @@ class Stopwatch:
         self._open = [max(peak, most) for peak in self._open]
         torch.cuda.reset_peak_memory_stats(self._device)
 
+    def peaks_of(self, round_: Callable[[], object]) -> None:
+        """Call once more for the peaks of its stages: on a CPU by the profiler, which would disturb what is timed."""
+        if self._cuda:
+            round_()
+            return
+        self._marking = True
+        try:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+                round_()
+        finally:
+            self._marking = False
+        results = profiled.profiler.kineto_results  # type: ignore[union-attr]
+        stages, changes = [], []
+        for event in results.events():
+            if event.name() == "[memory]":
+                changes.append((event.start_ns(), event.nbytes()))
+            elif event.name().startswith(_MARK):
+                start = event.start_ns()
+                stages.append((event.name().removeprefix(_MARK), start, start + event.duration_ns()))
+        for stage, begin, end in stages:
+            self.peaks[stage] = max(self.peaks[stage], peak_within(changes, begin, end))
+
     def wrap(self, owner: object, name: str, stage: str) -> None:
         """Let a method of one object be timed wherever it is called from."""
         call = getattr(owner, name)
@@ -87,3 +121,13 @@ def distribution(times: Sequence[float]) -> dict[str, float | int]:
         "worst_ms": round(ordered[-1], 3),
         "rounds": n,
     }
+
+
+def peak_within(changes: Sequence[tuple[int, int]], begin: int, end: int) -> int:
+    """The most bytes above the level at `begin`, from (time, bytes taken or given back) in any order."""
+    level = most = 0
+    for at, nbytes in sorted(changes):
+        if begin <= at <= end:
+            level += nbytes
+            most = max(most, level)
+    return most

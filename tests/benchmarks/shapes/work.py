@@ -15,7 +15,7 @@ from protokv.config import DurableConfig, MemoryConfig
 from protokv.memory.protokv.policies.blocked.nearest import rows_of, width_of
 from protokv.memory.protokv.policies.blocked.orders import PIVOTS
 from protokv.memory.protokv.policies.blocked.schedule import Schedule, pieces_of
-from protokv.memory.protokv.policies.blocked.sketch import columns_of
+from protokv.memory.protokv.policies.blocked.sketch import SketchTables
 from tests.benchmarks.shapes.models import QUESTION, Shape
 from tests.benchmarks.shapes.timing import Stopwatch
 
@@ -62,7 +62,6 @@ def work_of(shape: Shape, config: MemoryConfig, slots: int, dtype: torch.dtype) 
     read = _forward(shape, QUESTION, slots, width)
     token = _forward(shape, 1, slots + QUESTION, width)
     return {
-        "vision tower": _vision(shape, width),
         "forward": _forward(shape, T, slots, width),
         "first token": Work(read.flop + 2 * QUESTION * head, read.bytes + head * width),
         "per token": Work(token.flop + 2 * head, token.bytes + head * width),
@@ -79,7 +78,8 @@ def _forward(shape: Shape, queries: int, slots: int, width: int) -> Work:
     return Work(L * (2 * queries * weights + attention), L * read)
 
 
-def _vision(shape: Shape, width: int) -> Work:
+def vision_work(shape: Shape, width: int) -> Work:
+    """Of the vision tower and of what joins it to the language model, for one step."""
     vision, layers = shape.vision, shape.vision_layers
     E, inner = vision["hidden_size"], vision["intermediate_size"]
     side, frames = shape.frame
@@ -110,7 +110,7 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
         return {}
     K = config.prototypes
     planning = _planning_heads(K, B, T)
-    C, rows = columns_of(D), rows_of(K)
+    C, rows = SketchTables.of(D, torch.device("cpu")).empty.shape[-1], rows_of(K)
     # A look at the pivots, and two at blocks of an order; the sketch is written once and read three times.
     flop = 2 * rows * C * (PIVOTS + 2 * width_of(K))
     plan = Work(planning * flop, planning * (K * 2 * D * 4 + rows * C * 2 * 4))
