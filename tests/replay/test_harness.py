@@ -1,0 +1,94 @@
+"""Answers for another harness are ours: one pass a video, no frame behind the time, the same text as replay gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import entry_points
+from types import SimpleNamespace
+
+import pytest
+
+from protokv.config import DurableConfig
+from protokv.errors import ConfigError
+from protokv.generate import Decoding
+from protokv.replay.harness import Answerer
+from protokv.session import Session
+from protokv.video import open_source, read_steps
+from tests.replay.benchmarks.conftest import clips  # noqa: F401
+from tests.replay.benchmarks.miniature import LENGTH_S, Clip
+
+SHORT = Decoding(max_new_tokens=4)
+NAME = "lmms_eval"
+lmms_eval = pytest.mark.skipif(
+    importlib.util.find_spec(NAME) is None, reason="lmms-eval is not installed: pip install 'protokv[lmms-eval]'"
+)
+
+
+@pytest.fixture(scope="module")
+def answerer() -> Answerer:
+    return Answerer("protokv/mini", memory="durable", budget=90, device="cpu")
+
+
+def test_answers_about_one_video_share_one_pass_and_are_what_a_session_says(
+    answerer: Answerer,
+    clips: list[Clip],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[float] = []
+    watch = Session.watch
+
+    def spy(self: Session, images: object, time_s: float) -> None:
+        taken.append(time_s)
+        watch(self, images, time_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "watch", spy)
+    asked = clips[0].ask(10.0)
+    got = [answerer.answer(clips[0].path, q.question, until_s=10.0, decoding=SHORT) for q in asked]
+    whole = answerer.answer(clips[0].path, asked[0].question, decoding=SHORT)
+    assert taken == [float(second) for second in range(LENGTH_S)]
+    session = Session.start(answerer.backbone, DurableConfig(budget=90))
+    with open_source(clips[0].path) as source:
+        for step in read_steps(source, 2.0, 2):
+            if step.time_s + 0.5 <= 10.0:
+                watch(session, step.images, step.time_s)
+    assert got == [session.ask(q.question, SHORT).text for q in asked]
+    assert sum(text == q.answer for text, q in zip(got, asked, strict=True)) >= len(asked) - 1
+    assert whole
+    # An earlier time begins again, since what was seen cannot be unseen.
+    answerer.answer(clips[0].path, asked[0].question, until_s=2.0, decoding=SHORT)
+    assert taken[LENGTH_S:] == [0.0, 1.0]
+
+
+def request(clip: Clip, question: str, until_s: float | None, **options: object) -> SimpleNamespace:
+    video = {"type": "video", "url": str(clip.path)} | ({} if until_s is None else {"end_time": until_s})
+    message = {"role": "user", "content": [video, {"type": "text", "text": question}]}
+    return SimpleNamespace(args=("", lambda doc: [message], options, 0, "shapes", "test"))
+
+
+@lmms_eval
+def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clips: list[Clip]) -> None:  # noqa: F811
+    from lmms_eval.models.registry_v2 import ModelRegistryV2
+
+    from protokv.replay.lmms_plugin import MANIFEST
+
+    registry = ModelRegistryV2()
+    registry.register_manifest(MANIFEST)
+    model = registry.get_model_class("protokv")(model="protokv/mini", memory="durable", budget=90, device="cpu")
+    model.task_dict = {"shapes": {"test": [{}]}}
+    questions = [(clip, q.question, at) for clip in clips for at in (10.0, None) for q in clip.ask(10.0)[:2]]
+    requests = [request(clip, text, at, max_new_tokens=4, until=["\n\n"]) for clip, text, at in questions]
+    # In an order that is not that of time.
+    given = model.generate_until(requests[::-1])[::-1]
+    assert given == [answerer.answer(clip.path, text, until_s=at, decoding=SHORT) for clip, text, at in questions]
+    pictured = request(clips[0], "What is it?", None)
+    pictured.args[1](None)[0]["content"][0]["type"] = "image"
+    with pytest.raises(ConfigError, match="no video"):
+        model.generate_until([pictured])
+
+
+@lmms_eval
+def test_an_installed_package_names_the_plugin() -> None:
+    found = [point for point in entry_points(group="lmms_eval.models") if point.name == "protokv"]
+    if not found:
+        pytest.skip("protokv runs from a checkout, which has no entry points")
+    assert found[0].value == "protokv.replay.lmms_plugin:MANIFEST"
