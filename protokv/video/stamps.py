@@ -13,6 +13,9 @@ import math
 import time
 from collections.abc import Callable
 
+# Frames in a row that are older than what was given: so many come of no reordering, so a new count has begun.
+MOST_LATE = 8
+
 # The least that lies between two frames of a stream whose time stamps say nothing.
 TICK_S = 1e-3
 
@@ -40,9 +43,16 @@ class Stamps:
         self._last_s = -math.inf
         self._last_own_s: float | None = None
         self._offset_s: float | None = None  # stream time of the frame whose own time is 0
+        self._late = 0
+
+    def begin_anew(self) -> None:
+        """The stream counts its time stamps anew from the next frame on."""
+        self._offset_s = self._last_own_s = None
 
     def __call__(self, own_s: float | None) -> float | None:
-        """The time of the frame that has just arrived; None where it repeats the one before.
+        """The time of the frame that has just arrived; None where one as new or newer was given before it.
+
+        Where packets are lost, decoders give frames out of order.
 
         Args:
             own_s: its own time stamp, None where it has none.
@@ -51,7 +61,9 @@ class Stamps:
         if self._began_s is None:
             self._began_s = now_s
         arrived_s = now_s - self._began_s
-        if own_s is not None and own_s == self._last_own_s:
+        late = own_s is not None and self._last_own_s is not None and own_s <= self._last_own_s
+        self._late = self._late + 1 if late else 0
+        if late and self._late < MOST_LATE:
             return None
         if own_s is None or not self._believed(own_s, arrived_s):
             anew_s = arrived_s if math.isfinite(self._slack_s) else self._last_s + self._interval_s
@@ -64,7 +76,7 @@ class Stamps:
         return time_s
 
     def _believed(self, own_s: float, arrived_s: float) -> bool:
-        if self._offset_s is None or self._last_own_s is None or own_s < self._last_own_s:
+        if self._offset_s is None or self._last_own_s is None or own_s <= self._last_own_s:
             return False
         time_s = own_s + self._offset_s
         if time_s <= self._last_s:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,6 +32,9 @@ from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
+
+# Packets whose decoding times run back by more than this begin a new count.
+ANEW_S = 1.0
 
 # A stream that ends earlier than this before its declared end is not cut short: ends are rounded, and guessed.
 HONEST_S = 2.0
@@ -146,6 +149,9 @@ class StreamSource(Closing):
         slot, last_s = -1, 0.0
         base = self._stream.time_base
         for frame in frames:
+            if frame is None:
+                stamps.begin_anew()
+                continue
             time_s = stamps(float(frame.pts * base) if frame.pts is not None else None)
             if should_stop():
                 return
@@ -176,8 +182,12 @@ class StreamSource(Closing):
         return self._decode(self._container, stream)
 
     def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Frames as the decoder gives them. A packet that cannot be decoded is counted, and the next one is tried."""
+        """Frames as the decoder gives them, and None where time stamps begin anew.
+
+        A packet that cannot be decoded is counted, and the next one is tried.
+        """
         packets = container.demux(stream)
+        last_dts: int | None = None
         while not self._should_stop():
             try:
                 packet = next(packets, None)
@@ -190,6 +200,15 @@ class StreamSource(Closing):
                 return
             if packet is None:
                 return
+            if packet.dts is not None:
+                if last_dts is not None and (last_dts - packet.dts) * stream.time_base > ANEW_S:
+                    if packet.is_keyframe:
+                        # What the decoder still holds belongs to the old count.
+                        with suppress(Exception):
+                            yield from stream.codec_context.decode(None)
+                        stream.codec_context.flush_buffers()
+                    yield None
+                last_dts = packet.dts
             try:
                 frames = stream.codec_context.decode(packet if packet.size else None)
             except av.error.EOFError:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.stamps import LONGEST_HOLE_S, Stamps
+from protokv.video.stamps import LONGEST_HOLE_S, MOST_LATE, Stamps
 
 # What really passes between two arrivals, and what the time stamp says.
 ARRIVALS = st.lists(
@@ -20,8 +20,12 @@ def stamped(pairs, slack_s, interval_s=0.04):
     now_s = 0.0
     stamps = Stamps(slack_s, interval_s, lambda: now_s)
     found = []
+    last_s = None
     for passed_s, own_s in pairs:
         now_s += passed_s
+        if own_s is not None and last_s is not None and own_s < last_s - 1.0:
+            stamps.begin_anew()
+        last_s = last_s if own_s is None else own_s
         found.append((stamps(own_s), now_s))
     return found
 
@@ -60,6 +64,19 @@ def test_a_first_frame_without_a_time_stamp_and_a_repeated_one_are_no_trouble():
     assert times[0] == 0.0
     assert times[2] is None
     assert abs(times[3] - 0.3) < 1e-9
+
+
+def test_frames_out_of_order_are_left_out_and_move_nothing():
+    stamps = Stamps(math.inf)
+    own = [0.0, 1.0, 6.0, 1.5, 6.5, 1.75, 7.0]
+    assert [stamps(one) for one in own] == [0.0, 1.0, 6.0, None, 6.5, None, 7.0]
+
+
+def test_a_new_count_that_nobody_noticed_is_found_out():
+    stamps = Stamps(math.inf, 0.5)
+    assert [stamps(one) for one in (100.0, 101.0)] == [0.0, 1.0]
+    found = [stamps(0.5 * i) for i in range(MOST_LATE + 4)]
+    assert found == [None] * (MOST_LATE - 1) + [1.5 + 0.5 * i for i in range(5)]
 
 
 def test_a_clock_that_drifts_is_set_once_it_is_too_far_off():
