@@ -11,6 +11,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from protokv.errors import StateCorrupt
@@ -97,6 +98,22 @@ class Chronicle:
         limit_s = self.anchors[i + 1][0] if i + 1 < len(self.anchors) else math.inf
         return min(stream_s + real_s - since_s, limit_s)
 
+    def describe(self) -> dict[str, Any]:
+        """For people: real times as dates in UTC."""
+        return {
+            "began": _date(self.anchors[0][1]),
+            "committed": _date(self.committed_at),
+            "lost": self.lost,
+            "gaps": [
+                {"from": _date(self.real_time(one.from_s)), "from_s": one.from_s, "to_s": one.to_s, "why": one.why}
+                for one in self.gaps
+            ],
+            "gaps_in_all": self.gaps_in_all,
+            "lost_s": self.lost_s,
+            "frames_dropped": self.frames_dropped,
+            "frames_damaged": self.frames_damaged,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         plain = {name: getattr(self, name) for name in self.__slots__}
@@ -133,6 +150,13 @@ class Chronicle:
         if not 1 <= len(found.anchors) <= MOST_ANCHORS or len(found.gaps) > MOST_GAPS:
             raise StateCorrupt("source.live: it has no beginning, or more gaps than are kept")
         return found
+
+
+def _date(real_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(real_s, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return "-"
 
 
 def _number(value: object) -> float:

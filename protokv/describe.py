@@ -17,6 +17,7 @@ from torch import Tensor
 
 from protokv import snapshot
 from protokv.checkpoint import config_of
+from protokv.chronicle import Chronicle
 from protokv.compare import compare
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
@@ -49,7 +50,7 @@ def describe(
     verified = verify(state, config, memory) if values else None
     clock, sources = state.clock, sources_of(state)
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
-    parts = memory.nbytes()
+    parts, chronicle = memory.nbytes(), Chronicle.of(state.source)
     # The budget is what may be kept; how many slots are in use differs from head to head and is in the report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact(state, memory)
@@ -86,6 +87,7 @@ def describe(
             "tokens_kept": kept,
             "tokens_exact": exact,
             "exact_from_s": exact_from_s,
+            "live": None if chronicle is None else chronicle.describe(),
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": snapshot.stored_bytes(path)},

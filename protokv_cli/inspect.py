@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -10,10 +11,13 @@ from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.exits import Exit
 from protokv_cli.inspect_fleet import inspect_fleet
-from protokv_cli.moment import tell_commit
+from protokv_cli.moment import stream_time_of, tell_commit
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_duration
 from protokv_cli.printable import printable
+from protokv_cli.watching import interruptible, rounds
+
+# How often a state that is watched is looked at, in seconds.
+LOOK_S = 2.0
 
 
 def inspect(
@@ -44,6 +48,7 @@ def inspect(
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again whenever it is committed.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -60,7 +65,7 @@ def inspect(
       protokv inspect video.safetensors --layers
       protokv inspect video.safetensors --at 7:30
       protokv inspect video.safetensors --json | jq .bytes.total
-      watch protokv inspect video.safetensors --format table
+      protokv inspect camera.safetensors --watch
       protokv inspect video.safetensors --verify
       protokv inspect video.safetensors -o video.zarr
       protokv inspect monday.safetensors tuesday.safetensors
@@ -70,12 +75,14 @@ def inspect(
     with out.errors():
         if at is not None and (other is not None or output is not None):
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
+        if watch and (other is not None or output is not None or at is not None):
+            raise ConfigError("--watch shows the last commit of one state", hint="leave the other options out")
         if sum((other is not None, output is not None, verify is True)) > 1:
             raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
         from protokv.fleet.places import is_place
 
         if is_place(state):
-            if other is not None or output is not None or at is not None or verify:
+            if other is not None or output is not None or at is not None or verify or watch:
                 raise ConfigError(
                     f"{state} holds many states, and these options are for one", hint="name one of the states"
                 )
@@ -91,10 +98,29 @@ def inspect(
         if output is not None:
             _show(out, convert(state, output, overwrite=force, digests=digests))
         else:
-            at_s = None if at is None else parse_duration(at)
+            if watch:
+                with interruptible():
+                    _watch(out, state, digests=digests, layers=layers)
+            at_s = None if at is None else stream_time_of(at, state, time.time())
             document = describe(state, at_s=at_s, digests=digests, values=verify is True)
             tell_commit(out, document["stream"]["duration_s"], at_s)
             _show(out, document, layers=layers)
+
+
+def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
+    """Show a state whenever it has changed; on a terminal in the place where it was shown before."""
+    from protokv.describe import describe
+
+    shown: dict[str, Any] = {}
+    for _ in rounds(LOOK_S):
+        document = describe(state, digests=digests)
+        if document == shown:
+            continue
+        if out.format is Format.TABLE:
+            out.clear()
+        _show(out, document, layers=layers)
+        shown = document
+    raise AssertionError
 
 
 def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:

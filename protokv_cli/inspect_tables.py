@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.inspect_layers import inner_tables
+from protokv_cli.inspect_live import live_tables
 from protokv_cli.inspect_summary import summary_tables
 from protokv_cli.tables import bytes_text, grid, pairs
 
@@ -26,6 +27,7 @@ def tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[RenderableTyp
         yield pairs({"state": d["state"], "output": d["output"], "bytes": bytes_text(d["bytes"])}, title="written")
     else:
         yield from summary_tables(d)
+        yield from live_tables(d)
         if layers:
             yield from inner_tables(d)
         if "verified" in d:

@@ -101,6 +101,13 @@ class Output:
                 self._console.print(printable(row) if isinstance(row, str) else row, style=style, end=end)
         self._write(captured.get())
 
+    def clear(self) -> None:
+        """Begin at the top of an empty terminal; nothing where stdout is none."""
+        if self._console.is_terminal:
+            with self._console.capture() as captured:
+                self._console.clear()
+            self._write(captured.get())
+
     def json(self, row: dict[str, Any]) -> None:
         """One JSON object as one line of stdout, flushed so that a reader sees it now."""
         self._write(json_text(row) + "\n")

@@ -72,6 +72,12 @@ def parse_duration(text: str) -> float:
     return sum(number * _SECONDS[unit] for unit, number in parts.items())
 
 
+def is_time_of_day(text: str) -> bool:
+    """Whether it can be read as `14:05` or `14:05:30`."""
+    given = text.strip()
+    return bool(_DAYTIME.fullmatch(given)) and int(given.partition(":")[0]) < 24
+
+
 def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
     """Seconds since 1970 of `14:05`, `14:05:30`, or an ISO date and time; without a zone they are local.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -16,12 +16,13 @@ from protokv.timings import Timings
 from protokv_cli import options
 from protokv_cli.beyond import REAL_MODEL, warn_of_answers
 from protokv_cli.loading import loading
-from protokv_cli.moment import tell_commit
+from protokv_cli.moment import commit_age_s, stream_time_of, tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import uncollected
 from protokv_cli.query_fleet import query_fleet
 from protokv_cli.timings import rounded, show_timings
+from protokv_cli.watching import interruptible, rounds
 
 if TYPE_CHECKING:
     from protokv.session import Answer, Session
@@ -48,8 +49,15 @@ def query(
     at: Annotated[
         str | None,
         typer.Option(
-            "--at", metavar="TIME", help="Ask the newest kept commit not after this stream time, such as 12m or 7:30."
+            "--at",
+            metavar="TIME",
+            help="Ask the newest kept commit not after 12m or 7:30 of the stream, -10m before its end; of a live one "
+            "also 14:05 or 2026-11-21T14:05.",
         ),
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option("--watch", metavar="TIME", help="Ask again and again, such as every 30s, a JSON line each."),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is the one that was saved.")
@@ -86,6 +94,8 @@ def query(
       protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
       protokv query video.safetensors - < questions.jsonl | jq -r .answer
       protokv query video.safetensors --at 12m "What is visible now?"
+      protokv query camera.safetensors --at 14:05 "What is visible now?"
+      protokv query camera.safetensors --watch 30s "What is visible now?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -95,13 +105,15 @@ def query(
         first = next(asked, None)
         if first is None:
             raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
-        at_s = None if at is None else parse_duration(at)
         clock = Timings()
         clock.add("start", time.process_time())
         with uncollected(), clock.stage("imports"):
             from protokv.fleet.places import is_place
 
+        if watch is not None and (at is not None or top is not None or is_place(state)):
+            raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
         if is_place(state):
+            at_s = None if at is None else parse_duration(at)
             from protokv.fleet.ask import load_backbone_for
             from protokv.fleet.places import find_states
             from protokv.generate import Decoding
@@ -124,8 +136,8 @@ def query(
             with clock.stage("imports"):
                 from protokv.checkpoint import load
                 from protokv.generate import Decoding
-                from protokv.replay.texts import is_expected
 
+            at_s = None if at is None else stream_time_of(at, state, time.time())
             decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
             session = load(
                 state,
@@ -139,19 +151,52 @@ def query(
             from protokv.snapshot import read_header
             from protokv.watched import beyond_model
 
-        tell_commit(out, session.clock.stream_time_s, at_s)
         beyond = beyond_model(read_header(state))
         warn_of_answers(out, beyond)
-        n, right, unknown = 0, 0, _UnknownWords(out, session)
-        alone = len(questions) == 1 and questions != ["-"]
-        for question in chain((first,), asked):
-            unknown(question.text)
-            answer = _answer(out, session, question.text, decoding, alone=alone)
-            row = _row(answer, state) | ({"beyond_model": True} if beyond else {})
-            clock.add("first token", answer.ttft_ms / 1e3)
-            clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            if timings:
-                row["timings"] = rounded(clock.seconds)
+        asking = _Asking(out, state, decoding, _UnknownWords(out, session), clock if timings else None, beyond)
+        if watch is not None:
+            kept = [first, *asked]
+            if fmt is Format.AUTO:
+                out.format = Format.JSON
+            with interruptible():
+                for n, _ in enumerate(rounds(parse_duration(watch))):
+                    if n:
+                        session = load(state, session.backbone, verify=verify)
+                    asking(session, kept, alone=False)
+        else:
+            tell_commit(out, session.clock.stream_time_s, at_s, None if at else commit_age_s(state, time.time()))
+            asking(session, chain((first,), asked), alone=len(questions) == 1 and questions != ["-"])
+        if timings and out.format is not Format.JSON:
+            show_timings(out, clock.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Asks a session, and writes what it answers."""
+
+    out: Output
+    state: str
+    decoding: Any
+    unknown: _UnknownWords
+    clock: Timings | None
+    beyond: list[str]
+
+    def __call__(self, session: Session, questions: Iterable[_Question], *, alone: bool) -> None:
+        """Every question, and how many were answered as expected."""
+        from protokv.replay.texts import is_expected
+
+        out, age_s = self.out, commit_age_s(self.state, time.time())
+        n, right = 0, 0
+        for question in questions:
+            self.unknown(question.text)
+            answer = _answer(out, session, question.text, self.decoding, alone=alone)
+            row = _row(answer, self.state) | ({"beyond_model": True} if self.beyond else {})
+            if age_s is not None:
+                row["commit_age_s"] = round(age_s, 3)
+            if self.clock is not None:
+                self.clock.add("first token", answer.ttft_ms / 1e3)
+                self.clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
+                row["timings"] = rounded(self.clock.seconds)
             if question.expected is not None:
                 correct = is_expected(answer.text, question.expected)
                 row |= {"expected": question.expected, "correct": correct}
@@ -160,8 +205,6 @@ def query(
                 out.json(row)
             elif question.expected is not None and out.format is Format.TABLE and not row["correct"]:
                 out.table(f"  expected: {question.expected}", style="yellow")
-        if timings and out.format is not Format.JSON:
-            show_timings(out, clock.seconds)
         if n:
             out.note(f"{right} of {n} answers as expected ({right / n:.1%})")
 

@@ -1,0 +1,30 @@
+"""Doing something over and over until the user has enough, which is no failure of the program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from protokv_cli.exits import Exit
+
+pause = time.sleep
+
+
+def rounds(every_s: float) -> Iterator[None]:
+    """Now, and again and again, so much time after the last round began."""
+    while True:
+        began_s = time.monotonic()
+        yield
+        pause(max(0.0, began_s + every_s - time.monotonic()))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the program with its exit code and nothing else."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None

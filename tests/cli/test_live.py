@@ -1,0 +1,193 @@
+"""Live states at the command line: asked by the time of day, again and again, and what is said of cameras and pipes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protokv.config import DurableConfig
+from protokv.ingestion import Every, ingest
+from protokv_cli import watching
+from tests.live.cameras import EPOCH, World, gone
+from tests.mock_backbone import MockBackbone
+from tests.video.conftest import Clip, write
+
+# Forty seconds in whole ones, a minute later fifty more.
+SCRIPTS: list[list[Any]] = [[400, gone()], [("away", 60.0), 500, gone()]]
+TICKS = [40 * i for i in range(200)]
+
+
+def watched(path: Path, *scripts: list[Any], address: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> Path:
+    world = World(*(scripts or [list(one) for one in SCRIPTS]))
+    quiet = 0
+
+    def stop() -> bool:
+        nonlocal quiet
+        quiet = quiet + 1 if world.idle.is_set() and not source.waiting else 0
+        return quiet > 5
+
+    with world.source(address) as source:
+        for _ in ingest(source, path, DurableConfig(budget=40), backbone=MockBackbone(), should_stop=stop, **options):
+            pass
+    return path
+
+
+@pytest.fixture(scope="session")
+def commits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return watched(tmp_path_factory.mktemp("live") / "camera.safetensors", every=Every(n_steps=10), keep=20).parent
+
+
+@pytest.fixture
+def camera(commits: Path, tmp_path: Path, mocked: None) -> Path:
+    return shutil.copytree(commits, tmp_path / "live") / "camera.safetensors"
+
+
+def clock(stream_s: float, form: str) -> str:
+    return datetime.fromtimestamp(EPOCH + stream_s).strftime(form)
+
+
+@pytest.mark.parametrize(
+    ("at", "stands_at"),
+    [
+        ("35", 30.0),
+        ("2m", 120.0),
+        ("-100s", 40.0),
+        ("-20s", 130.0),
+        (clock(35, "%Y-%m-%dT%H:%M:%S"), 30.0),
+        (clock(70, "%Y-%m-%d %H:%M:%S"), 40.0),
+        (clock(119, "%H:%M:%S"), 110.0),
+    ],
+)
+def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_its_end(
+    at: str, stands_at: float, camera: Path, protokv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv_cli.query.time.time", lambda: EPOCH + 200.0)
+    result = protokv("query", camera, "--at", at, "what is it", "--json")
+    assert result.code == 0, result.err
+    assert result.rows()[0]["stream_time_s"] == stands_at
+
+
+def test_a_time_before_the_stream_and_a_date_for_a_file_are_mistakes_in_a_line(
+    camera: Path, protokv: Any, mocked: None, tmp_path: Path
+) -> None:
+    early = protokv("query", camera, "--at", "2001-02-03T04:05", "what is it")
+    assert early.code == 10
+    assert "began at" in early.err
+    file = write(Clip(TICKS), tmp_path / "x.mp4")
+    assert protokv("ingest", file, "--budget", "40").code == 0
+    assert protokv("query", "x.safetensors", "--at", "2026-01-01", "what is it").code == 2
+    assert protokv("query", "x.safetensors", "--at", "14:05", "what is it").code == 0
+    assert protokv("query", camera, "--at", "25:99:1:1", "what is it").code == 2
+
+
+def test_an_answer_says_how_old_the_commit_is(camera: Path, protokv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protokv_cli.query.time.time", lambda: EPOCH + 150.0 + 7.0)
+    result = protokv("query", camera, "what is it", "--json")
+    assert result.rows()[0]["commit_age_s"] == pytest.approx(7.0, abs=1.5)
+    assert "committed" in result.err
+
+
+def test_watching_asks_again_at_its_interval_and_sees_new_commits(
+    tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = watched(tmp_path / "camera.safetensors", [100, gone()])
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2")
+        elif len(pauses) == 2:
+            watched(path, [("away", 1.0), 200, gone()], overwrite=True)
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "pause", pause)
+    result = protokv("query", path, "what is it", "is it red", "--watch", "30s")
+    assert result.code == 130
+    assert [row["stream_time_s"] for row in result.rows()] == [10.0] * 4 + [20.0] * 2
+    assert all(0 < one <= 30.0 for one in pauses)
+    again = protokv("query", path, "--watch", "30s", "--at", "3s", "what is it")
+    assert again.code == 2
+
+
+def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_when_it_changes(
+    camera: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = protokv("inspect", camera, "--format", "table").out
+    for text in ("rtsp://camera/1", "gaps", "2, 1:00 together", "is gone", "lost"):
+        assert text in table
+    assert "s3cret" not in table
+    live = protokv("inspect", camera, "--json").rows()[0]["stream"]["live"]
+    assert live["gaps_in_all"] == 2
+    assert (live["gaps"][0]["from_s"], live["gaps"][0]["to_s"]) == (40.0, 100.0)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            watched(camera, [100, gone()], overwrite=True)
+        if len(pauses) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "pause", pause)
+    result = protokv("inspect", camera, "--watch", "--json")
+    assert result.code == 130
+    assert [row["stream"]["duration_s"] for row in result.rows()] == [150.0, 10.0]
+
+
+def test_what_is_piped_in_is_watched_and_a_signal_stops_it_at_once_while_it_waits(start: Any, tmp_path: Path) -> None:
+    data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
+    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
+        process.stdin.buffer.write(data)
+        process.stdin.buffer.flush()
+        for line in process.stdout:
+            if json.loads(line)["type"] == "commit":
+                break
+        # The pipe stays open, and nothing more comes.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+        assert "Continue with the same command" in process.stderr.read()
+    assert (tmp_path / "s.safetensors").exists()
+
+
+def test_a_pipe_that_ends_is_watched_to_its_end(start: Any, tmp_path: Path) -> None:
+    data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
+    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json") as process:
+        process.stdin.buffer.write(data)
+        process.stdin.close()
+        rows = [json.loads(line) for line in process.stdout]
+        assert process.wait(timeout=60) == 0
+    assert (rows[-1]["type"], rows[-1]["complete"], rows[-1]["stream_time_s"]) == ("summary", True, 8.0)
+
+
+def test_an_mp4_with_its_index_at_the_end_is_told_what_to_do_by_its_hint(start: Any, tmp_path: Path) -> None:
+    data = write(Clip(TICKS), tmp_path / "x.mp4").read_bytes()
+    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64") as process:
+        process.stdin.buffer.write(data)
+        process.stdin.close()
+        err = process.stderr.read()
+        assert process.wait(timeout=60) == 1
+    assert "Error: stdin is an MP4 whose index" in err
+    assert "Hint: remux it" in err
+
+
+def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(start: Any) -> None:
+    address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
+    with start("ingest", address, "-o", "s.safetensors", "--json") as process:
+        out = ""
+        for line in process.stdout:
+            out += line
+            if json.loads(line)["type"] == "lost":
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        err = process.stderr.read()
+    assert "Connection refused; trying again" in err
+    assert "s3cret" not in out + err
