@@ -19,15 +19,17 @@ def tabulate_benchmark(report: Mapping[str, Any]) -> Iterator[Any]:
         ("most frequent answer of a type", report["floor"], {}),
     ]
     rates = f"{setup['fps']:g}"
+    contexts = {(cost["memory"], cost["budget"]): cost["context_tokens"] for cost in report["costs"]}
     yield grid(
-        ["memory", "budget", "fps", "delay", "n", "videos", "official", "strict", "points"],
+        ["memory", "budget", "context", "fps", "delay", "n", "videos", "official", "strict", "points"],
         [
-            *((name, "-", "-", "-", report["questions"], report["videos"], f"{share:.1%}", "-", "-")
+            *((name, "-", "-", "-", "-", report["questions"], report["videos"], f"{share:.1%}", "-", "-")
               for name, share, _ in floors),
             *(
                 (
                     score["memory"],
                     score["budget"],
+                    contexts[score["memory"], score["budget"]],
                     rates,
                     format_delay(score["delay_s"]),
                     score["n"],

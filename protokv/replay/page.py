@@ -87,6 +87,16 @@ def _list_facts(report: Mapping[str, Any], made: datetime | None, command: str |
         "sampled": f"{setup['fps']:g} frames per second",
         "protocol": f"{setup['protocol']}, protokv {__version__}",
     }
+    benchmark = report["benchmark"]
+    if benchmark:
+        constant = benchmark["constant"]
+        facts |= {
+            "data set": f"{benchmark['dataset']}, {benchmark['source']} ({benchmark['licence']})",
+            "prompt": ", ".join(benchmark["prompt_hash"]),
+            "frames": ", ".join(f"{name} {value}" for name, value in setup["frames"].items()),
+            "judged by": "; ".join(f"{who} ({n})" for who, n in benchmark["judges"].items()),
+            "constant answer": f"{100 * constant['accuracy']:.1f} %, always {constant['answer']!r}",
+        }
     if command:
         facts["command"] = command
     if made:

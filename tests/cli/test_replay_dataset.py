@@ -31,7 +31,7 @@ def test_a_table_says_everything_that_its_numbers_stand_on(protokv: Program, ovo
     for text in (
         "ovo-bench: protocol", "revision", "2 a second", "pixels a frame", "tokens a step", "videos left out 1:",
         "most frequent answer of a type", "always 'A'", "text only", "last 4 frames", "last 16 frames", "official",
-        "strict", "95 % interval", "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
+        "strict", "context", "95 % interval", "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
     ):  # fmt: skip
         assert text in said, text
     (report,) = protokv("replay", "--dataset", "ovo-bench", "--data-root", ovo, *SMALL, "--json").rows()
@@ -39,6 +39,20 @@ def test_a_table_says_everything_that_its_numbers_stand_on(protokv: Program, ovo
     (hashed,) = report["benchmark"]["prompt_hash"]
     assert len(hashed) == 12
     assert hashed in said
+
+
+def test_open_answers_are_judged_after_the_pass(
+    protokv: Program,
+    data_root: Path,  # noqa: F811
+) -> None:
+    wanted = ("--dataset", "rvs-ego", "--data-root", data_root, *SMALL, "--videos", "1", "--json")
+    (report,) = protokv("replay", *wanted).rows()
+    assert report["benchmark"]["judges"] == {"offline, token F1 of 0.5 or more": report["questions"] * 4}
+    (judged,) = protokv("replay", *wanted, "--judge", "exact").rows()
+    assert judged["benchmark"]["judges"] == {"offline, exact text": report["questions"] * 4}
+    refused = protokv("replay", "--dataset", "mlvu", "--data-root", data_root, "--judge", "exact")
+    assert refused.code == Exit.USAGE
+    assert "reads open answers" in refused.err
 
 
 def test_strict_stops_at_the_first_missing_video(protokv: Program, ovo: Path) -> None:

@@ -65,6 +65,7 @@ def request(clip: Clip, question: str, until_s: float | None, **options: object)
     return SimpleNamespace(args=("", lambda doc: [message], options, 0, "shapes", "test"))
 
 
+@pytest.mark.filterwarnings("ignore")
 @lmms_eval
 def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clips: list[Clip]) -> None:  # noqa: F811
     from lmms_eval.models.registry_v2 import ModelRegistryV2
@@ -86,6 +87,7 @@ def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clip
         model.generate_until([pictured])
 
 
+@pytest.mark.filterwarnings("ignore")
 @lmms_eval
 def test_an_installed_package_names_the_plugin() -> None:
     found = [point for point in entry_points(group="lmms_eval.models") if point.name == "protokv"]

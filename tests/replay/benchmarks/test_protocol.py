@@ -12,6 +12,7 @@ import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.replay.baselines import TEXT_ONLY, name_baselines
+from protokv.replay.page import _list_facts
 from protokv.replay.plan import Unread, run
 from protokv.replay.questions import Question
 from protokv.replay.report import summarise
@@ -76,6 +77,15 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     assert report["setup"]["frames"]["max_pixels"] > 0
 
 
+def test_a_page_says_what_its_numbers_stand_on(played: Callable[[str], Played]) -> None:
+    facts = _list_facts(summarise(played("videomme").rows), None, None)
+    assert facts["data set"].startswith("videomme")
+    assert facts["prompt"] == "bare"
+    assert "max_pixels" in facts["frames"]
+    assert "always" in facts["constant answer"]
+    assert facts["judged by"]
+
+
 def test_a_second_run_asks_nothing_and_an_interrupted_one_goes_on(
     played: Callable[[str], Played], data_root: Path, embedded: Backbone, tmp_path: Path
 ) -> None:
@@ -107,6 +117,12 @@ def test_the_text_alone_has_the_same_answer_at_any_time_and_costs_no_step(played
     for row in blind:
         answers.setdefault((row.video, row.question), set()).add(row.prediction)
     assert all(len(given) == 1 for given in answers.values())
+
+
+def test_a_data_set_that_fixes_its_rate_is_sampled_at_it(embedded: Backbone) -> None:
+    assert Request(dataset="streamingbench").setup(embedded, None).fps == 1.0
+    assert Request(dataset="ovo-bench").setup(embedded, None).fps == embedded.default_fps
+    assert Request(dataset="streamingbench").setup(embedded, 2.0).fps == 2.0
 
 
 def test_the_last_frames_have_room_for_all_of_them(embedded: Backbone) -> None:
