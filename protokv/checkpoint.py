@@ -10,14 +10,20 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import torch
+
 from protokv import snapshot
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
 from protokv.errors import ConfigError, ModelError, StateCorrupt
+from protokv.memory import MemoryShape, declare_state
+from protokv.memory.migration import migrate_shapes
 from protokv.memory.packing import pack
+from protokv.memory.state import check_shapes
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
+from protokv.snapshot.document import Found
 from protokv.snapshot.schema import Header
 from protokv.snapshot.text import shown
 from protokv.snapshot.writer import Writer
@@ -37,8 +43,8 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     Raises:
         StateCorrupt: the memory holds what no stream leaves; that is a fault of this program or of the machine.
     """
-    session.memory.check(session.clock)
-    specs = session.memory.specs()
+    tensors, specs = session.tensors(), session.memory.specs()
+    session.memory.check(session.clock, tensors)
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -46,7 +52,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=pack(session.tensors(), specs),
+        tensors=pack(tensors, specs),
         legends={spec.name: spec for spec in specs},
     )
 
@@ -59,6 +65,43 @@ def config_of(header: Header) -> MemoryConfig:
     """
     try:
         return MemoryConfig.from_dict(migrate(header.memory))
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
+def shape_of(header: Header, found: Found) -> MemoryShape:
+    """The shape of the memory whose tensors these are, as far as they tell it.
+
+    Raises:
+        StateCorrupt: they do not.
+    """
+    try:
+        (L, H, P0, D), dtype = found["sink.keys"]
+        # Every memory holds positions of something, and their components come last.
+        components = next(shape[-1] for name, (shape, _) in found.items() if name.endswith(".positions"))
+    except (KeyError, ValueError, IndexError, StopIteration) as error:
+        raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
+    return MemoryShape(
+        layers=L,
+        kv_heads=H,
+        head_size=D,
+        position_components=components,
+        sink_tokens=P0,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        frames_per_step=header.clock.frames_per_step,
+    )
+
+
+def admit(header: Header, found: Found) -> None:
+    """Hold what a state says it holds against its settings, as arithmetic: before memory is taken for any of it.
+
+    Raises:
+        StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
+    """
+    config = config_of(header)
+    try:
+        check_shapes(migrate_shapes(found), declare_state(config, shape_of(header, found)))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -162,7 +205,7 @@ def load(
         ModelError: the model cannot be loaded.
     """
     with stage(timings, "state"):
-        state = snapshot.load(path, verify=verify, at_s=at_s)
+        state = snapshot.load(path, verify=verify, at_s=at_s, admit=admit)
     with stage(timings, "model"):
         if isinstance(backbone, str):
             backbone = load_backbone(backbone, device=device, dtype=recorded_dtype(state), device_map=device_map)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from protokv import snapshot
-from protokv.checkpoint import config_of
+from protokv.checkpoint import admit, config_of, shape_of
 from protokv.chronicle import Chronicle
 from protokv.compare import compare
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import declare_state, restore_memory
-from protokv.memory.base import Memory, MemoryShape
-from protokv.memory.state import TensorSpec
+from protokv.memory.base import Memory
+from protokv.memory.state import TensorSpec, shapes_of
 from protokv.overwriting import check_not_read, check_replaceable
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.schema import check_clock
@@ -45,7 +45,7 @@ def describe(
     Raises:
         StateError: the state is missing or damaged.
     """
-    state = snapshot.load(path, verify=digests, at_s=at_s)
+    state = snapshot.load(path, verify=digests, at_s=at_s, admit=admit)
     config, memory = _memory(state)
     verified = verify(state, config, memory) if values else None
     clock, sources = state.clock, sources_of(state)
@@ -97,7 +97,7 @@ def describe(
 
 
 def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
-    """Check a state that was loaded, and the memory that was made of it; returns what was checked, a line each.
+    """Check a state that was loaded, whose memory was restored and so checked; returns what was, a line each.
 
     Raises:
         StateCorrupt: naming the tensor or field that no stream can have left so.
@@ -108,7 +108,7 @@ def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
         f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
         f"memory: names, shapes, dtypes and invariants of the memory {config.name}",
         "clock: steps, tokens and stream time agree",
-        *memory.check(state.clock),
+        *memory.promises(),
         *_check_budget(state, config, memory),
     ]
 
@@ -183,33 +183,15 @@ def _legends(state: State) -> dict[str, TensorSpec]:
     """What the tensors of a state are; nothing where it makes no sense, which is no reason not to copy it."""
     try:
         config = config_of(state)
-        return {spec.name: spec for spec in declare_state(config, _shape(state))}
+        shape = shape_of(state, shapes_of(state.tensors))
+        return {spec.name: spec for spec in declare_state(config, shape)}
     except (StateCorrupt, ConfigError):
         return {}
 
 
-def _shape(state: State) -> MemoryShape:
-    try:
-        L, H, P0, D = state.tensors["sink.keys"].shape
-        # Every memory holds positions of something, and their components come last.
-        components = next(t.shape[-1] for name, t in state.tensors.items() if name.endswith(".positions"))
-    except (KeyError, ValueError, IndexError, StopIteration) as error:
-        raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
-    return MemoryShape(
-        layers=L,
-        kv_heads=H,
-        head_size=D,
-        position_components=components,
-        sink_tokens=P0,
-        dtype=state.tensors["sink.keys"].dtype,
-        device=torch.device("cpu"),
-        frames_per_step=state.clock.frames_per_step,
-    )
-
-
 def _memory(state: State) -> tuple[MemoryConfig, Memory]:
     check_clock(state.clock)
-    config, shape = config_of(state), _shape(state)
+    config, shape = config_of(state), shape_of(state, shapes_of(state.tensors))
 
     def unturned(positions: Tensor) -> tuple[Tensor, Tensor]:
         # Nothing of the report depends on how keys are turned, and the model's own rotation is not at hand.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from protokv import snapshot
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import from_state, load, save, to_state
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-from protokv.errors import StateCorrupt, StateLocked, StateMismatch
+from protokv.describe import describe
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch
+from protokv.memory.local import LocalMemory
 from protokv.session import Session
+from protokv.snapshot.digest import canonical, document_digest
 from protokv.snapshot.writer import Writer
 from tests.conftest import random_frames
 
@@ -134,3 +138,72 @@ def test_an_unverified_load_lets_a_changed_byte_pass_and_nothing_else(tiny: Back
     path.write_bytes(data[:-1])
     with pytest.raises(StateCorrupt):
         load(path, tiny, verify=False)
+
+
+def test_a_state_is_gathered_once_and_what_is_written_is_what_was_checked(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
+    session.watch(random_frames(1))
+    memory, gathered, checked = session.memory, [], []
+    held, check = memory.held, memory._check
+    memory.held = lambda: gathered.append(1) or held()
+    memory._check = lambda tensors, clock: checked.append(tensors) or check(tensors, clock)
+    state = to_state(session)
+    assert len(gathered) == 1
+    assert checked == [state.tensors]
+
+
+def test_a_state_is_checked_once_when_it_is_verified(tiny: Backbone, tmp_path: Path, monkeypatch) -> None:
+    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
+    session.watch(random_frames(1))
+    save(session, tmp_path / "a.safetensors")
+    times, check = [], LocalMemory._check
+    monkeypatch.setattr(LocalMemory, "_check", lambda self, *arguments: times.append(1) or check(self, *arguments))
+    describe(tmp_path / "a.safetensors", values=True)
+    assert times == [1]
+
+
+def hollow(path: Path, session: Session, shape: list[int]) -> None:
+    """A state whose file is nearly all hole: near.keys has a shape that was never received."""
+    save(session, path)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    outer = json.loads(data[8 : 8 + length])
+    end = max(entry["data_offsets"][1] for name, entry in outer.items() if name != "__metadata__")
+    size = torch.Size(shape).numel() * 4
+    outer["near.keys"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+    outer["rest"] = {"dtype": "U8", "shape": [end], "data_offsets": [0, end]}
+    document = json.loads(outer["__metadata__"]["protokv"])
+    held = {name: entry for name, entry in outer.items() if name in ("__metadata__", "near.keys", "rest")}
+    document["digests"] = dict.fromkeys(set(held) - {"__metadata__"}, "0" * 32)
+    del document["digest"]
+    document["digest"] = document_digest(document)
+    held["__metadata__"] = {"protokv": canonical(document)}
+    head = json.dumps(held).encode()
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end + size)
+
+
+def test_nothing_is_read_of_a_file_with_holes_that_claims_more_than_its_settings_or_the_machine(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
+    hollow(path, session, [2, 2, 1 << 25, 16])
+    monkeypatch.setattr("protokv.snapshot.formats.local.copy_and_digest", lambda *_: pytest.fail("it was read"))
+    for call in (describe, load):
+        with pytest.raises(StateCorrupt, match=r"sink\.keys|state: tensor"):
+            call(path)
+    monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)
+    with pytest.raises(StateError, match="4294967296 bytes of memory"):
+        snapshot.load(path)
+
+
+def test_a_budget_that_nothing_was_watched_under_takes_no_memory(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, state = tmp_path / "a.safetensors", to_state(watched(tiny, CONFIGS["full"], 0, 2))
+    snapshot.save(replace(state, memory={**state.memory, "budget": 2**24}), path)
+    largest, zeros = [0], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **o: largest.append((made := zeros(*a, **o)).nbytes) or made)
+    describe(path, values=True)
+    assert max(largest) < 8 << 20

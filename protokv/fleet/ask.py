@@ -14,7 +14,7 @@ from typing import Any
 from protokv import snapshot
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import from_state, load_backbone_of, recorded_dtype
+from protokv.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
 from protokv.errors import StateError
 from protokv.fleet.outcome import Failure
 from protokv.generate import Decoding
@@ -82,7 +82,7 @@ def ask_all(
     """
     for state in states:
         try:
-            session = from_state(snapshot.load(state, verify=verify, at_s=at_s), backbone)
+            session = from_state(snapshot.load(state, verify=verify, at_s=at_s, admit=admit), backbone)
         except StateError as error:
             yield Reply(state, 0, None, Failure.of(error))
             continue

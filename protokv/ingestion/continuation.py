@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from protokv import snapshot
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import config_of
+from protokv.checkpoint import admit, config_of
 from protokv.config import MemoryConfig
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.growth import Growth, fingerprint_of
@@ -25,7 +25,7 @@ from protokv.video import Source
 def existing_state(path: StatePath) -> State | None:
     """The state at a path; None where there is none. StateError where it cannot be read."""
     try:
-        return snapshot.load(path)
+        return snapshot.load(path, admit=admit)
     except StateNotFound:
         return None
 

@@ -108,6 +108,5 @@ def restore_memory(
         memory = build_memory(config, shape, rotary)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
-    memory.load(tensors)
-    memory.check(clock)
+    memory.load(tensors, clock)
     return memory

@@ -170,8 +170,12 @@ class Memory(ABC):
         """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
 
     @abstractmethod
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused.
+
+        Args:
+            tensors: the whole state.
+            clock: where the stream stands, which `check` would hold it against; None where that is not known.
 
         Raises:
             StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream can
@@ -179,17 +183,22 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def check(self, clock: Clock) -> list[str]:
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Refuse to go on with a state that no stream leaves: numbers that are not finite, places beyond the stream,
         counters that contradict each other or the clock. Cheap enough to run before each commit: one pass over the
         state, and a few waits for the device.
 
-        Returns:
-            What was checked, a line each.
+        Args:
+            clock: where the stream stands.
+            tensors: what `tensors` gave just now, where that is at hand.
 
         Raises:
             StateCorrupt: naming the tensor.
         """
+
+    @abstractmethod
+    def promises(self) -> list[str]:
+        """What `check` holds the state to, a line each."""
 
     @abstractmethod
     def nbytes(self) -> dict[str, int]:

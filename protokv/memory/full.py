@@ -1,7 +1,8 @@
 """`FullCache`: every token, exact. The upper bound that bounded memories are compared with.
 
 It is NOT bounded: its bytes and the shape of its context grow with the stream, by doubling, and so does the
-cost of attention. `budget` is the number of tokens that it makes room for at first.
+cost of attention. `budget` is the number of tokens that it makes room for at first, if that is no more than 16,384: a
+state may have any budget, and what it holds is in its tensors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, TensorSpec
 from protokv.rotary import Rotary
 
+_FIRST_TOKENS = 1 << 14
+
 
 class FullCache(ExactMemory):
     """All tokens of the stream. The state is that of a window which no step has left."""
@@ -30,7 +33,7 @@ class FullCache(ExactMemory):
     def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         self._config, self._shape = config, shape
         self._intake = Intake(config, shape)
-        self._slots, self._near = self._allocate(config.budget)
+        self._slots, self._near = self._allocate(min(config.budget, _FIRST_TOKENS))
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:

@@ -68,18 +68,21 @@ class LocalMemory(Memory):
         """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
         return {name: tensor.contiguous() for name, tensor in self.held().items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused."""
         tensors = migrate(tensors)
         check_shapes(shapes_of(tensors), self.specs())
         tensors = unpack(tensors, self.specs())
-        self._check(tensors, None)
+        self._check(tensors, clock)
         self._take(tensors)
 
-    def check(self, clock: Clock) -> list[str]:
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Refuse to go on with a state that no stream leaves."""
+        self._check(self.held() if tensors is None else tensors, clock)
+
+    def promises(self) -> list[str]:
+        """What `check` holds the state to, a line each."""
         held = self.held()
-        self._check(held, clock)
         floats = sum(tensor.is_floating_point() for tensor in held.values())
         placed = [spec.name for spec in self.specs() if spec.unit and spec.name in held]
         return [

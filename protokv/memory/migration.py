@@ -5,7 +5,7 @@ Until format 2 the mass of a prototype was float32, which stops counting at 2**2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,3 +27,14 @@ def migrate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if torch.equal(new.to(old.dtype), old):
             migrated[name] = new
     return migrated
+
+
+def migrate_shapes(
+    found: Mapping[str, tuple[Sequence[int], torch.dtype]],
+) -> dict[str, tuple[Sequence[int], torch.dtype]]:
+    """Shapes and dtypes as `migrate` would leave them, of tensors that were not read."""
+    return {
+        name: (shape, _DTYPES[name] if name in _DTYPES and dtype == torch.float32 else dtype)
+        for name, (shape, dtype) in found.items()
+        if name != "bank.generator"
+    }

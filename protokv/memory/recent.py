@@ -189,23 +189,32 @@ class WithRecent(Memory):
         """Those of the memory and of the recent steps."""
         return self._inner.tensors() | self._recent.held()
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take both parts; nothing is changed when one of them is refused."""
-        own = {name: tensor for name, tensor in tensors.items() if name.startswith("recent.")}
-        specs = RecentSteps.declare(self._shape)
-        check_shapes(shapes_of(own), specs)
-        check_values(own, specs, None)
-        self._recent.check(own, None)
-        self._inner.load({name: tensor for name, tensor in tensors.items() if name not in own})
+        own, rest = self._parted(tensors)
+        check_shapes(shapes_of(own), RecentSteps.declare(self._shape))
+        self._check(own, clock)
+        self._inner.load(rest, clock)
         self._recent.take(own)
 
-    def check(self, clock: Clock) -> list[str]:
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Hold both parts against the clock."""
-        checked = self._inner.check(clock)
-        own = self._recent.held()
+        own, rest = (self._recent.held(), None) if tensors is None else self._parted(tensors)
+        self._inner.check(clock, rest)
+        self._check(own, clock)
+
+    def promises(self) -> list[str]:
+        """What `check` holds the state to, a line each."""
+        return [*self._inner.promises(), self._recent.promise]
+
+    @staticmethod
+    def _parted(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        own = {name: tensor for name, tensor in tensors.items() if name.startswith("recent.")}
+        return own, {name: tensor for name, tensor in tensors.items() if name not in own}
+
+    def _check(self, own: Mapping[str, Tensor], clock: Clock | None) -> None:
         check_values(own, RecentSteps.declare(self._shape), clock)
         self._recent.check(own, clock)
-        return [*checked, self._recent.promise]
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part, with those of the recent steps."""

@@ -107,7 +107,7 @@ class LayerShards(Memory):
             joined[spec.name] = torch.cat(pieces, spec.layer_axis)
         return joined
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state of the memory of all layers, from wherever it was saved."""
         tensors = migrate(tensors)
         specs = self.specs()
@@ -116,13 +116,17 @@ class LayerShards(Memory):
         # Into new parts, so that nothing has changed when the last of them refuses.
         parts = self._empty_parts()
         for run, part in zip(self._runs, parts, strict=True):
-            part.load({spec.name: _cut(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
+            part.load({spec.name: _cut(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors}, clock)
         self._parts = parts
 
-    def check(self, clock: Clock) -> list[str]:
-        """Refuse to go on with a part that no stream leaves."""
-        checked = [part.check(clock) for part in self._parts]
-        return checked[0]
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Refuse to go on with a part that no stream leaves; each is looked at where it is."""
+        for part in self._parts:
+            part.check(clock)
+
+    def promises(self) -> list[str]:
+        """What `check` holds the state to, a line each."""
+        return self._parts[0].promises()
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part of the state, over all devices; what all layers share is held once a device."""

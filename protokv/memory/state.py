@@ -171,7 +171,7 @@ def _may_have(dim: str, want: int | None, size: int) -> bool:
     return want is None or size == want or (dim in SLOTS and size < want)
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Sequence[int], torch.dtype]]:
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of each tensor."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 

@@ -21,76 +21,50 @@ from protokv.errors import StateError
 from protokv.snapshot.filesystem import DISK, FileSystem
 
 _HINTS = {
-    errno.ENOSPC: "free some space, or write elsewhere",
-    errno.EDQUOT: "free some space, or write elsewhere",
-    errno.ENOENT: "create the folder first",
-    errno.ENOTDIR: "create the folder first",
-    errno.EACCES: "choose a folder that you may write to",
-    errno.EPERM: "choose a folder that you may write to",
-    errno.EROFS: "choose a folder that you may write to",
-    errno.EISDIR: "name a file, not a folder",
-    errno.ENAMETOOLONG: "choose a shorter name",
+    "free some space, or write elsewhere": (errno.ENOSPC, errno.EDQUOT),
+    "create the folder first": (errno.ENOENT, errno.ENOTDIR),
+    "choose a folder that you may write to": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "name a file, not a folder": (errno.EISDIR,),
+    "choose a shorter name": (errno.ENAMETOOLONG,),
 }
 
 # Systems allow 255 bytes; the names made here and those of kept commits add at most so many.
 _LONGEST_NAME_BYTES = 255 - 48
 
 
-def replace_file(path: Path, write: Callable[[Path], object], fs: FileSystem = DISK) -> None:
-    """Let `write` make and sync a file at the path it is given, and put that in place of `path`, which is no link.
+def replace(path: Path, write: Callable[[Path], object], fs: FileSystem = DISK) -> None:
+    """Let `write` make a file or a folder at the path it is given, and put that in place of `path`, which is no link.
+
+    `write` syncs what it makes. An old folder is removed when the new one is in place for good.
 
     Raises:
         OSError: It could not be written; what was at `path` before is still there.
     """
-
-    def put(temporary: Path) -> None:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        fs.replace(temporary, path)
-
-    _replace(path, write, put, fs)
-
-
-def replace_folder(path: Path, write: Callable[[Path], object], fs: FileSystem = DISK) -> None:
-    """As `replace_file`; `write` syncs the files and folders that it makes.
-
-    The old folder is removed when the new one is in place for good.
-    """
-
-    def put(temporary: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not path.exists():
-            fs.replace(temporary, path)
-        elif not fs.exchange(temporary, path):
-            # Two acts: `recover` undoes the first if the second never comes.
-            fs.replace(path, _aside(path))
-            try:
-                fs.replace(temporary, path)
-            except OSError:
-                recover(path, fs)
-                raise
-
-    _replace(path, write, put, fs)
-    # The new one is in place; what cannot be removed now is removed by the next commit.
-    with suppress(OSError):
-        fs.remove(_aside(path))
-        sweep(path, fs)
-
-
-def _replace(path: Path, write: Callable[[Path], object], put: Callable[[Path], None], fs: FileSystem) -> None:
     temporary = partial_path(path)
     recover(path, fs)
     sweep(path, fs)
     try:
         write(temporary)
-        put(temporary)
+        if path.exists() and path.is_dir() != temporary.is_dir():
+            number = errno.EISDIR if path.is_dir() else errno.ENOTDIR
+            raise OSError(number, os.strerror(number))
+        if not path.is_dir():
+            fs.replace(temporary, path)
+        elif not fs.exchange(temporary, path):
+            # Two acts: `recover` undoes the first if the second never comes.
+            fs.replace(path, _aside(path))
+            fs.replace(temporary, path)
     except BaseException:
         # The error that led here says more than one of the removal; the next commit removes what is left.
         with suppress(OSError):
+            recover(path, fs)
             fs.remove(temporary)
         raise
     fs.sync_folder(path.parent)
+    if path.is_dir():
+        # The new one is in place; what of the old cannot be removed now is removed by the next commit.
+        with suppress(OSError):
+            sweep(path, fs)
 
 
 def recover(target: Path, fs: FileSystem = DISK) -> None:
@@ -194,5 +168,5 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        hint = _HINTS.get(getattr(error, "errno", None) or 0, "")
+        hint = next((hint for hint, numbers in _HINTS.items() if getattr(error, "errno", 0) in numbers), "")
         raise StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=hint) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -140,6 +141,23 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
             raise not_found(path) from None
         why = getattr(error, "strerror", None) or str(error)
         raise StateError(f"cannot read the state {where}: {why}") from error
+
+
+def admitted(header: Header, found: Found, admit: Admit | None) -> None:
+    """Refuse what this machine has no memory for, and what `admit` refuses, before memory is taken for it.
+
+    Files may have holes: what a state says it holds need not have been received.
+
+    Raises:
+        StateError: there is less memory than that.
+        StateCorrupt: as `admit`.
+    """
+    if admit is not None:
+        admit(header, found)
+    takes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else takes
+    if takes > there:
+        raise StateError(f"the state holds {takes} bytes of tensors, this machine has {there} bytes of memory")
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:

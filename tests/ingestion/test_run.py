@@ -168,7 +168,7 @@ def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
     while next(run).steps != 3:
         pass
 
-    def check(clock: object) -> list[str]:
+    def check(clock: object, tensors: object) -> list[str]:
         raise StateCorrupt("state: tensor near.keys holds a number that is not finite")
 
     monkeypatch.setattr(sessions[0].memory, "check", check)

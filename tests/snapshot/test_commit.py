@@ -11,7 +11,7 @@ import pytest
 
 from protokv.errors import StateError
 from protokv.snapshot import load, save
-from protokv.snapshot.commit import replace_file
+from protokv.snapshot.commit import replace
 from protokv.snapshot.filesystem import FileSystem, write_file
 from protokv.snapshot.formats.safetensors import SafetensorsForm
 
@@ -109,7 +109,7 @@ def test_a_file_that_came_out_short_is_not_put_in_place(tmp_path):
             super().write(file, data[:-1])
 
     with pytest.raises(OSError, match="2 of 3 bytes"):
-        replace_file(tmp_path / "a", lambda path: write_file(path, lambda sink: sink.write(b"new"), Short()))
+        replace(tmp_path / "a", lambda path: write_file(path, lambda sink: sink.write(b"new"), Short()))
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
 
 
@@ -119,7 +119,7 @@ def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_pat
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        replace_file(tmp_path / "a", write)
+        replace(tmp_path / "a", write)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,8 +203,8 @@ def test_a_file_system_that_cannot_sync_folders_is_good_enough(make_state, tmp_p
 
 def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path):
     path = tmp_path / "a"
-    replace_file(path, lambda temporary: write_file(temporary, lambda sink: sink.write(b"old state")))
+    replace(path, lambda temporary: write_file(temporary, lambda sink: sink.write(b"old state")))
     with path.open("rb") as reader:
-        replace_file(path, lambda temporary: write_file(temporary, lambda sink: sink.write(b"new")))
+        replace(path, lambda temporary: write_file(temporary, lambda sink: sink.write(b"new")))
         assert reader.read() == b"old state"
     assert path.read_bytes() == b"new"

@@ -35,7 +35,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from protokv.errors import StateCorrupt
 from protokv.snapshot.digest import bytes_digest
-from protokv.snapshot.document import DTYPES, KEY, Admit, dtype_name, parse_json, seal, unseal
+from protokv.snapshot.document import DTYPES, KEY, Admit, admitted, dtype_name, parse_json, seal, unseal
 from protokv.snapshot.schema import Header, State, check_tensor_names
 from protokv.snapshot.text import shown
 
@@ -173,8 +173,7 @@ async def _read(
                 name = key.removesuffix(f"/{ROOT}").replace("/", ".")
                 described[name] = await _checked(name, metadata, sizes)
     check_tensor_names(described)
-    if admit is not None:
-        admit(header, {name: (one.shape, one.dtype or torch.bool) for name, one in described.items()})
+    admitted(header, {name: (one.shape, one.dtype or torch.bool) for name, one in described.items()}, admit)
     tensors = {}
     for name, one in described.items():
         array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError
-from protokv.snapshot.commit import check_place, keep_as, recover, replace_file, retire, sweep, writing
+from protokv.snapshot.commit import check_place, keep_as, recover, replace, retire, sweep, writing
 from protokv.snapshot.digest import copy_and_digest, tensor_digests
-from protokv.snapshot.document import NAMES, Admit, dtype_name, parse_json, reading, seal, unseal
+from protokv.snapshot.document import NAMES, Admit, admitted, dtype_name, parse_json, reading, seal, unseal
 from protokv.snapshot.filesystem import DISK, FileSystem, Sink, write_file
 from protokv.snapshot.form import Form, StatePath
 from protokv.snapshot.lock import Lock
@@ -168,7 +168,7 @@ class FileForm(LocalForm):
         named = {name: (dtype_name(name, tensor.dtype), tensor) for name, tensor in tensors.items()}
         document = seal(state, HEADER_LIMIT_BYTES, digests=tensor_digests(named, state.format_version))
         with writing(self.path):
-            replace_file(
+            replace(
                 self.target,
                 lambda temporary: write_file(temporary, lambda sink: self.fill(sink, document, tensors), self.fs),
                 self.fs,
@@ -179,8 +179,7 @@ class FileForm(LocalForm):
 
         def read(target: Path) -> State:
             header, digests, mapped = self._checked(target)
-            if admit is not None:
-                admit(header, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mapped.items()})
+            admitted(header, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mapped.items()}, admit)
             named = {name: (NAMES[tensor.dtype], tensor) for name, tensor in mapped.items()}
             tensors = {}
             for name, (tensor, digest) in copy_and_digest(named, header.format_version).items():

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore
 
 from protokv.errors import StateCorrupt, StateError
-from protokv.snapshot.commit import replace_folder, writing
+from protokv.snapshot.commit import replace, writing
 from protokv.snapshot.document import KEY, Admit
 from protokv.snapshot.filesystem import FileSystem, write_file
 from protokv.snapshot.formats.hierarchy import (
@@ -62,7 +62,7 @@ class ZarrForm(LocalForm):
         """Put the hierarchy in place."""
         self.check_target()
         with writing(self.path):
-            replace_folder(self.target, lambda folder: _write(state, folder, self.fs), self.fs)
+            replace(self.target, lambda folder: _write(state, folder, self.fs), self.fs)
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
         """Read the hierarchy."""
