@@ -38,6 +38,21 @@ class Counting(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
 
+    def __enter__(self) -> Counting:
+        # Numbers of a CPU are read without any dispatch.
+        self._tolist, counting = torch.Tensor.tolist, self
+
+        def tolist(tensor: torch.Tensor) -> Any:
+            counting.waits["tolist"] += 1
+            return counting._tolist(tensor)
+
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.Tensor.tolist = self._tolist  # type: ignore[method-assign]
+        super().__exit__(*error)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         library, name = func._schema.name.split("::")
         if library == "prim":

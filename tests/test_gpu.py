@@ -86,6 +86,30 @@ def test_a_steady_step_does_not_wait_for_the_device(kind: str, request: pytest.F
         session.take([step], [float(index)])
 
 
+@pytest.mark.parametrize("kind", ["sliding-window", "durable"])
+def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str) -> None:
+    backbone = StubBackbone(device="cuda")
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=6000))
+    step = backbone.embed_step(None)
+    for index in range(40):
+        session.take([step], [float(index)])
+    watched = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(watched):
+        session.take([step], [40.0])
+    watched.replay()
+    with torch.inference_mode():
+        _, context, tail = session._forward_question("what?", 4)
+        token, where = torch.zeros((), dtype=torch.int64, device="cuda"), backbone.text_positions(9000, 1)
+        backbone.forward(backbone.embed_token(token), where, context, tail)
+        decoded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(decoded):
+            hidden = backbone.forward(backbone.embed_token(token), where, context, tail)
+            logits = backbone.logits(hidden[-1])
+    decoded.replay()
+    assert logits.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in session.tensors().values() if tensor.is_floating_point())
+
+
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])
 def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))

@@ -46,14 +46,20 @@ class Layout:
         self.counts[heads], self.start[heads] = counts, end - counts
         self.owner[heads] = torch.searchsorted(end, slots, right=True)
 
-    def slots_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def slots_of(self, rows: Tensor, *, equal: bool = False) -> Iterator[tuple[Tensor | slice, Tensor, Tensor | None]]:
         """The slots of prototypes `rows` `[n]`, flat over `B * K`, in batches of those with about as many.
 
         Yields:
             part `[m]`, indices into `rows`; slots `[m, s]`, theirs in their head; shown `[m, s]` bool, whether a
-            prototype has that many.
+            prototype has that many. Where all have `equal` numbers of slots it is one batch, without `shown`, and
+            nothing is asked of the device.
         """
-        counts, start = self.counts.view(-1)[rows], self.start.view(-1)[rows]
+        start = self.start.view(-1)[rows]
+        if equal:
+            place = torch.arange(self.owner.shape[1] // max(self.counts.shape[1], 1), device=rows.device)
+            yield slice(None), start[:, None] + place, None
+            return
+        counts = self.counts.view(-1)[rows]
         # At most twice as many as needed: counts in (2**(b - 1), 2**b] go together.
         level = torch.frexp((counts - 1).double()).exponent.masked_fill_(counts == 0, -1)
         for b in sorted(set(level[counts > 0].tolist())):

@@ -82,7 +82,7 @@ class ProtoKV(LocalMemory):
         assigned = self._policy.absorb_(self._far_tokens(leaving), followers, step.step)
         if self._residuals is not None:
             fitted = self._residuals.record_(assigned)
-            self._bank.stale.flatten(0, 1)[fitted] = True
+            self._bank.stale.flatten(0, 1).logical_or_(fitted[:, None])
         self._policy.maintain_(lambda: self._far_tokens(self._near.newest()).usable_only(), followers, step.step)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
@@ -164,7 +164,7 @@ class ProtoKV(LocalMemory):
         far_keys, far_values = (
             part[:, :, self._slots.far].flatten(0, 1) for part in (self._slots.keys, self._slots.values)
         )
-        for part, slots, shown in self._layout.slots_of(rows):
+        for part, slots, shown in self._layout.slots_of(rows, equal=self._config.allocation == "fixed"):
             some = rows[part]
             key_modes, value_modes = residuals.modes(some, slots.shape[1])
             keys = self._bank.key_center.view(-1, 1, D)[some] + key_modes
@@ -174,7 +174,7 @@ class ProtoKV(LocalMemory):
             keys = rotate(keys, cos[:, None], sin[:, None]).expand(*slots.shape, D)
             values = values.expand_as(keys)
             heads = (some // K)[:, None].expand_as(slots)
-            if not shown.all():
+            if shown is not None:
                 heads, slots, keys, values = heads[shown], slots[shown], keys[shown], values[shown]
             far_keys[heads, slots] = keys.to(far_keys.dtype)
             far_values[heads, slots] = values.to(far_values.dtype)

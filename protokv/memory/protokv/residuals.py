@@ -100,8 +100,8 @@ class Residuals(StatePart):
         L, H, K, _ = self._size
         valid = assigned.prototype >= 0
         heads = torch.arange(L * H, device=valid.device)[:, None]
-        rows = (heads * K + assigned.prototype)[valid]
-        self.updates.view(-1).index_add_(0, rows, torch.ones_like(rows, dtype=torch.int32))
+        rows = heads * K + assigned.prototype.clamp(min=0)
+        self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         before = self.fitted.view(-1).clone()
         if self._warmup:
             valid = valid & ~self._reserve(assigned, valid)
@@ -147,19 +147,18 @@ class Residuals(StatePart):
     def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
         """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
-        head, token = (valid & self.fitted.view(-1, 1)).nonzero(as_tuple=True)
-        if not len(head):
-            return
+        counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
-            quantizer.encode(codebook.flatten(0, 1), residuals)[head, token]
+            quantizer.encode(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         if self._config.histograms == "joint":
             codes = [codes[0] * C + codes[1]]
-        start = (head * K + prototype[head, token])[:, None] * G + torch.arange(G, device=head.device)
+        head = torch.arange(len(prototype), device=prototype.device)[:, None]
+        start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(G, device=head.device)
         for counts, code in zip(self._counts.values(), codes, strict=True):
             flat = (start * counts[0, 0, 0, 0].numel() + code).view(-1)
-            counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+            counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
 
     def freed_(self, rows: Tensor) -> None:
         """These prototypes hold nothing any more; what waits for them serves the codebooks only."""
@@ -198,19 +197,20 @@ class Residuals(StatePart):
         """
         S, K, C, smoothing = modes, self._size[2], self._config.codewords, self._config.smoothing
         heads = rows // K
-        known = (self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)).nonzero().squeeze(1)
-        out = torch.zeros(2, len(rows), S, self._size[3], device=rows.device)
-        if len(known):
-            some = rows[known]
-            codes = [
-                quantizer.top_modes(counts.flatten(0, 2)[some].flatten(2), S, smoothing)
-                for counts in self._counts.values()
-            ]
-            if self._config.histograms == "joint":
-                codes = [codes[0] // C, codes[0] % C]
-            for part, code, codebook in zip(out, codes, (self.key_codebook, self.value_codebook), strict=True):
-                part[known] = quantizer.decode(codebook.flatten(0, 1), heads[known], code)
-        return out[0], out[1]
+        known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
+        if self._warmup and not known.any():
+            zeros = torch.zeros(len(rows), S, self._size[3], device=rows.device)
+            return zeros, zeros
+        codes = [
+            quantizer.top_modes(counts.flatten(0, 2)[rows].flatten(2), S, smoothing) for counts in self._counts.values()
+        ]
+        if self._config.histograms == "joint":
+            codes = [codes[0] // C, codes[0] % C]
+        key_modes, value_modes = (
+            quantizer.decode(codebook.flatten(0, 1), heads, code).masked_fill_(~known[:, None, None], 0.0)
+            for code, codebook in zip(codes, (self.key_codebook, self.value_codebook), strict=True)
+        )
+        return key_modes, value_modes
 
     def variances(self, heads: Tensor) -> Tensor:
         """Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.

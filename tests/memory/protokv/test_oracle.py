@@ -266,6 +266,37 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
         torch.testing.assert_close(cut[name], tensor, rtol=1e-5, atol=1e-5)
 
 
+@given(
+    candidates=st.sampled_from([1, 2, 8]),
+    rounds=st.sampled_from([1, 3]),
+    rate=st.sampled_from([0.05, 0.5, 0.9]),
+    anchor=st.sampled_from(["recent", "first", "average"]),
+    things=st.sampled_from([2, 12]),
+    seed=st.integers(0, 2**16),
+)
+def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
+    candidates: int, rounds: int, rate: float, anchor: str, things: int, seed: int
+) -> None:
+    # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
+    shape = shape_of(layers=1, heads=2)
+    rates = {"key_rate": rate, "spatial_rate": rate / 2}
+    config = small_config(budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates)
+    world = World(shape, seed, things=things)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "_CANDIDATES", candidates)
+        patch.setattr(assignment, "_ROUNDS", rounds)
+        for index, tokens in enumerate([20, 30, 3, 41]):
+            step = world.step(index, tokens)
+            fast.append(step)
+            naive.append(step)
+            if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
+                event("a near-tie ended the comparison")
+                return
+        compare_state(fast, naive)
+
+
 def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
     shape = shape_of(heads=2, size=16, dtype=torch.bfloat16)
     config, world = small_config(), World(shape, seed=2)

@@ -38,6 +38,8 @@ def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConf
     alive = (bank.mass > 0).view(-1, K)
     one, other = _near(bank, bank.moved.view(-1, K) & alive, alive, 1.0, config)
     bank.moved.zero_()
+    if not len(one):
+        return
     close = _tested(bank, one, other, config)
     one, other = one[close], other[close]
     # Pairs of rows i < j, each once, sorted: row * K + j.
@@ -187,6 +189,8 @@ def _near(
         product.scatter_(2, some[..., None], -torch.inf)
         least = threshold[index, some]
         head, place = (product.amax(2) >= least).nonzero(as_tuple=True)
+        if not len(head):
+            continue
         which, j = (product[head, place] >= least[head, place, None]).nonzero(as_tuple=True)
         head, place = head[which], place[which]
         found.append(torch.stack((head * K + some[head, place], head * K + j)))

@@ -23,7 +23,6 @@ class PaperRule(Policy):
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
         """Algorithm 1: open free slots, then assign each token to the prototype of least cost."""
-        tokens = tokens.usable_only()
         return assign_(self._bank, tokens, step, self._config)
 
     def maintain_(self, newest: Callable[[], FarTokens], followers: Sequence[Follower], step: int) -> None:
