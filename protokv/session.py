@@ -288,15 +288,15 @@ class Session:
         decoding = decoding or Decoding()
         began = time.perf_counter()
         with torch.inference_mode():
-            logits, context, tail, asked = self._forward_question(question, room=decoding.max_new_tokens)
+            logits, context, tail, position = self._forward_question(question, room=decoding.max_new_tokens)
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
         chosen = choose(logits[-1])
         sure = [log_probability(logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
-        pieces, n_tokens, position = [], 0, self._behind(context) + asked
-        afresh = tail.length - asked
+        pieces, n_tokens = [], 0
+        afresh = tail.length - len(logits)
         while token not in self.backbone.stop_ids:
             n_tokens += 1
             if piece := text.push(token):
@@ -332,18 +332,20 @@ class Session:
         return self.memory.tensors()
 
     def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail, int]:
-        """Logits of the question, what it read, the tail behind it, and its tokens."""
+        """Logits of the question, what it read, the tail behind it, and the position of its first answered token."""
         backbone, ids = self.backbone, self._ids_of(question)
         recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
         tail = backbone.new_tail(sum(len(one.positions) for one in recent) + len(ids) + room)
         context = self._placed(self.memory.recall())
+        start = self._behind(context)
         if recent:
             reads = [read_recent(one) for one in recent]
-            stands = torch.cat([one.positions for one in recent])
-            backbone.forward(torch.cat([read.embeddings for read in reads]), stands, context, tail, steps=reads)
-        positions = backbone.text_positions(self._behind(context), len(ids))
+            shown = self._shifted(torch.cat([one.positions for one in recent]), context)
+            backbone.forward(torch.cat([read.embeddings for read in reads]), shown, context, tail, steps=reads)
+            start = max(start, int(shown.max()) + 1)
+        positions = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), positions, context, tail)
-        return backbone.logits(hidden), context, tail, len(ids)
+        return backbone.logits(hidden), context, tail, start + len(ids)
 
     def _ids_of(self, question: str) -> list[int]:
         # A token has seldom more than ten characters, and splitting a text into tokens takes time too.

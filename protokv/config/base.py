@@ -66,10 +66,6 @@ class MemoryConfig:
         for cls in reversed(type(self).__mro__):
             for name, (low, high) in vars(cls).get("ranges", {}).items():
                 check_range(name, getattr(self, name), low, high)
-        if self.recent_frames and self.positions == "compact":
-            raise ConfigError(
-                "recent_frames: the recent frames stand where they stood in the stream", hint="use positions=stream"
-            )
         self.check()
 
     def check(self) -> None:

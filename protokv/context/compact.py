@@ -52,15 +52,19 @@ class Survey:
     rest: list[int]
 
 
-def survey(places: Tensor, live: Tensor, far: slice) -> Survey:
-    """Look at slots at `places` `[L, H, N, P]` int64, `live` `[L, H, N]` where in use; asks the device once."""
+def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -> Survey:
+    """Look at slots at `places` `[L, H, N, P]` int64, `live` `[L, H, N]` where in use; asks the device once.
+
+    Where no exact token is near, the near window begins at `until`, if that is given, and else behind all slots.
+    """
     never = torch.iinfo(places.dtype).min
     time = places[..., 0]
     near_live, near_time = live[..., far.stop :], time[..., far.stop :]
     far_live, far_time = live[..., far], time[..., far]
     newest = _highest(time[..., far.start :], live[..., far.start :], never)
     oldest_near = -_highest(-near_time, near_live, never)
-    near = torch.where(near_live.any(), oldest_near, torch.where(newest == never, 0, newest + 1))
+    begins = torch.where(newest == never, 0, newest + 1) if until is None else torch.full_like(newest, until)
+    near = torch.where(near_live.any(), oldest_near, begins)
     older = far_live & (far_time < near)
     rank = _rank_from_newest(far_time, older)
     far_places = places[..., far, :]

@@ -27,6 +27,7 @@ class SlotContext(Context):
             prefix, behind it the near window, whose tokens are the same in all heads.
         positions: gives the stream positions of all slots, `[L, H, N, P]` int64, anything where a slot is empty. A
             function, since only re-anchoring asks for them.
+        until: time at which tokens begin that are shown behind these slots and are not among them.
     """
 
     keys: Tensor
@@ -34,6 +35,7 @@ class SlotContext(Context):
     bias: Tensor
     far: slice
     positions: Callable[[], Tensor] | None = None
+    until: int | None = None
     shift: int = 0
     next_position: int | None = None
     # What is worked out once for all layers and all tokens of an answer.
@@ -63,7 +65,7 @@ class SlotContext(Context):
         # A prototype of several tokens has the logarithm of their number as its bias.
         later = (self.positions()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
-        return replace(self, bias=self.bias.masked_fill(later, -torch.inf))
+        return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time)
 
     def visible_tokens(self) -> int:
         """Slots that attention can see, in the layer and head that sees most."""
@@ -82,5 +84,5 @@ class SlotContext(Context):
         if self.positions is None:
             raise ValueError("this context does not know the positions of its slots")
         if not self._survey:
-            self._survey.append(survey(self.positions(), self.bias > -torch.inf, self.far))
+            self._survey.append(survey(self.positions(), self.bias > -torch.inf, self.far, self.until))
         return self._survey[0]

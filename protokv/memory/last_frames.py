@@ -5,7 +5,7 @@ question to the plain model. The same: what an answer depends on, which is the p
 differs: there the N frames are encoded anew for each question, and a frame sees those before it in the window. A memory
 gets keys once, when a step arrives, and which steps precede it in a window depends on the question. So here a step is
 encoded behind the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
-that is the same.
+that is the same, and with `recent_frames` of the same frames it is the source: a question reads them anew.
 
 Encoding a step behind the window instead is `SlidingWindow` with a budget of N steps: it carries what is older than the
 window into it, N steps further back with each layer. Neither is the source; how near both come is measured in

@@ -29,7 +29,10 @@ def name_baselines(backbone: Backbone) -> list[Variant]:
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in FRAMES:
         steps = -(-frames // backbone.frames_per_step)
-        config = LastFramesConfig(budget=steps * tokens, last_steps=steps)
+        # As SimpleStream has it: encoded anew for each question, right behind the prompt.
+        config = LastFramesConfig(
+            budget=steps * tokens, last_steps=steps, recent_frames=steps * backbone.frames_per_step, positions="compact"
+        )
         found.append(Variant(f"last {frames} frames", config))
     return found
 

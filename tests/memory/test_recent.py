@@ -47,26 +47,38 @@ def test_every_family_reads_its_own_steps_afresh(family: str, tmp_path_factory: 
     assert torch.allclose(plain, afresh, atol=1e-4)
 
 
-def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(tiny: Backbone) -> None:
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(tiny: Backbone, positions: str) -> None:
     steps = 2
-    session = watched(tiny, 6, "last-frames", last_steps=steps, recent_frames=steps * tiny.frames_per_step)
-    # By hand: the prompt, the last steps at their stream positions, the question.
+    settings = {"last_steps": steps, "positions": positions}
+    session = watched(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
+    # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
     ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
     assert isinstance(session.memory, WithRecent)
     recent = session.memory.recent()
-    parts = [tiny.embed_text(tiny.prefix_ids), *(one.embeddings for one in recent), tiny.embed_text(ids)]
-    places = [
-        tiny.text_positions(0, prefix),
-        *(one.positions for one in recent),
-        tiny.text_positions(session.clock.next_position, len(ids)),
-    ]
-    tail: Tail = tiny.new_tail(sum(map(len, parts)))
+    stands = torch.cat([one.positions for one in recent])
+    if positions == "compact":
+        stands = stands.clone()
+        stands[:, list(tiny.moving)] -= int(stands[0, 0]) - prefix
+    embedded = [tiny.embed_text(tiny.prefix_ids), *(one.embeddings for one in recent), tiny.embed_text(ids)]
+    places = [tiny.text_positions(0, prefix), stands, tiny.text_positions(int(stands.max()) + 1, len(ids))]
+    tail: Tail = tiny.new_tail(sum(map(len, embedded)))
     with torch.inference_mode():
-        hidden = tiny.forward(torch.cat(parts), torch.cat(places), tiny.empty_context(), tail)
+        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), tiny.empty_context(), tail)
         expected = tiny.logits(hidden[-len(ids) :])
     assert torch.allclose(session.prefill(QUESTION), expected, atol=1e-4)
     # And that is another reading than the keys that were made one frame at a time.
-    assert not torch.allclose(watched(tiny, 6, "last-frames", last_steps=steps).prefill(QUESTION), expected, atol=1e-4)
+    assert not torch.allclose(watched(tiny, 6, "last-frames", **settings).prefill(QUESTION), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_compact_a_question_stands_behind_the_recent_steps_and_within_what_is_held(tiny: Backbone, name: str) -> None:
+    session = watched(tiny, 30, name, budget=24, recent_frames=4, positions="compact")
+    _, context, tail, position = session._forward_question(QUESTION, room=0)
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+    held = len(tiny.prefix_ids) + context.visible_tokens() + tail.length
+    assert position <= held + 12
+    assert session.ask(QUESTION).text == session.ask(QUESTION).text
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -146,8 +158,6 @@ def test_what_cannot_be_read_afresh_is_refused_with_what_to_do(tiny: Backbone) -
     for name in MEMORIES.keys() - set(SUPPORTED):
         with pytest.raises(ConfigError, match="recent_frames"):
             watched(tiny, 1, name, recent_frames=4)
-    with pytest.raises(ConfigError, match="recent_frames"):
-        MemoryConfig.of("durable", recent_frames=4, positions="compact")
     with pytest.raises(ConfigError, match="recent_frames"):
         MemoryConfig.of("durable", recent_frames=-1)
 
