@@ -20,6 +20,9 @@ from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.signals import Stop, stopping
 
+# More failures than this are counted, not listed; the file has them all.
+LISTED = 50
+
 if TYPE_CHECKING:
     from protokv.fleet import Failure, Job, Looked, Outcome, Recipe
 
@@ -33,6 +36,7 @@ class FleetOptions:
     listing: str | None
     workers: int | None
     devices: str | None
+    batch: int
     ray: str | None
     dry_run: bool
     max_failures: int | None
@@ -81,7 +85,12 @@ def ingest_fleet(out: Output, options: FleetOptions, recipe: Recipe) -> None:
         account = Account(len(jobs))
         with stopping(out.warn) as stop, ledger, watching(out, account) as show:
             for outcome in run_fleet(
-                jobs, pool, recipe.place, max_failures=options.max_failures, should_stop=lambda: bool(stop)
+                jobs,
+                pool,
+                recipe.place,
+                batch=options.batch,
+                max_failures=options.max_failures,
+                should_stop=lambda: bool(stop),
             ):
                 account.add(outcome)
                 if outcome.failure is not None:
@@ -121,13 +130,13 @@ class Account:
 
 
 class _Ledger:
-    """Failures as they happen: a line of JSON each in a file that is there only if there are any, and kept for a table.
+    """Failures as they happen: a line of JSON each in a file, and the first of them for a table.
 
-    The file is that of the last run: what failed before and is done now is in it no more.
+    Where there are none there is no file. It is that of the last run: what failed before and is done now is in it no more.
     """
 
     def __init__(self, file: Path) -> None:
-        self.file, self.rows = file, list[dict[str, Any]]()
+        self.file, self.count, self.rows = file, 0, list[dict[str, Any]]()
         self._stream: IO[str] | None = None
 
     def __enter__(self) -> _Ledger:
@@ -151,7 +160,9 @@ class _Ledger:
             "exit_code": int(code_of(failure)),
             "attempts": outcome.attempts,
         }
-        self.rows.append(row)
+        self.count += 1
+        if self.count <= LISTED:
+            self.rows.append(row)
         if self._stream is None:
             self._stream = self.file.open("w", encoding="utf-8")
         self._stream.write(json.dumps(row) + "\n")
@@ -247,12 +258,12 @@ def _close(out: Output, account: Account, ledger: _Ledger, stop: Stop) -> None:
     elif out.format is Format.TABLE:
         from protokv_cli.fleet_progress import closing_tables
 
-        for table in closing_tables(account, ledger.rows):
+        for table in closing_tables(account, ledger.rows, ledger.count):
             out.table(table)
-    if ledger.rows:
-        out.warn(f"{len(ledger.rows)} of {account.total} videos have no whole state; why is in {ledger.file}")
+    if ledger.count:
+        out.warn(f"{ledger.count} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stop.exit is not None:
         out.warn("stopped; what was watched is committed. Continue with the same command.")
         raise typer.Exit(stop.exit)
-    if ledger.rows or account.ended < account.total:
+    if ledger.count or account.ended < account.total:
         raise typer.Exit(Exit.PARTIAL)

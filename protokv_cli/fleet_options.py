@@ -31,6 +31,12 @@ Ray = Annotated[
         help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
     ),
 ]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what is new, unfinished, changed or done; write nothing.")]
 MaxFailures = Annotated[
     int | None,

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from protokv_cli.fleet import Account
 
-# More failures than this are counted, not listed; the file has them all.
-LISTED = 50
-
 
 @contextmanager
 def watching(out: Output, account: Account) -> Iterator[Callable[[], None]]:
@@ -81,8 +78,8 @@ def _where(account: Account, elapsed_s: float) -> str:
     return f"{account.ended} of {account.total} videos{failed}, {time_text(int(account.watched_s))} watched{rate}"
 
 
-def closing_tables(account: Account, failures: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
-    """What was done, and what failed."""
+def closing_tables(account: Account, failures: Sequence[dict[str, Any]], n_failures: int) -> Iterator[RenderableType]:
+    """What was done, and the first of so many failures."""
     counts = account.by_status
     rows = {
         "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "
@@ -92,7 +89,7 @@ def closing_tables(account: Account, failures: Sequence[dict[str, Any]]) -> Iter
     }
     yield pairs(rows)
     if failures:
-        shown = [(one["source"], one["exit_code"], one["message"]) for one in failures[:LISTED]]
-        if len(failures) > LISTED:
-            shown.append((f"and {len(failures) - LISTED} more", "", ""))
+        shown = [(one["source"], one["exit_code"], one["message"]) for one in failures]
+        if n_failures > len(failures):
+            shown.append((f"and {n_failures - len(failures)} more", "", ""))
         yield grid(["video", "exit code", "why"], shown, title="failures")

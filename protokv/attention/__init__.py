@@ -2,6 +2,7 @@
 
 from protokv.attention.fused import attend
 from protokv.attention.hook import NAME, register
+from protokv.attention.joint import attend_to
 from protokv.attention.tail import Tail
 
-__all__ = ["NAME", "Tail", "attend", "register"]
+__all__ = ["NAME", "Tail", "attend", "attend_to", "register"]

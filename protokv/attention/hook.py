@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.attention.fused import attend
+from protokv.attention.joint import attend_to
 from protokv.attention.tail import Tail
 from protokv.context import Context
 
@@ -31,10 +31,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The form transformers calls: query `[1, Hq, T, D]`, key and value `[1, H, T, D]`, returns `[1, T, Hq, D]`."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    heads, T = query.shape[1:3]
-    keys, values = protokv_tail.append(layer, key[0], value[0])
-    causal = protokv_tail.mask(T, keys.shape[1], heads // keys.shape[0], query.device)
-    out = attend(query[0], protokv_context.at(layer, query[0]), (keys, values), scaling, causal)
+    out = attend_to(layer, query[0], key[0], value[0], protokv_context, protokv_tail, scaling)
     return out.transpose(0, 1).unsqueeze(0), None
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from protokv.errors import ModelError, ProtoKVError
@@ -76,6 +77,7 @@ def run_fleet(
     pool: Pool,
     place: str,
     *,
+    batch: int = 1,
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Outcome, None, None]:
@@ -85,18 +87,20 @@ def run_fleet(
         jobs: what to do; taken one by one as workers become free.
         pool: who does it; every worker that was started is ended.
         place: where states go, for the outcomes of videos that no worker could say anything of.
+        batch: streams that a worker watches at a time and whose steps share forwards of its model. States are then
+            those of single runs up to the order of sums in the model, which kernels choose.
         max_failures: after so many videos that failed no other is begun.
         should_stop: asked five times a second; once it says yes, videos in work are committed and no other is begun.
 
     Raises:
         ModelError, ConfigError: the model cannot be loaded; the videos in work elsewhere are committed first.
     """
-    yield from _Run(jobs, pool, place, max_failures, should_stop).outcomes(_Run.ingest)
+    yield from _Run(jobs, pool, place, max_failures, should_stop, batch).outcomes(_Run.ingest)
 
 
 def look_fleet(jobs: Iterable[Job], pool: Pool, place: str) -> Generator[Looked, None, None]:
     """What `run_fleet` would do, without doing it. Raises as it does, where the model cannot be identified."""
-    yield from _Run(jobs, pool, place, None, lambda: False).outcomes(_Run.look)
+    yield from _Run(jobs, pool, place, None, lambda: False, 1).outcomes(_Run.look)
 
 
 class _Run:
@@ -109,7 +113,9 @@ class _Run:
         place: str,
         max_failures: int | None,
         should_stop: Callable[[], bool],
+        batch: int,
     ) -> None:
+        self._batch = batch
         self._jobs, self._pool, self._place = iter(jobs), pool, place
         self._max_failures, self._should_stop = max_failures, should_stop
         self._taking = threading.Lock()
@@ -120,7 +126,7 @@ class _Run:
         self._over = threading.Event()
         self._fatal: BaseException | None = None
 
-    def outcomes(self, act: Callable[[_Run, Slot, Job], Any]) -> Iterator[Any]:
+    def outcomes(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
         """What `act` returns for each job."""
         asked = False
         with ThreadPoolExecutor(self._pool.size, "fleet") as threads:
@@ -143,9 +149,33 @@ class _Run:
         if self._fatal is not None:
             raise self._fatal
 
-    def ingest(self, slot: Slot, job: Job) -> Outcome:
+    def ingest(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
+        """Bring some videos to their states: together, and where the worker dies one by one."""
+        left, attempt = dict.fromkeys(jobs), 1
+        if len(jobs) > 1:
+            try:
+                for outcome in self._together(slot, jobs):
+                    del left[outcome.job]
+                    yield outcome
+            except WorkerDied as death:
+                attempt += not death.innocent
+        for job in left:
+            yield self._ingest(slot, job, attempt)
+
+    def _together(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
+        ready = []
+        for job in jobs:
+            found = self._looked(slot, job)
+            if isinstance(found, Outcome):
+                yield found
+            else:
+                ready.append((job, found))
+        if len(ready) > 1:
+            self._load(slot)
+            yield from slot.call("watch_together", ready)
+
+    def _ingest(self, slot: Slot, job: Job, attempt: int) -> Outcome:
         """Look, load, watch; once more where the worker dies."""
-        attempt = 1
         while True:
             try:
                 return replace(self._once(slot, job), attempts=attempt)
@@ -158,16 +188,26 @@ class _Run:
                     return Outcome(job, state, "failed", attempts=attempt, failure=failure)
                 attempt += not death.innocent
 
-    def look(self, slot: Slot, job: Job) -> Looked:
+    def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
         """Look only."""
+        (job,) = jobs
         state = target_of(self._place, job.key)
         try:
             found = slot.call("look", job)
         except WorkerDied as death:
             found = Failure("WorkerDied", str(death), _DIED)
-        return Looked(job, state, *((None, found) if isinstance(found, Failure) else (found,)))
+        yield Looked(job, state, *((None, found) if isinstance(found, Failure) else (found,)))
 
     def _once(self, slot: Slot, job: Job) -> Outcome:
+        found = self._looked(slot, job)
+        if isinstance(found, Outcome):
+            return found
+        self._load(slot)
+        outcome: Outcome = slot.call("watch", job, found)
+        return outcome
+
+    def _looked(self, slot: Slot, job: Job) -> Outcome | Verdict:
+        """What is left of a video, or its outcome where nothing is or can be done."""
         state, found = target_of(self._place, job.key), slot.call("look", job)
         if isinstance(found, Failure):
             return Outcome(job, state, "failed", failure=found)
@@ -184,6 +224,9 @@ class _Run:
                 file_bytes=verdict.file_bytes,
                 failure=failure,
             )
+        return verdict
+
+    def _load(self, slot: Slot) -> None:
         try:
             slot.call("load")
         except WorkerDied as death:
@@ -193,18 +236,15 @@ class _Run:
                 f"a worker died while it loaded the model: {death}",
                 hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
             ) from death
-        outcome: Outcome = slot.call("watch", job, verdict)
-        return outcome
 
-    def _serve(self, index: int, act: Callable[[_Run, Slot, Job], Any]) -> None:
+    def _serve(self, index: int, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> None:
         slot = self._pool.open(index)
         try:
-            while (job := self._next()) is not None:
-                event = act(self, slot, job)
-                if self._postponed(job, event.failure):
-                    continue
-                self._count(event.status)
-                self._events.put(event)
+            while jobs := self._next():
+                for event in act(self, slot, jobs):
+                    if not self._postponed(event.job, event.failure):
+                        self._count(event.status)
+                        self._events.put(event)
         except BaseException as error:
             if self._fatal is None or not isinstance(self._fatal, ProtoKVError):
                 self._fatal = error
@@ -218,13 +258,13 @@ class _Run:
             if self._max_failures is not None and self._failed >= self._max_failures:
                 self._over.set()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> list[Job]:
+        """As many as a worker watches at a time; none where there is none left, or none is to be begun."""
         with self._taking:
             if self._over.is_set():
-                return None
-            if (job := next(self._jobs, None)) is not None:
-                return job
-            return self._again.popleft() if self._again else None
+                return []
+            taken = list(islice(self._jobs, self._batch))
+            return taken or ([self._again.popleft()] if self._again else [])
 
     def _postponed(self, job: Job, failure: Failure | None) -> bool:
         """What another fleet is at is looked at once more, behind everything else: it may be done by then."""

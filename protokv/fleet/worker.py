@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protokv.backbones.together import Together
 from protokv.errors import PositionWarning, StateLocked
 from protokv.fleet.done import look_at
 from protokv.fleet.outcome import Failure, Outcome, Verdict
@@ -70,6 +72,23 @@ class Worker:
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
         """Ingest what is left of a video."""
         self.load()
+        assert self._backbone is not None
+        return self._watch(job, verdict, self._backbone)
+
+    def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
+        """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
+        self.load()
+        assert self._backbone is not None
+        together = Together(self._backbone, len(pairs))
+
+        def watch(pair: tuple[Job, Verdict]) -> Outcome:
+            with together.member() as backbone:
+                return self._watch(*pair, backbone)
+
+        with ThreadPoolExecutor(len(pairs), "stream") as threads:
+            return list(threads.map(watch, pairs))
+
+    def _watch(self, job: Job, verdict: Verdict, backbone: Backbone) -> Outcome:
         recipe, target, began = self._recipe, target_of(self._recipe.place, job.key), time.perf_counter()
         from_s, summary = 0.0, None
         try:
@@ -82,7 +101,7 @@ class Worker:
                     job.source,
                     target,
                     recipe.config,
-                    backbone=self._backbone,
+                    backbone=backbone,
                     fps=recipe.fps,
                     every=recipe.every,
                     keep=recipe.keep,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.attention import Tail, attend
+from protokv.attention import Tail, attend_to
 from protokv.context import Context
 from protokv.rotary import rotate
 
@@ -104,9 +104,7 @@ class LanguageModel:
             qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
             turned = rotate(qkv[:both], cos, sin)
             query = turned[: self._query_heads]
-            keys, values = tail.append(layer, turned[self._query_heads :], qkv[both:])
-            causal = tail.mask(T, keys.shape[1], self._query_heads // self._heads, query.device)
-            mixed = attend(query, context.at(layer, query), (keys, values), D**-0.5, causal)
+            mixed = attend_to(layer, query, turned[self._query_heads :], qkv[both:], context, tail, D**-0.5)
             x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
             x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
         return _norm(x, self._last_norm)

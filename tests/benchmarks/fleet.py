@@ -1,0 +1,202 @@
+"""What a fleet costs: `python -m tests.benchmarks.fleet [simulate] [processes] [store] [batch]`, all if none is named.
+
+simulate: so many videos (`--videos`) through the coordinator's own code with workers that do nothing: its memory and
+its time per video. processes: the same through processes of this machine. store: requests and bytes to an object store
+(an S3 server on loopback, which counts them) per commit of the embedded model's state. batch: the embedded model over
+several streams at a time, in CPU time. Results go to `results/fleet-cpu.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import resource
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from protokv.fleet import Job, LocalPool, Model, Outcome, Recipe, plan, run_fleet
+from protokv.fleet.outcome import Failure, Verdict
+from protokv.fleet.run import WorkerDied
+
+RESULTS = Path(__file__).parent / "results"
+SAMPLE = Path(__file__).parents[2] / "samples" / "minute" / "video.mp4"
+
+
+class StubPool:
+    """Workers that answer at once; one call in a thousand dies, and one video in a thousand fails."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.calls = size, 0
+
+    def open(self, index: int) -> StubPool:
+        return self
+
+    def call(self, verb: str, *args: Any) -> Any:
+        self.calls += 1
+        if verb == "look":
+            return Verdict("new")
+        if verb == "load":
+            return False
+        job = args[0]
+        if self.calls % 1000 == 0:
+            raise WorkerDied("it was killed")
+        failure = Failure("SourceUnreadable", "no frame of it can be read") if hash(job.key) % 1000 == 0 else None
+        status = "watched" if failure is None else "failed"
+        return Outcome(job, f"/states/{job.key}.safetensors", status, steps=3600, stream_time_s=3600.0, failure=failure)
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def jobs(n: int) -> Iterator[Job]:
+    """Names as long as real ones: a folder per camera and day, a file per hour."""
+    for i in range(n):
+        key = f"camera-{i // 240:06}/2026-03-{i // 24 % 10 + 1:02}/hour-{i % 24:02}"
+        yield Job(f"s3://recordings-of-all-sites/raw/{key}.mp4", key)
+
+
+def simulate(n: int, workers: int) -> dict[str, Any]:
+    """Plan and run `n` videos: bytes that the coordinator holds per video, and its microseconds per video."""
+    gc.collect()
+    tracemalloc.start()
+    planned = plan([], jobs(n))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    counts = Counter(one.status for one in run_fleet(planned, StubPool(workers), "/states"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del planned
+    # Time without the tracer.
+    began = time.perf_counter()
+    planned = plan([], jobs(n))
+    plan_s = time.perf_counter() - began
+    began, cpu = time.perf_counter(), time.process_time()
+    ended = sum(1 for _ in run_fleet(planned, StubPool(workers), "/states"))
+    run_s, run_cpu = time.perf_counter() - began, time.process_time() - cpu
+    assert ended == n == counts.total()
+    return {
+        "videos": n,
+        "workers": workers,
+        "outcomes": dict(counts),
+        "planned_bytes_per_video": round(held / n, 1),
+        "running_bytes_per_video": round((peak - held) / n, 1),
+        "plan_us_per_video": round(plan_s / n * 1e6, 1),
+        "run_us_per_video": round(run_s / n * 1e6, 1),
+        "run_cpu_us_per_video": round(run_cpu / n * 1e6, 1),
+        "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubModel(Model):
+    """No model is needed to find that a video is not there."""
+
+    def identify(self, device: str) -> Any:
+        return None
+
+
+def processes(n: int, workers: int) -> dict[str, Any]:
+    """Videos that are not there, through real processes: what handing one out and hearing of it costs."""
+    gone = [Job(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
+    with TemporaryDirectory() as place:
+        recipe = Recipe(place=place, model=StubModel())
+        with LocalPool(recipe, workers, ["cpu"]) as pool:
+            found = run_fleet(gone, pool, place)
+            first = next(found)
+            began = time.perf_counter()
+            rest = sum(1 for _ in found)
+            seconds = time.perf_counter() - began
+    assert first.status == "failed"
+    return {"videos": rest, "workers": workers, "us_per_video": round(seconds / rest * 1e6, 1)}
+
+
+def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
+    """A minute of video from a bucket into a bucket, committed every so often."""
+    from protokv.backbones import load_backbone
+    from protokv.config import DurableConfig
+    from protokv.ingestion import Commit, Every, ingest
+    from tests.snapshot.s3 import S3Server
+
+    backbone, rows = load_backbone(device="cpu"), []
+    with S3Server() as server:
+        os.environ |= server.environment
+        server.put("video.mp4", SAMPLE.read_bytes())
+        for seconds in every_s:
+            server.requests.clear()
+            state = f"s3://bucket/states/{seconds:g}.icechunk"
+            events = ingest("s3://bucket/video.mp4", state, DurableConfig(), backbone=backbone, every=Every(seconds))
+            commits = [event for event in events if isinstance(event, Commit)]
+            ours = [one for one in server.requests if one.key.startswith("states/")]
+            rows.append(
+                {
+                    "every_s": seconds,
+                    "commits": len(commits),
+                    "state_bytes": commits[-1].file_bytes,
+                    "requests": dict(sorted(Counter(one.method for one in ours).items())),
+                    "requests_per_commit": round(len(ours) / len(commits), 1),
+                    "puts_per_commit": round(sum(one.method == "PUT" for one in ours) / len(commits), 1),
+                    "sent_bytes_per_commit": round(sum(one.sent for one in ours) / len(commits)),
+                    "source_requests": len(server.requests) - len(ours),
+                }
+            )
+    return rows
+
+
+def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Eight copies of the sample by one worker, so many at a time: CPU seconds of its process, best of two."""
+    from protokv.config import DurableConfig
+    from protokv.fleet.worker import Worker
+
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        seconds = []
+        for _ in range(2):
+            with TemporaryDirectory() as place:
+                worker = Worker(Recipe(place=place, config=DurableConfig(budget=512)), "cpu")
+                worker.load()
+                pairs = [(Job(str(SAMPLE), f"{i}"), Verdict("new")) for i in range(8)]
+                began = time.process_time()
+                for i in range(0, 8, size):
+                    part = pairs[i : i + size]
+                    found = worker.watch_together(part) if size > 1 else [worker.watch(*part[0])]
+                    assert all(one.status == "watched" for one in found)
+                seconds.append(time.process_time() - began)
+                states = {path.read_bytes() for path in Path(place).iterdir()}
+        rows.append({"batch": size, "cpu_s_per_video": round(min(seconds) / 8, 3), "different_states": len(states)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "store", "batch"])
+    parser.add_argument("--videos", type=int, nargs="+", default=[10_000, 100_000])
+    options = parser.parse_args()
+    target = RESULTS / "fleet-cpu.json"
+    found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    found["machine"] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    if "simulate" in options.parts:
+        found["simulate"] = [simulate(n, workers) for n in options.videos for workers in (8, 64)]
+    if "processes" in options.parts:
+        found["processes"] = [processes(2000, workers) for workers in (1, 2)]
+    if "store" in options.parts:
+        found["store"] = store((10.0, 20.0, 60.0))
+    if "batch" in options.parts:
+        found["batch"] = batch((1, 2, 4, 8))
+    target.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
