@@ -132,7 +132,7 @@ class Account:
 class _Ledger:
     """Failures as they happen: a line of JSON each in a file, and the first of them for a table.
 
-    Where there are none there is no file. It is that of the last run: what failed before and is done now is in it no more.
+    Where there are none there is no file. What failed in an earlier run and is done now is in it no more.
     """
 
     def __init__(self, file: Path) -> None:
