@@ -40,3 +40,30 @@ def withheld_stdin() -> Iterator[IO[str] | None]:
                 sys.stdin = mine
                 os.dup2(kept, 0)
                 os.close(kept)
+
+
+@contextmanager
+def lent_stdin(real: IO[str]) -> Iterator[None]:
+    """Give the real stdin back for as long as somebody types: readline wants it where the system has it."""
+    withheld = sys.stdin
+    try:
+        number = real.fileno()
+        empty = os.dup(0) if real is not withheld and os.isatty(number) else None
+    except (OSError, ValueError):
+        empty = None
+    if empty is None:
+        sys.stdin = real
+        try:
+            yield
+        finally:
+            sys.stdin = withheld
+        return
+    try:
+        os.dup2(number, 0)
+        with open(0, encoding="utf-8", errors="replace", closefd=False) as keyboard:
+            sys.stdin = keyboard
+            yield
+    finally:
+        sys.stdin = withheld
+        os.dup2(empty, 0)
+        os.close(empty)

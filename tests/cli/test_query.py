@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from protokv_cli.exits import Exit
+from protokv_cli.prompt import typed_lines
 from tests.cli.conftest import Program, Result
+from tests.cli.terminal import run_on_terminal
 from tests.cli.warmed import WarmedProgram
 
 KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
@@ -173,3 +176,56 @@ def test_a_reader_that_leaves_early_is_no_error(start: Callable[..., WarmedProgr
         process.wait(timeout=120)
     assert "Traceback" not in err
     assert "Error" not in err
+
+
+def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, mocked: None, video: Path, tmp_path: Path) -> None:
+    assert protokv("ingest", video, "--budget", "24", "--json").code == 0
+    protokv.environment["XDG_STATE_HOME"] = str(tmp_path / "kept")
+    typed = f"what is first ?\n\n{'long ' * 600}\nwho is last ?\n\x04"
+    out = protokv.folder / "answers.jsonl"
+    seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", "--json", stdout=out, typed=typed)
+    assert seen.code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["question"] for row in rows][::2] == ["what is first ?", "who is last ?"]
+    assert "clip.safetensors at 0:12; Ctrl-D ends" in seen.screen
+    seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", typed="what is first ?\n\x04")
+    assert rows[0]["answer"] in seen.screen
+
+
+def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readline = pytest.importorskip("readline")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def ask(*lines: str) -> list[str]:
+        readline.clear_history()
+        typed = iter(lines)
+
+        def read() -> str:
+            line = next(typed, None)
+            if line is None:
+                raise EOFError
+            # As readline does with what is typed.
+            readline.add_history(line)
+            return line
+
+        monkeypatch.setattr("protokv_cli.prompt._read", read)
+        assert list(typed_lines(io.StringIO())) == list(lines)
+        return [readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())]
+
+    assert ask("what is oldest ?") == ["what is oldest ?"]
+    assert ask("what is newest ?") == ["what is oldest ?", "what is newest ?"]
+    assert (tmp_path / "protokv" / "history").stat().st_mode & 0o077 == 0
+
+
+def test_questions_of_a_file_come_before_those_of_the_command(protokv: Program, mocked: None, video: Path) -> None:
+    assert protokv("ingest", video, "--budget", "24", "--json").code == 0
+    file = protokv.folder / "q.jsonl"
+    file.write_text('what is first ?\n{"question": "who ?", "answer": "nobody"}\n')
+    result = protokv("query", "clip.safetensors", "--questions", file, "where ?")
+    assert [row["question"] for row in result.rows()] == ["what is first ?", "who ?", "where ?"]
+    assert "0 of 1 answers as expected" in result.err
+    file.write_text("{}\n")
+    for wrong, said in ((file, "line 1 of"), (protokv.folder / "absent", "cannot be read")):
+        result = protokv("query", "clip.safetensors", "--questions", wrong)
+        assert result.code == Exit.USAGE
+        assert said in result.err.splitlines()[0]
