@@ -20,6 +20,7 @@ from protokv_cli.printable import printable
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
+from protokv_cli.serve import serve
 from protokv_cli.settings import read_settings, unknown_variables
 
 SETTINGS = "protokv.toml"
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 completion_init()
-COMMANDS = {command.__name__: read_variables(command) for command in (ingest, query, inspect, replay)}
+COMMANDS = {command.__name__: read_variables(command) for command in (ingest, query, inspect, replay, serve)}
 for name, command in COMMANDS.items():
     app.command(name)(command)
 

@@ -1,0 +1,8 @@
+"""States behind the web interface of OpenAI's clients: a state is a model by its name, and answers questions."""
+
+from __future__ import annotations
+
+from protokv.serve.app import Limits, build_app
+from protokv.serve.states import States
+
+__all__ = ["Limits", "States", "build_app"]

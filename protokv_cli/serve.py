@@ -1,0 +1,87 @@
+"""`protokv serve`: the states of a folder behind the interface that OpenAI's clients speak."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protokv.errors import ConfigError, StateNotFound
+from protokv_cli import options
+from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_duration
+
+
+def serve(
+    states: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states; those that come later count too.")],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; others than this machine need a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any that is free.")
+    ] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Who asks has to send it; better in PROTOKV_TOKEN than on a command line."),
+    ] = None,
+    waiting: Annotated[int, typer.Option("--waiting", min=1, help="Questions at once, at the most.")] = 16,
+    answer_time: Annotated[
+        str, typer.Option("--answer-time", metavar="TIME", help="For an answer, the waiting included.")
+    ] = "2m",
+    model: options.Model = None,
+    device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    debug: options.Debug = False,
+) -> None:
+    """Answer questions over the web from the states of a folder; the name of a state is the model.
+
+    The model is loaded once, states are only read, and the last commit of each answers while ingest writes it.
+    Needs `pip install 'protokv[serve]'`.
+
+    \b
+    Examples:
+      protokv serve states/ --port 8000
+      PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
+    """
+    out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
+    with out.errors():
+        if token is None and not _is_loopback(host):
+            raise ConfigError(f"{host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
+        if not states.is_dir():
+            raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
+        try:
+            import uvicorn
+
+            from protokv.serve import Limits, States, build_app
+        except ImportError as error:
+            raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
+        from protokv.backbones import EMBEDDED, load_backbone
+        from protokv.checkpoint import load_backbone_of
+        from protokv.snapshot import read_header
+
+        if model is None and (found := _first(states)) is not None:
+            backbone = load_backbone_of(read_header(found), device=device, device_map=device_map)
+        else:
+            backbone = load_backbone(model or EMBEDDED, device=device, device_map=device_map)
+        limits = Limits(waiting=waiting, answer_s=parse_duration(answer_time))
+        app = build_app(States(states, backbone), token=token, limits=limits)
+        out.note(f"states of {states} on http://{host}:{port}/v1")
+        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+
+
+def _first(folder: Path) -> str | None:
+    from protokv.fleet.places import find_states
+
+    try:
+        return next(iter(find_states(str(folder))), None)
+    except StateNotFound:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,30 @@
+"""`protokv serve` refuses what is not safe or not there, in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])
+def test_other_machines_need_a_token(host: str, protokv: Any, tmp_path: Path) -> None:
+    result = protokv("serve", tmp_path, "--host", host)
+    assert result.code == 2
+    assert "PROTOKV_TOKEN" in result.err
+
+
+def test_a_folder_that_is_not_there_is_not_found(protokv: Any) -> None:
+    assert protokv("serve", "nowhere").code == 10
+
+
+def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
+    protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: seen.update(options))
+    result = protokv("serve", tmp_path, "--port", "8123", "--model", "mock")
+    assert result.code == 0, result.err
+    assert (seen["host"], seen["port"]) == ("127.0.0.1", 8123)
+    assert "http://127.0.0.1:8123/v1" in result.err

@@ -1,0 +1,225 @@
+"""States behind the web interface: OpenAI's own client asks a real server on loopback; what is wrong gets one line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from protokv.config import DurableConfig
+from protokv.ingestion import ingest
+from protokv.serve import Limits, States, build_app
+from protokv.session import Session
+from tests.mock_backbone import MockBackbone
+from tests.snapshot.nursery import Prepared
+
+CONFIG = DurableConfig(budget=40)
+QUESTION = "what is it"
+
+
+@contextmanager
+def server(folder: Path, **options: Any) -> Iterator[str]:
+    """The address of a server; it is gone afterwards."""
+    app = build_app(States(folder, MockBackbone(), most=2), **options)
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
+    ready = threading.Event()
+    startup = running.startup
+
+    async def told(*a: Any, **k: Any) -> None:
+        await startup(*a, **k)
+        ready.set()
+
+    running.startup = told  # type: ignore[method-assign]
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join(30)
+
+
+def client(address: str, token: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{address}/v1", api_key=token, max_retries=0, timeout=30)
+
+
+def watch(path: Path, seed: int, n_frames: int) -> None:
+    list(ingest(Prepared(seed, n_frames), path, CONFIG, backbone=MockBackbone(), overwrite=True))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states")
+    for i, name in enumerate(("door", "garden", "monday/door")):
+        (folder / name).parent.mkdir(exist_ok=True)
+        watch(folder / f"{name}.safetensors", i, 6)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "states")
+
+
+def ask(one: openai.OpenAI, model: str = "door", **options: Any) -> Any:
+    return one.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], **options)
+
+
+def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(folder: Path) -> None:
+    import protokv
+
+    with server(folder) as address, client(address) as one:
+        assert [model.id for model in one.models.list()] == ["door", "garden", "monday/door"]
+        assert one.models.retrieve("monday/door").owned_by == "protokv"
+        for name in ("door", "garden", "monday/door"):
+            expected = protokv.load(folder / f"{name}.safetensors", MockBackbone()).ask(QUESTION)
+            answer = ask(one, name)
+            assert answer.choices[0].message.content == expected.text
+            assert answer.usage.completion_tokens == expected.tokens
+            assert answer.stream_time_s == expected.stream_time_s
+            chunks = list(ask(one, name, stream=True, stream_options={"include_usage": True}))
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            assert text.strip() == expected.text
+            assert chunks[0].choices[0].delta.role == "assistant"
+            assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+            assert chunks[-1].usage.completion_tokens == expected.tokens
+        short = ask(one, max_tokens=1)
+        assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 1)
+
+
+def test_a_new_commit_answers_the_next_question_and_asking_changes_no_state(folder: Path) -> None:
+    path = folder / "door.safetensors"
+    with server(folder) as address, client(address) as one:
+        before = path.read_bytes()
+        assert ask(one).stream_time_s == 3.0
+        assert path.read_bytes() == before
+        watch(path, 7, 20)
+        assert ask(one).stream_time_s == 10.0
+        path.unlink()
+        with pytest.raises(openai.NotFoundError, match="door"):
+            ask(one)
+
+
+def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(folder: Path) -> None:
+    with server(folder) as address, client(address) as one:
+        messages: Any = [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "something else"},
+            {"role": "assistant", "content": "no"},
+            {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
+        ]
+        answer = one.chat.completions.create(model="door", messages=messages)
+        assert answer.choices[0].message.content == ask(one).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "nobody"),
+        ({"model": "../door"}, openai.NotFoundError, "no state"),
+        ({"messages": []}, openai.BadRequestError, "role user"),
+        ({"messages": [{"role": "user", "content": " "}]}, openai.BadRequestError, "empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "pictures"),
+        ({"temperature": 9.0}, openai.BadRequestError, "temperature"),
+        ({"max_tokens": 10**9}, openai.BadRequestError, "max_tokens"),
+        ({"n": 2}, openai.BadRequestError, "n: a state"),
+        ({"stop": ["x"]}, openai.BadRequestError, "stop: a state"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+    ],
+)
+def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, made: Path) -> None:
+    asked: Any = {"model": "door", "messages": [{"role": "user", "content": QUESTION}], **change}
+    with server(made) as address, client(address) as one, pytest.raises(error, match=text) as caught:
+        one.chat.completions.create(**asked)
+    assert "\n" not in caught.value.body["message"]
+
+
+def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
+    with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read() or b"null")
+
+
+def test_what_is_no_request_at_all_is_refused_too_and_the_size_is_bounded(made: Path) -> None:
+    with server(made, limits=Limits(body_bytes=1000)) as address:
+        assert raw(address, "GET", "/healthz") == (200, {"status": "ok"})
+        for body in (b"", b"{", b"[]", b"[" * 900, b"\xff\xfe", b'{"model": 3, "messages": []}'):
+            status, said = raw(address, "POST", "/v1/chat/completions", body)
+            assert status == 400, body
+            assert said["error"]["type"] == "invalid_request_error"
+        assert raw(address, "POST", "/v1/chat/completions", b" " * 1001)[0] == 413
+        assert raw(address, "GET", "/v1/chat/completions")[0] == 405
+        assert raw(address, "GET", "/etc/passwd")[0] == 404
+
+
+def test_without_the_token_nothing_is_told_but_that_the_server_lives(made: Path) -> None:
+    with server(made, token="right") as address:
+        for wrong in ("wrong", "x", "righ"):
+            with client(address, wrong) as one:
+                with pytest.raises(openai.AuthenticationError):
+                    one.models.list()
+                with pytest.raises(openai.AuthenticationError):
+                    ask(one)
+        assert raw(address, "GET", "/healthz")[0] == 200
+        with client(address, "right") as one:
+            assert ask(one).choices
+
+
+def test_a_state_that_is_damaged_or_of_another_model_is_told_and_the_others_answer(folder: Path) -> None:
+    (folder / "garden.safetensors").write_bytes(b"no state")
+    with server(folder) as address, client(address) as one:
+        with pytest.raises(openai.ConflictError, match="garden"):
+            ask(one, "garden")
+        assert ask(one, "door").choices
+
+
+class Held:
+    """Answers that begin, and wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    held, stream = Held(), Session.stream
+
+    def slow(self: Session, *arguments: Any) -> Any:
+        held.begun.set()
+        assert held.go.wait(30)
+        return (yield from stream(self, *arguments))
+
+    monkeypatch.setattr(Session, "stream", slow)
+    return held
+
+
+def test_more_questions_than_may_wait_are_sent_away(made: Path, held: Held) -> None:
+    answers: list[Any] = []
+    with server(made, limits=Limits(waiting=1)) as address, client(address) as one, client(address) as other:
+        thread = threading.Thread(target=lambda: answers.append(ask(one)), daemon=True)
+        thread.start()
+        assert held.begun.wait(30)
+        with pytest.raises(openai.InternalServerError, match="too many questions"):
+            ask(other)
+        held.go.set()
+        thread.join(30)
+        assert ask(other).choices
+    assert len(answers) == 1
+
+
+def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: Held) -> None:
+    with server(made, limits=Limits(answer_s=0.05)) as address, client(address) as one:
+        with pytest.raises(openai.InternalServerError, match=r"no answer in 0\.05 s"):
+            ask(one)
+        held.go.set()
