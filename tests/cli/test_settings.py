@@ -80,7 +80,7 @@ def test_every_option_has_its_variable(name: str) -> None:
     variables = {parameter.opts[0]: parameter.envvar for parameter in command.params if parameter.opts[0][:2] == "--"}
     assert variables.pop("--help", None) is None
     assert variables == {option: "PROTOKV_" + option[2:].upper().replace("-", "_") for option in variables}
-    assert "--json" in variables
+    assert "--debug" in variables
 
 
 def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program, mocked: None, video: Path) -> None:
