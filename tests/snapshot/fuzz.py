@@ -203,7 +203,7 @@ class Stages:
     def convert(self, path: Path, suffix: str = ".zarr") -> None:
         """To another form, bit for bit."""
         there = self.folder / f"there{suffix}"
-        convert(path, there)
+        convert(path, there, overwrite=True)
         assert _bits(snapshot.load(there)) == _bits(snapshot.load(path))
 
     def all(self, n: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
