@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zarr
 from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
@@ -432,8 +433,6 @@ def test_what_is_no_state_is_neither_read_nor_written_over(make_state, store, ad
 
 
 def test_the_repository_of_somebody_else_is_left_alone(make_state, address):
-    import zarr
-
     session = repository.make_repository(address).writable_session("main")
     zarr.open_group(session.store, mode="a").attrs["title"] = "sea temperatures"
     theirs = session.commit("theirs")
@@ -487,3 +486,14 @@ def test_google_and_azure_are_told_apart_by_the_scheme(monkeypatch):
         repository.storage_of("az://b/a")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     assert "AzureObjectStoreBackend(account=acc, container=b, prefix=a)" in repr(repository.storage_of("az://b/a"))
+
+
+def test_a_document_that_is_too_long_is_not_fetched(make_state, store, address):
+    save(make_state(), address)
+    session = repository.open_repository(address).writable_session("main")
+    zarr.open_group(session.store, mode="a").attrs["long"] = "x" * (5 << 20)
+    session.commit("long")
+    store.reset()
+    for read in READS:
+        with pytest.raises(StateCorrupt, match=r"there is no zarr\.json that could be"):
+            read(address)

@@ -28,7 +28,7 @@ from zarr.core.sync import sync
 from protokv.errors import StateCorrupt, StateError, StateLocked
 from protokv.snapshot.document import Admit, not_found
 from protokv.snapshot.form import Form, StatePath
-from protokv.snapshot.formats.hierarchy import ROOT, read_document, read_state, write_state
+from protokv.snapshot.formats.hierarchy import DOCUMENT_LIMIT_BYTES, ROOT, read_document, read_state, write_state
 from protokv.snapshot.formats.repository import GRACE, MAIN, collect, explained, make_repository, open_repository
 from protokv.snapshot.schema import Header, State
 
@@ -90,10 +90,10 @@ class IcechunkForm(Form):
                 raise self._lost()
             there = {}
             with suppress(StateError):
-                there = read_document(_value(session.store, ROOT))[1]
+                there = _document(session.store)[1]
             write_state(state, session.store, _SEPARATOR, there)
             # Arrays and groups that are no more. Chunks that an array no longer has go with its metadata.
-            now = read_document(_value(session.store, ROOT))[1]
+            now = _document(session.store)[1]
             for folder in sorted(_folders(there) - _folders(now)):
                 sync(session.store.delete_dir(folder))
             if session.has_uncommitted_changes:
@@ -108,20 +108,21 @@ class IcechunkForm(Form):
         """Read a snapshot; where None, the tip of the main branch."""
 
         def read(store: IcechunkStore) -> State:
-            document = read_document(_value(store, ROOT))
-            return read_state(document, store, _sizes(store, document[1]), verify=verify, admit=admit)
+            document = _document(store)
+            sizes = _sizes(store, document[1])
+            return read_state(document, store, sizes, verify=verify, admit=admit)
 
         return self._reading(at, read)
 
     def read_header(self, at: str | None = None) -> Header:
         """Read and verify the header of a snapshot; where None, of the tip of the main branch."""
-        return self._reading(at, lambda store: read_document(_value(store, ROOT))[0])
+        return self._reading(at, lambda store: _document(store)[0])
 
     def stored_bytes(self) -> int:
         """Bytes of the tensors and of what names them at the tip of the main branch."""
 
         def count(store: IcechunkStore) -> int:
-            digests = read_document(_value(store, ROOT))[1]
+            digests = _document(store)[1]
             return sum(_sizes(store, {ROOT: "", **digests}).values())
 
         return self._reading(None, count)
@@ -189,7 +190,7 @@ class IcechunkForm(Form):
         """StateError if what is there is no state; nothing at all is as good as one."""
         try:
             if tip.parent_id is not None:
-                read_document(_value(repo.readonly_session(snapshot_id=tip.id).store, ROOT))
+                _document(repo.readonly_session(snapshot_id=tip.id).store)
         except StateError as error:
             raise StateError(
                 f"cannot write the state {self._address}: what is there is no state of ours",
@@ -208,9 +209,10 @@ def _tip(repo: Repository) -> SnapshotInfo:
     return repo.lookup_snapshot(repo.lookup_branch(MAIN))
 
 
-def _value(store: IcechunkStore, key: str) -> bytes | None:
-    found = sync(store.get(key, default_buffer_prototype())) if _sizes(store, [key])[key] else None
-    return None if found is None else found.to_bytes()
+def _document(store: IcechunkStore) -> tuple[Header, dict[str, str]]:
+    small = 0 < _sizes(store, [ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES
+    found = sync(store.get(ROOT, default_buffer_prototype())) if small else None
+    return read_document(None if found is None else found.to_bytes())
 
 
 def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:
