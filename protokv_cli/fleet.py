@@ -48,7 +48,7 @@ class FleetOptions:
         from protokv.fleet.places import is_place
         from protokv.fleet.plan import several
 
-        told = (self.listing, self.workers, self.ray, self.max_failures, self.failures, self.dry_run or None)
+        told = (self.listing, self.workers, self.ray, self.max_failures, self.failures)
         return (
             len(self.sources) != 1
             or any(one is not None for one in told)

@@ -33,11 +33,9 @@ Ray = Annotated[
 ]
 Batch = Annotated[
     int,
-    typer.Option(
-        "--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."
-    ),
+    typer.Option("--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what is new, unfinished, changed or done; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what is to be done; of one video how long it takes.")]
 MaxFailures = Annotated[
     int | None,
     typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N that failed."),

@@ -16,6 +16,7 @@ from protokv.timings import Timings, stage
 from protokv_cli import fleet_options, live, options
 from protokv_cli.beyond import warn_of_source
 from protokv_cli.completion import values
+from protokv_cli.dry_run import show_estimate
 from protokv_cli.exits import Exit
 from protokv_cli.fleet import FleetOptions, ingest_fleet
 from protokv_cli.loading import downloads_shown
@@ -142,6 +143,7 @@ def ingest(
     Examples:
       protokv ingest video.mp4
       protokv ingest lecture.mp4 --every 30s --keep 20
+      protokv ingest lecture.mp4 --dry-run
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
@@ -212,6 +214,22 @@ def ingest(
                 force=force,
             )
             ingest_fleet(out, fleet, recipe)
+            return
+        if dry_run:
+            from protokv.backbones import EMBEDDED, load_backbone
+            from protokv.ingestion.estimate import estimate
+            from protokv.video import open_source
+
+            backbone = load_backbone(
+                model or EMBEDDED,
+                device=device,
+                dtype=dtype or "auto",
+                device_map=device_map,
+                quantization=quantization,
+            )
+            opened = open_source(fleet.sources[0], cast("Decoder", decoder), max_pixels=max_frame_pixels, isolate=True)
+            with opened:
+                show_estimate(out, estimate(opened, backbone, config, fps=fps))
             return
         (named,) = fleet.sources
         given, source = live.piped(named, out.stdin), live.label(named)

@@ -15,6 +15,7 @@ from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 from tests.cli.warmed import WarmedProgram
+from tests.mock_backbone import MockBackbone
 
 SMALL = ("--budget", "24", "--json")
 
@@ -311,3 +312,21 @@ def test_a_settings_file_that_cannot_be_read_is_named(protokv: Program, video: P
     result = protokv("ingest", video)
     assert result.code == Exit.USAGE
     assert result.err.startswith("Error: protokv.toml cannot be read")
+
+
+def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
+    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.backbones.load_backbone", MockBackbone)
+    before = sorted(protokv.folder.iterdir())
+    (row,) = protokv("ingest", video, "--budget", "24", "--dry-run", "--json").rows()
+    assert sorted(protokv.folder.iterdir()) == before
+    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 9)
+    assert row["seconds"] > 0
+    started, *_, summary = protokv("ingest", video, "--budget", "24", "--json").rows()
+    for name in ("state_bytes", "most_bytes"):
+        assert row[name] == started[name]
+    assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
+    text = protokv("ingest", video, "--budget", "24", "--dry-run", "--format", "table").out
+    for said in ("12 steps", "72 in all", "about 0:0", "nothing was written"):
+        assert said in text

@@ -1,0 +1,80 @@
+"""What an ingest would take: its steps, tokens, bytes and time, from the first steps of the source. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import islice
+
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.errors import SourceUnreadable
+from protokv.session import Session
+from protokv.video import Source, read_steps
+
+# Timed; the first of them warms up and does not count.
+STEPS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known before the work; None where the source does not say how long it is.
+
+    Attributes:
+        source: its name.
+        duration_s: of the source.
+        steps, tokens: that it would have.
+        tokens_per_step: of the steps that were tried.
+        state_bytes: in memory.
+        most_bytes: on disk at the most; None where that grows with the stream.
+        seconds: that the run would take at the speed of the steps that were tried.
+        tried_steps: how many these were.
+    """
+
+    source: str
+    duration_s: float | None
+    steps: int | None
+    tokens: int | None
+    tokens_per_step: float
+    state_bytes: int
+    most_bytes: int | None
+    seconds: float | None
+    tried_steps: int
+
+
+def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Estimate:
+    """Watch the first steps of a source and reckon with the rest of it.
+
+    While the memory fills, steps become dearer: a long stream takes somewhat longer than this says.
+
+    Raises:
+        ConfigError: the memory fits neither the model nor the machine, or fps is out of range.
+        SourceUnreadable: not one frame can be read.
+    """
+    session = Session.start(backbone, config, fps=fps)
+    clock = session.clock
+    began, tried = time.perf_counter(), 0
+    for step in islice(read_steps(source, clock.fps, clock.frames_per_step), STEPS):
+        session.watch(step.images, step.time_s)
+        tried += 1
+        if tried == 1:
+            began = time.perf_counter()
+    if not tried:
+        raise SourceUnreadable(f"no frame of {source.info.name} can be read", hint="check that the file is a video")
+    per_step_s = (time.perf_counter() - began) / (tried - 1) if tried > 1 else None
+    per_step = session.clock.tokens_seen / tried
+    duration_s = source.info.duration_s
+    steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
+    memory = session.memory
+    return Estimate(
+        source=source.info.name,
+        duration_s=duration_s,
+        steps=steps,
+        tokens=None if steps is None else round(steps * per_step),
+        tokens_per_step=per_step,
+        state_bytes=sum(memory.nbytes().values()),
+        most_bytes=sum(spec.nbytes for spec in memory.specs()) if memory.bounded else None,
+        seconds=None if steps is None or per_step_s is None else steps * per_step_s,
+        tried_steps=tried,
+    )
