@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
@@ -167,13 +167,13 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
                     continue
                 raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
             if row:
-                facts = agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
+                agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
                 rows[row.key] = row
     return list(rows.values())
 
 
-def agree(facts: Mapping[str, Any], trial: Trial, where: str, *, hint: str) -> dict[str, Any]:
-    """The facts of a study with those of one more trial.
+def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None:
+    """Add the facts of one more trial to those of a study.
 
     Raises:
         ConfigError: the trial contradicts one of the facts; it is named with both values.
@@ -182,7 +182,7 @@ def agree(facts: Mapping[str, Any], trial: Trial, where: str, *, hint: str) -> d
         if name in facts and facts[name] != value:
             was, now = _differ(facts[name], value)
             raise ConfigError(f"{where} of another study: {name} had {was} and now has {now}", hint=hint)
-    return {**facts, **trial.study}
+        facts[name] = value
 
 
 def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path) -> None:

@@ -15,10 +15,11 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memory import MEMORIES, WithRecent
+from protokv.memory import MEMORIES, RecentStep, WithRecent, build_memory
 from protokv.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
+from tests.memory.streams import World, shape_of, shown_to
 
 SUPPORTED = [name for name, cls in MEMORIES.items() if cls.hides_recent]
 QUESTION = "what is it?"
@@ -160,6 +161,27 @@ def test_what_cannot_be_read_afresh_is_refused_with_what_to_do(tiny: Backbone) -
             watched(tiny, 1, name, recent_frames=4)
     with pytest.raises(ConfigError, match="recent_frames"):
         MemoryConfig.of("durable", recent_frames=-1)
+
+
+def test_a_memory_spread_over_devices_shows_what_a_whole_one_shows() -> None:
+    shape = shape_of(layers=4, heads=2, size=8, components=1)
+    places = [torch.device(name) for name in ("cpu", "cpu", "cpu:0", "cpu:0")]
+    shown = []
+    for layer_devices in (None, places):
+        world = World(shape, 3)
+        config = MemoryConfig.of("durable", budget=20, recent_frames=2)
+        memory = build_memory(config, replace(shape, layer_devices=layer_devices), world.rotary)
+        assert isinstance(memory, WithRecent)
+        memory.start(*world.sink())
+        for index in range(12):
+            step = world.step(index, 3)
+            memory.append(step)
+            memory.remember(RecentStep(torch.ones(3, 5), step.positions, (1, 3), (0, 3), index))
+        context = memory.recall()
+        shown.append([shown_to(context, layer, torch.ones(2, 1, 8))[2] for layer in range(4)])
+        assert context.visible_tokens() < memory.context().visible_tokens()
+        assert memory.tensors()["recent.positions"].shape == (6, 1)
+    assert all(torch.equal(whole, part) for whole, part in zip(*shown, strict=True))
 
 
 def test_frames_round_up_to_steps(tiny: Backbone) -> None:
