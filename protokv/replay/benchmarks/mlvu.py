@@ -16,7 +16,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.errors import ConfigError, SourceNotFound
+from protokv.errors import SourceNotFound
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
 from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
@@ -29,6 +29,9 @@ Options:
 {options}
 Only give the best option.
 Best Option: ("""  # noqa: E501
+
+NO_LETTER: Final = "@"
+"""The answer where no candidate is right."""
 
 # File -> the type of its questions, and the group of it in the paper of MLVU.
 TASKS: Final = {
@@ -66,21 +69,18 @@ class Mlvu(Benchmark):
                 options = tuple(str(option) for option in take(row, "candidates", list, where))
                 text = take(row, "question", str, where)
                 letter = letter_of(options, take(row, "answer", str, where))
-                if not letter:
-                    raise ConfigError(
-                        f"{where}: the answer is none of the candidates", hint="use the file as published"
-                    )
+                notes["questions whose answer is none of their candidates"] += not letter
                 listed = "\n".join(f"({a}) {option}" for a, option in zip(ascii_uppercase, options, strict=False))
                 prompt = PROMPT.format(question=text, options=listed)
                 video = f"{task}/{take(row, 'video', str, where)}"
                 videos[video].append(
                     Question(
-                        f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt, options
+                        f"{task}-{number}", text, letter or NO_LETTER, kind, math.inf, "end", self.name, prompt, options
                     )
                 )  # fmt: skip
         if not videos:
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), notes)
+        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), +notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The character before ")", or the whole answer; strictly: a letter alone or closed by a mark."""

@@ -6,7 +6,7 @@ first character of the answer is the letter. There an empty answer leaves the co
 
 The schedule of frame rates in the published code is never reached, so its protocol is one frame per second. Its script
 shows the whole video before the question (`CONTEXT_TIME=-1`); the paper's main table shows the last 60 seconds. Here
-the stream is watched from its beginning. 213 of 2,500 questions lie outside the `time` of their own entry: the time of
+the stream is watched from its beginning. More than 200 questions lie outside the `time` of their own entry: the time of
 asking is `time_stamp`. Clock times are sums of powers of 60, as the published code reads them, whatever their form
 (`00:24`, `0:07:40`).
 """

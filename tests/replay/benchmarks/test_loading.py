@@ -215,6 +215,18 @@ def test_offline_sets_are_asked_at_the_end_and_a_missing_task_is_noted(data_root
     assert BENCHMARKS["mlvu"].load(tmp_path / "mlvu").notes == {"4_count.json is missing": 1}
 
 
+def test_a_question_that_nothing_answers_is_counted_and_never_right(data_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(data_root / "mlvu", tmp_path / "mlvu")
+    path = tmp_path / "mlvu" / "json" / "2_needle.json"
+    path.write_text(json.dumps([row | {"answer": "something else"} for row in json.loads(path.read_text())]))
+    loaded = BENCHMARKS["mlvu"].load(tmp_path / "mlvu")
+    asked = [q for video in loaded.videos for q in video.questions if q.type == "findNeedle"]
+    assert {q.answer for q in asked} == {"@"}
+    assert loaded.notes == {"questions whose answer is none of their candidates": len(asked)}
+    for said in ("A", "B) x", "", "nothing"):
+        assert not BENCHMARKS["mlvu"].score(said, "@", "findNeedle", asked[0].options).official
+
+
 def test_delays_behind_known_evidence_end_where_the_answer_is_no_longer_known(data_root: Path) -> None:
     root = data_root / "ovo-s-bench"
     asked = [q for video in BENCHMARKS["ovo-s-bench"].load(root).videos for q in video.questions]
