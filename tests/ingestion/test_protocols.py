@@ -1,0 +1,173 @@
+"""Real protocols on loopback: a second process is the camera, and each of them comes, goes and comes again."""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protokv import snapshot
+from protokv.chronicle import Chronicle
+from protokv.config import DurableConfig
+from protokv.errors import SourceError
+from protokv.ingestion import Back, LiveOptions, Lost, Progress, Summary, ingest
+from tests.live.feeder import Camera
+from tests.mock_backbone import MockBackbone
+
+CONFIG = DurableConfig(budget=40)
+
+
+def free_port(kind: int = socket.SOCK_STREAM) -> int:
+    with socket.socket(socket.AF_INET, kind) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def sending() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Cameras that were started inside are gone afterwards."""
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        yield running
+    finally:
+        for one in running:
+            one.kill()
+            one.wait(30)
+
+
+def start(camera: Camera, running: list[subprocess.Popen[bytes]]) -> None:
+    running.append(camera.start(stderr=subprocess.DEVNULL))
+
+
+def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_path: Path) -> None:
+    address = f"rtsp://127.0.0.1:{free_port()}/1"
+    path = tmp_path / "s.safetensors"
+    # At real speed, for frames far ahead of the clock are taken for a new count.
+    cameras = [Camera(address, "rtsp", frames=25, pace=1.0, options={"rtsp_transport": "tcp"}) for _ in range(2)]
+    live = LiveOptions(
+        stall_s=20.0, retry_s=(0.05, 0.1), input={"rtsp_flags": "listen", "listen_timeout": "20"}, for_s=60.0
+    )
+    events: list[Any] = []
+    with sending() as running:
+        start(cameras[0], running)
+        for event in ingest(
+            address.replace("//", "//admin:s3cret@"),
+            path,
+            CONFIG,
+            backbone=MockBackbone(),
+            live=live,
+            should_stop=lambda: any(isinstance(one, Back) for one in events) and isinstance(events[-1], Progress),
+        ):
+            events.append(event)
+            if isinstance(event, Lost):
+                start(cameras[1], running)
+    kinds = [type(one) for one in events if isinstance(one, Lost | Back)]
+    assert kinds == [Lost, Back]
+    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
+    assert len(times) >= 2
+    assert all(b > a for a, b in itertools.pairwise(times))
+    found = Chronicle.of(snapshot.read_header(path).source)
+    assert found is not None
+    assert found.gaps_in_all == 1
+    assert found.gaps[0].to_s is not None
+    assert found.gaps[0].to_s > found.gaps[0].from_s
+    assert b"s3cret" not in path.read_bytes()
+    assert "s3cret" not in repr(events)
+
+
+def test_what_comes_by_udp_is_watched(tmp_path: Path) -> None:
+    address = f"udp://127.0.0.1:{free_port(socket.SOCK_DGRAM)}"
+    camera = Camera(f"{address}?pkt_size=1316", frames=10**6, pace=1.0)
+    live = LiveOptions(stall_s=30.0, for_s=60.0)
+    events: list[Any] = []
+    with sending() as running:
+        start(camera, running)
+        for event in ingest(
+            address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live,
+            should_stop=lambda: sum(isinstance(one, Progress) for one in events) >= 2,
+        ):  # fmt: skip
+            events.append(event)
+    summary = events[-1]
+    assert isinstance(summary, Summary)
+    assert summary.steps == 2
+    assert not summary.damaged
+
+
+class Playlist(http.server.SimpleHTTPRequestHandler):
+    """A live playlist; `falling` of the first requests for a segment end in the middle, or in nothing."""
+
+    falling = 0
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".ts") and type(self).falling > 0:
+            type(self).falling -= 1
+            self.send_error(503)
+            return
+        super().do_GET()
+
+
+@contextmanager
+def segments(folder: Path, falling: int, *, ends: bool) -> Iterator[str]:
+    options = {"hls_time": "1", "hls_list_size": "0", "hls_segment_filename": str(folder / "%d.ts")}
+    Camera(str(folder / "live.m3u8"), "hls", frames=60, options=options).run()
+    playlist = folder / "live.m3u8"
+    if not ends:
+        playlist.write_text(playlist.read_text().replace("#EXT-X-ENDLIST\n", ""))
+    handler = type("Handler", (Playlist,), {"falling": falling})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: handler(*a, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/live.m3u8"
+        finally:
+            server.shutdown()
+    assert handler.falling == 0
+
+
+@pytest.mark.parametrize("falling", [0, 2])
+def test_a_live_playlist_is_watched_through_segments_that_fail(falling: int, tmp_path: Path) -> None:
+    events: list[Any] = []
+    with segments(tmp_path, falling, ends=False) as address:
+        for event in ingest(
+            address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(),
+            live=LiveOptions(stall_s=20.0, retry_s=(0.05, 0.1), for_s=60.0, input={"live_start_index": "0"}),
+            should_stop=lambda: sum(isinstance(one, Progress) for one in events) >= 2,
+        ):  # fmt: skip
+            events.append(event)
+    assert events[-1].steps == 2
+    assert snapshot.read_header(tmp_path / "s.safetensors").source["kind"] == "http"  # type: ignore[index]
+
+
+def test_a_playlist_with_an_end_is_watched_like_a_file(tmp_path: Path) -> None:
+    with segments(tmp_path, 0, ends=True) as address:
+        *_, summary = ingest(address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone())
+        assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
+        *_, again = ingest(address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone())
+        assert again.steps == 6
+
+
+def test_a_playlist_names_no_file_of_this_machine(tmp_path: Path) -> None:
+    with segments(tmp_path, 0, ends=True) as address:
+        shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
+        (tmp_path / "live.m3u8").write_text(
+            f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"
+        )
+        with pytest.raises(SourceError):
+            list(
+                ingest(
+                    address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(),
+                    live=LiveOptions(give_up_s=0.0, stall_s=10.0),
+                )
+            )  # fmt: skip
+    assert not (tmp_path / "s.safetensors").exists()
