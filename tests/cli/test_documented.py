@@ -140,6 +140,7 @@ def test_an_example_runs(protokv: Program, short_state: Path, command: str) -> N
             shutil.copy(source, target)
     shutil.copytree(ROOT / "samples" / "short", protokv.folder / "videos")
     (protokv.folder / "list.txt").write_text("videos/video.mp4\n")
+    (protokv.folder / "questions.jsonl").write_text('{"question": "What shape appeared first?"}\n')
     (protokv.folder / "states").mkdir()
     if arguments[0] != "ingest":
         shutil.copy(short_state, protokv.folder / "states")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protokv import snapshot
-from protokv.ingestion import Progress
+from protokv.ingestion import NEVER, Progress
 from protokv_cli.exits import Exit
 from protokv_cli.signals import stopping
 from tests.cli.conftest import Program, write_video
@@ -138,7 +138,9 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
     assert "damaged" in protokv("inspect", "cut.safetensors", "--format", "table").out
 
 
-def test_an_interval_of_the_clock_is_the_default(protokv: Program, mocked: None, video: Path) -> None:
+def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
+    protokv: Program, mocked: None, video: Path
+) -> None:
     wanted: list[object] = []
 
     def spy(*_: object, every: object, **__: object) -> None:
@@ -149,4 +151,4 @@ def test_an_interval_of_the_clock_is_the_default(protokv: Program, mocked: None,
         patch.setattr("protokv.ingestion.ingest", spy)
         protokv("ingest", video)
         protokv("ingest", video, "--every", "never")
-    assert [getattr(every, "wall_s", 0) for every in wanted] == [60.0, None]
+    assert wanted == [None, NEVER]
