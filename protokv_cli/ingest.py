@@ -22,7 +22,7 @@ from protokv_cli.fleet import FleetOptions, ingest_fleet
 from protokv_cli.loading import downloads_shown
 from protokv_cli.memory import memory_config
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_every
+from protokv_cli.parsing import parse_duration, parse_every
 from protokv_cli.process import uncollected
 from protokv_cli.signals import stopping
 from protokv_cli.tables import bytes_text, time_text
@@ -61,6 +61,12 @@ def ingest(
     fps: Annotated[
         float | None,
         typer.Option("--fps", help="Frames a second to sample, at most 240; what the model was trained at."),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="TIME", help="Of a file, begin here, such as 7:30.")
+    ] = None,
+    duration: Annotated[
+        str | None, typer.Option("--duration", metavar="TIME", help="Of a file, watch no more than this, such as 2m.")
     ] = None,
     every: Annotated[
         str | None,
@@ -144,6 +150,7 @@ def ingest(
       protokv ingest video.mp4
       protokv ingest lecture.mp4 --every 30s --keep 20
       protokv ingest lecture.mp4 --dry-run
+      protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
@@ -197,9 +204,10 @@ def ingest(
             failures=failures,
         )
         if fleet.wanted:
-            if append or resume:
+            if append or resume or start is not None or duration is not None:
                 raise ConfigError(
-                    "--append and --resume are for one video", hint="a fleet continues what it finds by itself"
+                    "--append, --resume, --start and --duration are for one video",
+                    hint="a fleet continues what it finds by itself",
                 )
             model_of_all = Model(name=model, dtype=dtype, device_map=device_map, quantization=quantization)
             recipe = Recipe(
@@ -229,6 +237,11 @@ def ingest(
             )
             opened = open_source(fleet.sources[0], cast("Decoder", decoder), max_pixels=max_frame_pixels, isolate=True)
             with opened:
+                if start is not None or duration is not None:
+                    from protokv.video.part import Part
+
+                    length_s = None if duration is None else parse_duration(duration)
+                    opened = Part(opened, parse_duration(start or "0"), length_s)
                 show_estimate(out, estimate(opened, backbone, config, fps=fps))
             return
         (named,) = fleet.sources
@@ -252,6 +265,8 @@ def ingest(
                 dtype=dtype,
                 device_map=device_map,
                 quantization=quantization,
+                start_s=0.0 if start is None else parse_duration(start),
+                duration_s=None if duration is None else parse_duration(duration),
                 live=options,
                 chunk=chunk,
                 timings=clock,

@@ -35,6 +35,7 @@ from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Decoder, Source, address, open_source
+from protokv.video.part import Part
 
 # Of a chunk: a forward of thousands of tokens gains nothing more, and its attention grows with their square.
 MOST_STEPS = 64
@@ -52,6 +53,8 @@ def ingest(
     append: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    start_s: float = 0.0,
+    duration_s: float | None = None,
     decoder: Decoder = "auto",
     max_frame_pixels: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -82,6 +85,8 @@ def ingest(
         append: watch the source behind what a finished state has watched; start a state where there is none.
         resume: a missing state is an error.
         overwrite: an existing state is not looked at; the first commit replaces it.
+        start_s: where in the source to begin; what comes before is not watched, and stream time begins there.
+        duration_s: how much of it to watch; to its end where None. A part is another source than the whole.
         decoder: of a file, which is read in a process of its own; see `open_source`.
         max_frame_pixels: the most that a frame of a file may have; 8K where None.
         should_stop: asked after every step or chunk, and while waiting for a frame.
@@ -126,11 +131,15 @@ def ingest(
             video = opened
         else:
             video = source
+        if start_s or duration_s is not None:
+            if isinstance(video, LiveSource):
+                raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
+            video = Part(video, start_s, duration_s)
         if isinstance(video, LiveSource) and chunk > 1:
             raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
         # Locked before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=keep, background=background))
-        path_of_file = None if video is source else cast("str | os.PathLike[str]", source)
+        path_of_file = None if video is source or isinstance(video, Part) else cast("str | os.PathLike[str]", source)
         growth = Growth(video, path_of_file, followed=options.follow)
         state = None if overwrite else existing_state(path)
         if state is None and resume and not overwrite:

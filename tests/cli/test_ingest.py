@@ -330,3 +330,16 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     text = protokv("ingest", video, "--budget", "24", "--dry-run", "--format", "table").out
     for said in ("12 steps", "72 in all", "about 0:0", "nothing was written"):
         assert said in text
+
+
+def test_a_part_of_a_video_is_watched_and_continued(protokv: Program, mocked: None, video: Path) -> None:
+    part = ("ingest", video, "--budget", "24", "--json", "--start", "0:04", "--duration", "5s", "-o", "p.pt")
+    summary = protokv(*part).rows()[-1]
+    assert (summary["steps"], summary["watched_s"], summary["complete"]) == (5, 5.0, True)
+    assert "nothing to do" in protokv(*part).err
+    stream = protokv("inspect", "p.pt", "--json").rows()[0]["stream"]
+    assert stream["source"] == "clip.mp4 from 4 s for 5 s"
+    whole = protokv("ingest", video, "--budget", "24", "-o", "p.pt")
+    assert whole.code == Exit.MISMATCH
+    assert protokv("ingest", video, "--start", "1h").code == Exit.USAGE
+    assert protokv("ingest", video, video.parent, "-o", "d/", "--start", "2").code == Exit.USAGE

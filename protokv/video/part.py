@@ -1,0 +1,112 @@
+"""A part of a source, as a source of its own: from one time on, for so long, with times that begin at 0.
+
+It is told from the whole and from other parts by its fingerprint, which names them. What is damaged before or behind it
+is not its damage. Knows no files and no decoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from protokv.errors import ConfigError
+from protokv.video.source import Damage, Frame, ShouldStop, Source, SourceInfo, never
+
+
+class Part:
+    """See `Source` for the contract.
+
+    Args:
+        source: what it is a part of; closed with it.
+        start_s: where it begins, in the time of the source.
+        duration_s: how long it is; None: to the end of the source.
+
+    Raises:
+        ConfigError: the source cannot be read from a time on, or is over by then.
+    """
+
+    def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
+        self._source, self._start_s, self._duration_s = source, start_s, duration_s
+        info = source.info
+        if not info.seekable:
+            raise ConfigError(f"{info.name} cannot be read in parts", hint="leave out --start and --duration")
+        if duration_s is not None and not duration_s > 0:
+            raise ConfigError(f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0")
+        if info.duration_s is not None and start_s >= info.duration_s:
+            raise ConfigError(
+                f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
+                hint="use an earlier --start",
+            )
+        left_s = None if info.duration_s is None else info.duration_s - start_s
+        lengths = [length for length in (left_s, duration_s) if length is not None]
+        part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
+        length = "" if duration_s is None else f" for {duration_s:g} s"
+        self._info = replace(
+            info,
+            name=f"{info.name} from {start_s:g} s{length}",
+            duration_s=min(lengths, default=None),
+            fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
+        )
+
+    @property
+    def info(self) -> SourceInfo:
+        """That of the source, with the part's own name, duration and fingerprint."""
+        return self._info
+
+    @property
+    def damage(self) -> Damage:
+        """Of the latest reading, in the part's own time."""
+        found = self._source.damage
+        if found.lost_from_s is None:
+            return found
+        return replace(found, lost_from_s=max(0.0, found.lost_from_s - self._start_s))
+
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """See `Source`."""
+        # Sampling times of the part are those of the source only where it begins at one.
+        aligned = fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) < 1e-9
+        frames = self._source.frames(
+            self._start_s + start_s,
+            fps=fps if aligned else None,
+            from_beginning=from_beginning,
+            should_stop=should_stop,
+        )
+        end_s = float("inf") if self._duration_s is None else self._duration_s
+        held: Frame | None = None
+        for frame in frames:
+            time_s = max(0.0, frame.time_s - self._start_s)
+            if time_s >= end_s:
+                if held is not None:
+                    yield _moved(held, held.time_s, end_s - held.time_s)
+                return
+            if held is not None:
+                yield held
+            held = _moved(frame, time_s, frame.duration_s)
+        if held is not None:
+            most_s = None if held.duration_s is None else min(held.duration_s, end_s - held.time_s)
+            yield _moved(held, held.time_s, most_s)
+
+    def close(self) -> None:
+        """End any reading, and the source."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _moved(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
+    return Frame(time_s, lambda: frame.image, duration_s, frame.decoder)
