@@ -74,7 +74,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_compact_a_question_stands_behind_the_recent_steps_and_within_what_is_held(tiny: Backbone, name: str) -> None:
-    session = watched(tiny, 30, name, budget=24, recent_frames=4, positions="compact")
+    session = watched(tiny, 14, name, budget=24, recent_frames=4, positions="compact")
     _, context, tail, position = session._forward_question(QUESTION, room=0)
     assert torch.isfinite(session.prefill(QUESTION)).all()
     held = len(tiny.prefix_ids) + context.visible_tokens() + tail.length
