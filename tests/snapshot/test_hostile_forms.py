@@ -458,3 +458,15 @@ def test_hostile_json_in_the_root_is_refused(root, good, tmp_path):
     shutil.copytree(good[".zarr"], path)
     (path / "zarr.json").write_bytes(root)
     refused(path)
+
+
+def test_a_name_in_a_hierarchy_is_shown_and_not_obeyed(good, tmp_path):
+    path, evil = tmp_path / "a.zarr", "ev\n\x1b[31mil"
+    shutil.copytree(good[".zarr"], path)
+    (path / evil).mkdir()
+    data = (path / "bank" / "mass" / "zarr.json").read_bytes()
+    (path / evil / "zarr.json").write_bytes(data)
+    with_digests(path, lambda digests: digests.update({f"{evil}/zarr.json": bytes_digest(data)}))
+    message = refused_in(path).message
+    assert "missing" in message
+    assert message.isprintable()
