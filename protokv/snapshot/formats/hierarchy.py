@@ -248,7 +248,7 @@ async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]
         key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(place)}"
         if (size := sizes.get(key, 0)) != takes:
             raise StateCorrupt(
-                f"{where}: its chunk {key} is {f'{size} bytes instead of {takes}' if size else 'missing'}"
+                f"{where}: its chunk {shown(key)} is {f'{size} bytes instead of {takes}' if size else 'missing'}"
             )
     return found
 
