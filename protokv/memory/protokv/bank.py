@@ -28,7 +28,7 @@ class PrototypeBank(StatePart):
         value_center: `[L, H, K, D]` float32, p_k.
         mass: `[L, H, K]` int64, n_k, exact for any stream; 0 is a free slot.
         mean: `[L, H, K, 2]` float32, mu_k.
-        covariance: `[L, H, K, 2, 2]` float32, Sigma_k.
+        covariance: `[L, H, K, 2, 2]` float32, Sigma_k; there is none under a rule that has no use for it.
         position: `[L, H, K, P]` float64, the rotary anchor, exact for any stream.
         last_step: `[L, H, K]` int64, the step that last touched the slot; -1 where none ever did.
         opened, absorbed, merged, expired, recycled: `[L, H]` int64, how many tokens opened a slot or were
@@ -55,16 +55,18 @@ class PrototypeBank(StatePart):
     expired: Tensor
     recycled: Tensor
 
-    def __init__(self, shape: MemoryShape, prototypes: int) -> None:
-        """All slots free."""
-        for spec in self.declare(shape, prototypes):
-            setattr(self, spec.name.removeprefix("bank."), spec.allocate(shape.device))
+    def __init__(self, shape: MemoryShape, prototypes: int, *, spread: bool = True) -> None:
+        """All slots free; `spread`: with Sigma."""
+        self._names = []
+        for spec in self.declare(shape, prototypes, spread=spread):
+            self._names.append(spec.name.removeprefix("bank."))
+            setattr(self, self._names[-1], spec.allocate(shape.device))
         self.moved = torch.ones_like(self.mass, dtype=torch.bool)
         self.stale = torch.ones_like(self.moved)
         self.touched: list[Tensor] | None = None
 
     @staticmethod
-    def declare(shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape, prototypes: int, *, spread: bool = True) -> tuple[TensorSpec, ...]:
         """A bank of K prototypes."""
         L, H, K, D, P = shape.layers, shape.kv_heads, prototypes, shape.head_size, shape.position_components
         head, slot = (LAYER, "kv_head"), (LAYER, "kv_head", "prototype")
@@ -76,6 +78,9 @@ class PrototypeBank(StatePart):
             "expired": "slots that died of age",
             "recycled": "slots that were opened again with a near token",
         }
+        sigma = TensorSpec(
+            "bank.covariance", (*slot, "xy", "xy_other"), (L, H, K, 2, 2), floats, "covariance of its coordinates"
+        )
         return (
             TensorSpec(
                 "bank.key_center", (*slot, "feature"), (L, H, K, D), floats, "centre of its keys, rotation removed"
@@ -85,9 +90,7 @@ class PrototypeBank(StatePart):
             TensorSpec(
                 "bank.mean", (*slot, "xy"), (L, H, K, 2), floats, "mean coordinates of its tokens", "share of the image"
             ),
-            TensorSpec(
-                "bank.covariance", (*slot, "xy", "xy_other"), (L, H, K, 2, 2), floats, "covariance of its coordinates"
-            ),
+            *([sigma] if spread else []),
             TensorSpec(
                 "bank.position", (*slot, "component"), (L, H, K, P), torch.float64, "its rotary anchor", "position"
             ),
@@ -146,17 +149,15 @@ class PrototypeBank(StatePart):
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Masses, counters and moments that a stream can leave."""
-        mass, last_step, covariance = (tensors[f"bank.{name}"] for name in ("mass", "last_step", "covariance"))
+        mass, last_step = tensors["bank.mass"], tensors["bank.last_step"]
         free = mass == 0
         if ((last_step < 0) & ~free).any():
             raise StateCorrupt("state: tensor bank.last_step must be at least 0 where a slot is in use")
         for name in ("key_center", "value_center", "mean", "covariance", "position"):
-            if ((tensors[f"bank.{name}"].flatten(3) != 0).any(3) & free).any():
+            if name in self._names and ((tensors[f"bank.{name}"].flatten(3) != 0).any(3) & free).any():
                 raise StateCorrupt(f"state: tensor bank.{name} must be 0 where a slot is free")
-        (xx, xy), (yx, yy) = (row.unbind(-1) for row in covariance.unbind(-2))
-        # Sigma is a sum of outer products; rounding leaves its determinant below 0 by a few units at most.
-        if (xy != yx).any() or (xx < 0).any() or (yy < 0).any() or (xx * yy - xy * xy < -1e-5 * xx * yy).any():
-            raise StateCorrupt("state: tensor bank.covariance must be symmetric and positive semidefinite")
+        if "bank.covariance" in tensors:
+            _check_covariance(tensors["bank.covariance"])
         came = tensors["bank.opened"] + tensors["bank.absorbed"]
         if (mass.sum(-1) > came + tensors["bank.recycled"]).any():
             raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
@@ -187,11 +188,11 @@ class PrototypeBank(StatePart):
 
     def held(self) -> dict[str, Tensor]:
         """Its part of the state."""
-        return {f"bank.{name}": getattr(self, name) for name in _STATE}
+        return {f"bank.{name}": getattr(self, name) for name in self._names}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
-        for name in _STATE:
+        for name in self._names:
             getattr(self, name).copy_(tensors[f"bank.{name}"])
         self.moved.fill_(True)
         self.stale.fill_(True)
@@ -214,6 +215,13 @@ class Seen:
         return Seen(self.coordinates[tokens], self.positions[tokens])
 
 
+def _check_covariance(covariance: Tensor) -> None:
+    (xx, xy), (yx, yy) = (row.unbind(-1) for row in covariance.unbind(-2))
+    # Sigma is a sum of outer products; rounding leaves its determinant below 0 by a few units at most.
+    if (xy != yx).any() or (xx < 0).any() or (yy < 0).any() or (xx * yy - xy * xy < -1e-5 * xx * yy).any():
+        raise StateCorrupt("state: tensor bank.covariance must be symmetric and positive semidefinite")
+
+
 def _quantiles(values: Tensor) -> list[float]:
     """Minimum, quartiles and maximum; empty where there are no values."""
     if not values.numel():
@@ -224,4 +232,3 @@ def _quantiles(values: Tensor) -> list[float]:
 
 
 _COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
-_STATE = ("key_center", "value_center", "mass", "mean", "covariance", "position", "last_step", *_COUNTERS)

@@ -44,8 +44,9 @@ class ProtoKV(LocalMemory):
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
-        self._bank = PrototypeBank(shape, K)
-        self._policy: Policy | None = find_policy(config)(self._bank, config, shape) if K else None
+        rule = find_policy(config)
+        self._bank = PrototypeBank(shape, K, spread=rule.needs_spread)
+        self._policy: Policy | None = rule(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
         self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
         self._places = self._far_rows()
@@ -58,7 +59,7 @@ class ProtoKV(LocalMemory):
             *Slots.declare(shape),
             *Intake.declare(),
             *NearWindow.declare(shape, config.near_tokens),
-            *PrototypeBank.declare(shape, K),
+            *PrototypeBank.declare(shape, K, spread=find_policy(config).needs_spread),
             *(find_policy(config).declare(config, shape) if K else ()),
             *(Residuals.declare(config, shape, K) if config.residual and K else ()),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +74,9 @@ class Follower(Protocol):
 
 
 class Policy(StatePart):
-    """A rule over one bank."""
+    """A rule over one bank; `needs_spread` says whether it reads the Sigma of prototypes."""
+
+    needs_spread: ClassVar[bool] = True
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:

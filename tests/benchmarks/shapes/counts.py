@@ -36,7 +36,7 @@ def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGE
         mock.patch.object(parts, "_ROWS", 2**40),
         Counting() as counting,
     ):
-        backbone = StubBackbone(layers=layers, groups=1, head_size=16, grid=(4, 4))
+        backbone = StubBackbone(layers=layers, groups=2, head_size=16, grid=(4, 4))
         session = Session.start(backbone, small)
 
         def watch() -> None:

@@ -34,7 +34,7 @@ class Held:
     """A bank under the blocked rule."""
 
     def __init__(self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0) -> None:
-        self.bank = PrototypeBank(shape, K)
+        self.bank = PrototypeBank(shape, K, spread=False)
         settings = DurableConfig(budget=K, split=(0, 1), rule="blocked", anchor=anchor, merge_mass_power=power)
         assert settings.prototypes == K
         self.rule = BlockedRule(self.bank, settings, shape)
@@ -155,6 +155,13 @@ def test_slots_that_dropped_tokens_left_free_are_taken_again(lengths: list[int],
     # No slot is lost for the rest of the stream, and no token counts for nothing.
     assert (held.bank.mass > 0).all()
     assert (held.bank.mass.sum(2) == usable + 2 * K).all()
+
+
+def test_what_the_rule_never_reads_is_no_state() -> None:
+    shape = shape_of(heads=2)
+    for rule, held in (("blocked", False), ("exact", True)):
+        settings = DurableConfig(budget=60, rule=rule)
+        assert ("bank.covariance" in {spec.name for spec in ProtoKV.declare(settings, shape)}) == held
 
 
 @pytest.mark.parametrize("rows", [1, 100])

@@ -30,6 +30,8 @@ from protokv.memory.state import LAYER, Clock, TensorSpec
 class BlockedRule(Policy):
     """Absorbs steps into one bank of `[L, H, K]` prototypes, K at least 2."""
 
+    needs_spread = False
+
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The plans, and where they stand in all layers of the model."""
