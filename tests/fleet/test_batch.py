@@ -81,7 +81,7 @@ def watch_all(model: Backbone, lengths: list[int], together: bool) -> tuple[list
 
 @pytest.mark.parametrize("name", ["embedded", "tiny"])
 def test_streams_of_any_length_end_as_they_do_alone(name: str, request: pytest.FixtureRequest) -> None:
-    """Bit for bit on the CPUs that this was run on; what is promised is equality up to the order of sums."""
+    """Up to the order of sums; on the CPUs that this was run on, bit for bit (see the fleet in batches below)."""
     model: Backbone = request.getfixturevalue(name)
     lengths = [5, 9, 2, 7]
     alone, one_by_one = watch_all(model, lengths, together=False)
