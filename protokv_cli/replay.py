@@ -35,13 +35,22 @@ def replay(
     ] = None,
     length: Annotated[str | None, typer.Option("--length", help="Of a procedural stream.")] = None,
     pressure: Annotated[
-        float | None, typer.Option("--pressure", help="Distracting events per minute after the evidence, 0 to 40.")
+        float | None, typer.Option("--pressure", help="Distracting events per minute, 0 to 40.")
     ] = None,
     cuts: Annotated[
         str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
     ] = None,
     moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
     evidence: Annotated[str, typer.Option("--evidence", help="Time that the evidence comes in, up to 1m.")] = "16s",
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar="TIME|mix",
+            help="Distraction before the evidence of a procedural stream, such as 2m; mix (the default): at the start, "
+            "in the middle, late and twice, a world each.",
+        ),
+    ] = None,
     per_type: Annotated[
         int | None, typer.Option("--per-type", help="Questions per type and procedural stream.")
     ] = None,
@@ -192,6 +201,7 @@ def replay(
             moving=moving,
             evidence_s=round(parse_duration(evidence)),
             per_type=per_type,
+            before=None if before is None else "mix" if before == "mix" else round(parse_duration(before)),
         )
         request = Request(
             study=study,

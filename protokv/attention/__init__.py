@@ -3,6 +3,7 @@
 from protokv.attention.fused import attend
 from protokv.attention.hook import NAME, register
 from protokv.attention.joint import attend_to
+from protokv.attention.shares import shares
 from protokv.attention.tail import Tail
 
-__all__ = ["NAME", "Tail", "attend", "attend_to", "register"]
+__all__ = ["NAME", "Tail", "attend", "attend_to", "register", "shares"]

@@ -33,7 +33,25 @@ def attend(
         `[Hq, T, D]` in the dtype of the query.
     """
     heads, T, D = query.shape
-    tail_keys, tail_values = (part.float() for part in tail)
+    H = tail[0].shape[0]
+    shown = torch.cat([*(segment.values for segment in segments), tail[1]], 1).float()
+    return (
+        (weights(query, segments, tail[0], scaling).view(H, -1, shown.shape[1]) @ shown)
+        .view(heads, T, D)
+        .to(query.dtype)
+    )
+
+
+def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> Tensor:
+    """The share of every slot and every token of the tail in what each query reads, `[Hq, T, N + n]` float32.
+
+    Args:
+        query: `[Hq, T, D]`, as for `attend`.
+        segments: likewise, `N` slots together.
+        tail_keys: `[H, n, D]`, `n >= T`.
+        scaling: the factor on the logits.
+    """
+    heads, T, D = query.shape
     H, n = tail_keys.shape[:2]
     asked = query.float()
 
@@ -41,13 +59,10 @@ def attend(
         folded = (queries * scaling).reshape(H, -1, D)
         return (folded @ keys.transpose(1, 2)).view(H, heads // H, T, -1)
 
-    logits, values = [], []
+    logits = []
     for segment in segments:
         turned = asked if segment.turn is None else rotate(asked, *segment.turn)
         logits.append(logits_of(turned, segment.keys.float()) + segment.bias[:, None, None])
-        values.append(segment.values.float())
     future = torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
-    logits.append(logits_of(asked, tail_keys).masked_fill(future, -torch.inf))
-    values.append(tail_values)
-    weights = torch.cat(logits, -1).softmax(-1).view(H, -1, sum(part.shape[-1] for part in logits))
-    return (weights @ torch.cat(values, 1)).view(heads, T, D).to(query.dtype)
+    logits.append(logits_of(asked, tail_keys.float()).masked_fill(future, -torch.inf))
+    return torch.cat(logits, -1).softmax(-1).view(heads, T, -1)

@@ -80,6 +80,11 @@ class Tail:
         held_values[:, start:stop] = values
         return held_keys[:, :stop], held_values[:, :stop]
 
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[H, n, D]` of one layer, on its device; between forwards."""
+        keys, values = self._held[layer]
+        return keys[:, : self.length], values[:, : self.length]
+
     def mask(self, queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
         """`causal_mask` of a forward, made once for all of its layers on a device."""
         wanted = (queries, tokens, groups, device)

@@ -71,6 +71,13 @@ class Context(ABC):
         order, each once a forward.
         """
 
+    def places(self, layer: int) -> Tensor | None:
+        """Stream positions `[H, N, P]` int64 of the slots that `at` shows this layer, in that order.
+
+        Anything where a slot is free. None: a context that does not know them, or has none.
+        """
+        return None
+
     @abstractmethod
     def without_far(self) -> Context:
         """The same with everything hidden but the prompt prefix and the exact tokens of the near window."""

@@ -156,6 +156,10 @@ class CompactContext(Context):
         near = Segment(keys[:, far.stop :], values[:, far.stop :], bias[:, far.stop :], self.near_turn)
         return self._older[layer], near
 
+    def places(self, layer: int) -> Tensor | None:
+        """Where the slots stood in the stream, not where they are shown."""
+        return None if self.hidden else self.slots.places(layer)
+
     def without_far(self) -> CompactContext:
         """The same with far slots hidden."""
         return replace(self, slots=self.slots.without_far(), hidden=True)

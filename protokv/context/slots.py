@@ -46,6 +46,10 @@ class SlotContext(Context):
         """The slots of this layer."""
         return (Segment(self.keys[layer], self.values[layer], self.finite_bias()[layer]),)
 
+    def places(self, layer: int) -> Tensor | None:
+        """As they were given."""
+        return None if self.positions is None else self.positions()[layer]
+
     def finite_bias(self) -> Tensor:
         """`[L, H, N]` float32, `EMPTY` where a slot is."""
         if not self._finite:

@@ -174,8 +174,16 @@ class ShardedContext(Context):
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """What the layer's part shows it."""
-        run, part = next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
+        run, part = self._part_of(layer)
         return part.at(layer - run.start, query)
+
+    def places(self, layer: int) -> Tensor | None:
+        """As the layer's part knows them."""
+        run, part = self._part_of(layer)
+        return part.places(layer - run.start)
+
+    def _part_of(self, layer: int) -> tuple[LayerRun, Context]:
+        return next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
 
     def without_far(self) -> ShardedContext:
         """All parts without what is far."""

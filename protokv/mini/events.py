@@ -7,7 +7,7 @@ those two differ in shape, colour and place. The centre of a moving shape stays 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -41,6 +41,10 @@ class Event:
     tint: tuple[float, float, float]
     offset: tuple[float, float] = (0.0, 0.0)
     velocity: tuple[float, float] = (0.0, 0.0)
+
+    def later(self, by_s: float) -> Event:
+        """The same, so many seconds later."""
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     def centre(self, time_s: float) -> tuple[float, float]:
         """Centre (x, y) in world units at `time_s`: straight motion that stops `ROAM` units from the cell's centre."""

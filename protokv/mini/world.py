@@ -29,10 +29,12 @@ MAX_EVIDENCE: Final = 4
 class WorldConfig:
     """Everything a stream is made from. All shares are fractions in [0, 1].
 
-    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4 of them, the mode is
-    "evidence first": that many events, all different, lie in the first `evidence_s` seconds; after that,
-    distracting events come at `events_per_minute`, with shapes, colours and places that the evidence does not
-    have (and one shape that never appears), so that questions about the evidence stay unambiguous.
+    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4 of them, that many
+    events, all different, are the evidence. They lie in the `evidence_s` seconds from `before_s` on, and where
+    `again_s` is given the same ones are shown a second time from there on. Everywhere else distracting events come at
+    `events_per_minute`, with shapes, colours and places that the evidence does not have (and one shape that never
+    appears), so that questions about the evidence stay unambiguous. What the evidence is does not depend on where it
+    lies. Each showing lies inside one block of `BLOCK_S` seconds.
     """
 
     seed: int = 0
@@ -43,6 +45,8 @@ class WorldConfig:
     cut_s: tuple[int, int] | None = (6, 20)
     evidence_events: int = 0
     evidence_s: int = 60
+    before_s: int = 0
+    again_s: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a field is out of range."""
@@ -62,6 +66,21 @@ class WorldConfig:
                 f"expected evidence_s in {4 * self.evidence_events}..{BLOCK_S} for "
                 f"{self.evidence_events} events, got {self.evidence_s}"
             )
+        if not self.evidence_events and (self.before_s or self.again_s is not None):
+            raise ConfigError("before_s and again_s say where the evidence is, and evidence_events is 0")
+        for start in self.showings if self.evidence_events else ():
+            if start < 0 or start % BLOCK_S + self.evidence_s > BLOCK_S:
+                raise ConfigError(
+                    f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
+                    hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
+                )
+        if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
+            raise ConfigError(f"the evidence is shown again at {self.again_s} s, before it has been shown once")
+
+    @property
+    def showings(self) -> tuple[int, ...]:
+        """When each showing of the evidence begins, in seconds."""
+        return (self.before_s,) if self.again_s is None else (self.before_s, self.again_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +113,22 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
 @lru_cache(maxsize=256)
 def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     rng = np.random.default_rng([config.seed, 2, block])
-    start_s, pools = block * BLOCK_S, Pools.everything()
-    found: tuple[Event, ...] = ()
+    start_s, end_s = block * BLOCK_S, (block + 1) * BLOCK_S
+    pools, shown = Pools.everything(), []
     if config.evidence_events:
-        evidence, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
-        if block == 0:
-            found = place_evidence(rng, evidence, config.evidence_s, config.moving)
-            start_s = config.evidence_s
-    end_s = (block + 1) * BLOCK_S
-    rate = config.events_per_minute
-    return found + scatter_events(rng, pools, start_s, end_s, rate, config.moving, config.overlap)
+        own, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
+        drawn = rng if block == 0 else np.random.default_rng([config.seed, 2, 0])
+        evidence = place_evidence(drawn, own, config.evidence_s, config.moving)
+        shown = [start for start in config.showings if start_s <= start < end_s]
+    found: list[Event] = []
+    # The rest of the block is for what distracts.
+    for start in [*shown, end_s]:
+        if start > start_s:
+            found += scatter_events(rng, pools, start_s, start, config.events_per_minute, config.moving, config.overlap)
+        if start < end_s:
+            found += (event.later(start) for event in evidence)
+            start_s = start + config.evidence_s
+    return tuple(found)
 
 
 class World:
@@ -116,6 +141,14 @@ class World:
         """Every event of the stream in order of start; the last may reach beyond the end of the stream."""
         for block in range(-(-self.config.length_s // BLOCK_S)):
             yield from (e for e in _events(self.config, block) if e.start_s < self.config.length_s)
+
+    def repeats(self) -> list[Event]:
+        """The events of the second showing of the evidence."""
+        again_s = self.config.again_s
+        if again_s is None:
+            return []
+        end_s = again_s + self.config.evidence_s
+        return [e for e in _events(self.config, again_s // BLOCK_S) if again_s <= e.start_s < end_s]
 
     def events_until(self, time_s: float) -> list[Event]:
         """The events that have begun to appear before `time_s`, in order of start."""

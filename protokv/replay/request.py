@@ -22,6 +22,7 @@ from protokv.replay.benchmarks import Benchmark, find_benchmark
 from protokv.replay.dataset import Opened, open_dataset
 from protokv.replay.judges import Judge, select_judge
 from protokv.replay.pace import measure_pace
+from protokv.replay.placement import Before
 from protokv.replay.plan import Plan, make_plan
 from protokv.replay.presets import PRESETS, Cell
 from protokv.replay.runner import SHORT, Setup, Variant
@@ -43,6 +44,7 @@ class Worlds:
     moving: float | None = None
     evidence_s: int = 16
     per_type: int | None = None
+    before: Before | None = None
 
     def open(self, study: Study) -> list[Stream]:
         """Make them.
@@ -63,6 +65,7 @@ class Worlds:
             after,
             evidence_s=self.evidence_s,
             per_type=study.per_type if self.per_type is None else self.per_type,
+            before=study.before if self.before is None else self.before,
         )
 
 

@@ -1,8 +1,8 @@
 """Streams to replay: video files with questions, and procedural worlds whose evidence times are known.
 
 A world needs no file: its frames are drawn when they are sampled, and its questions are those about the evidence whose
-truth never changes, whatever comes later. Time (how long ago the evidence was) and pressure (how much happens after it)
-are parameters of their own. Knows no memory and no model.
+truth never changes, whatever comes later. Time (how long ago the evidence was), pressure (how much happens around it)
+and where in the stream it lies are parameters of their own. Knows no memory and no model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts, phrase, pick
 from protokv.mini.world import World, WorldConfig
+from protokv.replay.placement import Before, place_evidence
 from protokv.replay.question_types import find_type
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
@@ -72,7 +73,7 @@ class FileStream(Stream):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What happens after the evidence, each on its own.
+    """What happens besides the evidence, each on its own.
 
     Attributes:
         events_per_minute: distracting events.
@@ -86,25 +87,35 @@ class Pressure:
 
 
 class WorldStream(Stream):
-    """A procedural stream: evidence first, then distraction."""
+    """A procedural stream: four events that are asked about, and distraction before and after them."""
 
     def __init__(
-        self, seed: int, length_s: int, pressure: Pressure, *, evidence_s: int = 16, per_type: int = 2
+        self,
+        seed: int,
+        length_s: int,
+        pressure: Pressure,
+        *,
+        evidence_s: int = 16,
+        per_type: int = 2,
+        before: Before = 0,
     ) -> None:
         """Make the world and its questions.
 
         Args:
             seed: everything follows from it.
             length_s: of the whole stream.
-            pressure: what comes after the evidence.
+            pressure: what comes besides the evidence.
             evidence_s: seconds in which the four events of the evidence lie.
             per_type: questions of each type at the most.
+            before: seconds of distraction before the evidence, or "mix"; see `place_evidence`.
 
         Raises:
             ConfigError: a value is out of its range.
         """
-        if length_s <= evidence_s:
-            raise ConfigError(f"a stream of {length_s} s leaves nothing behind {evidence_s} s of evidence")
+        before_s, again_s = place_evidence(before, seed, length_s)
+        until_s = (before_s if again_s is None else again_s) + evidence_s
+        if length_s <= until_s:
+            raise ConfigError(f"a stream of {length_s} s leaves nothing behind evidence that ends at {until_s} s")
         config = WorldConfig(
             seed=seed,
             length_s=length_s,
@@ -113,11 +124,18 @@ class WorldStream(Stream):
             cut_s=pressure.cut_s,
             evidence_events=4,
             evidence_s=evidence_s,
+            before_s=before_s,
+            again_s=again_s,
         )
         self._world = World(config)
         self.name, self.length_s = f"world-{seed}", float(length_s)
-        self.facts = {"world": asdict(config) | {"cut_s": list(config.cut_s) if config.cut_s else None}}
-        self.questions = find_lasting_questions(self._world, float(evidence_s), per_type)
+        world = asdict(config) | {"cut_s": list(config.cut_s) if config.cut_s else None}
+        # Said where it says something: a stream with its evidence at the start is the one it has always been.
+        for name in ("before_s", "again_s"):
+            if not world[name]:
+                del world[name]
+        self.facts = {"world": world}
+        self.questions = find_lasting_questions(self._world, float(until_s), per_type)
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""
@@ -127,33 +145,53 @@ class WorldStream(Stream):
 
 
 def find_lasting_questions(world: World, until_s: float, per_type: int) -> list[Question]:
-    """Questions about the first `until_s` seconds that have the same answer at the end of the stream.
+    """Questions about the evidence, which has ended at `until_s`, that have the same answer at the end of the stream.
 
     A question is kept if it can be asked at both times and its answer is the same. Evidence is counted as last seen
-    when the last event that decides it left; of a "no" (it never appeared) when the evidence ends.
+    when the last event that decides it left, at its second showing if there is one; of a "no" (it never appeared) when
+    the evidence ends. A second showing adds nothing that could be asked: what is asked is true of both.
     """
-    early, late = world.events_until(until_s), world.events_until(world.config.length_s)
+    repeats = world.repeats()
+    early, late = (
+        [event for event in world.events_until(time_s) if event not in repeats]
+        for time_s in (until_s, world.config.length_s)
+    )
+    before_s, *again_s = world.config.showings
+    evidence = {i for i, event in enumerate(early) if before_s <= event.start_s < before_s + world.config.evidence_s}
+    seen_again_s = again_s[0] - before_s if again_s else 0
     rng = np.random.default_rng([world.config.seed, 5])
     found: list[Question] = []
     for kind in (kind for kind in TYPES if find_type(kind).retrospective):
         for_ever = {(fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s)}
-        left = [fact for fact in find_facts(kind, early, until_s) if (fact.answer, *fact.slots.items()) in for_ever]
+        left = [
+            fact
+            for fact in find_facts(kind, early, until_s)
+            if evidence.issuperset(fact.evidence) and (fact.answer, *fact.slots.items()) in for_ever
+        ]
         for _ in range(min(per_type, len(left))):
             fact = pick(rng, left)
             left = [other for other in left if other is not fact]
+            # A "no" has no event of its own.
+            seen_s = fact.evidence_s + (seen_again_s if fact.evidence else 0)
             found.append(
-                Question(
-                    f"{kind}-{len(found)}", phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, "evidence"
-                )
+                Question(f"{kind}-{len(found)}", phrase(rng, kind, fact), fact.answer, kind, seen_s, "evidence")
             )
     return found
 
 
 def make_worlds(
-    seeds: Iterable[int], length_s: int, pressure: Pressure, *, evidence_s: int = 16, per_type: int = 2
+    seeds: Iterable[int],
+    length_s: int,
+    pressure: Pressure,
+    *,
+    evidence_s: int = 16,
+    per_type: int = 2,
+    before: Before = 0,
 ) -> list[Stream]:
     """One procedural stream per seed; see `WorldStream`."""
-    return [WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type) for seed in seeds]
+    return [
+        WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type, before=before) for seed in seeds
+    ]
 
 
 def open_files(sources: Sequence[str | Path], questions: str | Path) -> list[Stream]:

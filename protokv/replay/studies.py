@@ -3,7 +3,7 @@
 | study | memories | of the paper |
 |---|---|---|
 | quick | the full cache, ours and the baselines | the delay sweep, small: a first look in a minute |
-| delay | the same and more, at three budgets, on 16 streams of 7 minutes | the delay sweep |
+| delay | the same and more, at three budgets, on 16 streams of 11 minutes | the delay sweep |
 | budgets | those of quick at a quarter, half, once and twice the budget | memory budgets |
 | ablation | near only, far only, without residuals, mass bias, continuity, decay | component ablations |
 | anchors | recent, first, average | rotary anchors |
@@ -11,7 +11,8 @@
 | splits | 1:5, 1:3, 1:2, 3:1 and S = 1, 2, 4, 8, 16 | budget allocation |
 | coefficients | each constant halved and doubled | coefficient sweep |
 
-The rows of the paper's tables are variations of its own configuration (`PaperConfig`).
+The evidence of the streams lies in a mixture of places (`protokv.replay.placement`). The rows of the paper's tables are
+variations of its own configuration (`PaperConfig`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, Final
 from protokv.backbones import EMBEDDED
 from protokv.config import DEFAULT, FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
+from protokv.mini.seeds import DEMONSTRATION, STUDY
+from protokv.replay.placement import Before
 from protokv.replay.runner import Variant
 from protokv.replay.streams import Pressure
 
@@ -36,17 +39,18 @@ class Study:
     Attributes:
         memories: the variants at one budget.
         budgets: visual tokens kept.
-        seeds, length_s, pressure, per_type: of the procedural streams; see `WorldStream`.
+        seeds, length_s, pressure, per_type, before: of the procedural streams; see `WorldStream`.
         delays_s: after the evidence.
     """
 
     memories: Callable[[int], list[Variant]]
     budgets: tuple[int, ...] = (72,)
-    seeds: range = range(1, 5)
-    length_s: int = 240
+    seeds: range = DEMONSTRATION[1:5]
+    length_s: int = 300
     pressure: Pressure = _CALM
     per_type: int = 2
-    delays_s: tuple[float, ...] = (0, 30, 120, 180)
+    before: Before = "mix"
+    delays_s: tuple[float, ...] = (0, 30, 120, 160)
 
     def variants(self, budgets: Sequence[int] | None = None) -> list[Variant]:
         """The memories at each budget; see `drop_repeated`.
@@ -212,12 +216,12 @@ STUDIES: Final[dict[str, Study]] = {
     "quick": Study(_compare),
     "delay": Study(
         _compare_more,
-        budgets=(151, 75, 38),
-        seeds=range(5_000_000, 5_000_016),
-        length_s=420,
+        budgets=(238, 119, 59),
+        seeds=STUDY[:16],
+        length_s=660,
         pressure=Pressure(events_per_minute=20.0),
         per_type=3,
-        delays_s=(0, 30, 120, 300, 400),
+        delays_s=(0, 30, 120, 300, 340),
     ),
     "budgets": Study(_compare_around),
     "ablation": Study(_vary_paper(_ABLATION)),

@@ -10,10 +10,14 @@ import pytest
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts
+from protokv.mini.world import WorldConfig
+from protokv.replay.placement import place_evidence
 from protokv.replay.question_types import find_type
 from protokv.replay.questions import Question
+from protokv.replay.rows import read_rows
 from protokv.replay.streams import FileStream, Pressure, WorldStream, make_worlds, open_files
 
+STUDY = Path(__file__).parents[2] / "samples" / "delay-study"
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
 
@@ -28,6 +32,69 @@ def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: in
             assert question.answer in answers
             assert question.reference == "evidence"
             assert question.reference_s <= 16.0
+
+
+@pytest.mark.parametrize("before", [0, 60, 104, 240])
+def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
+    first, later = (WorldStream(9, 300, Pressure(20.0), before=start)._world for start in (0, before))
+    expected = [event.later(before) for event in first.events_until(16)]
+    assert [e for e in later.events() if before <= e.start_s < before + 16] == expected
+    assert all(e in later.visible(e.start_s) for e in expected)
+    others = [e for e in later.events() if e not in expected]
+    assert len(others) > 60
+    for attribute in ("shape", "colour", "place"):
+        assert not {getattr(e, attribute) for e in expected} & {getattr(e, attribute) for e in others}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
+    stream = WorldStream(seed, 420, Pressure(20.0), before="mix", per_type=3)
+    world = stream._world
+    start_s, *again_s = world.config.showings
+    last_s = (again_s or [start_s])[0]
+    shown = [e for e in world.events() if start_s <= e.start_s < start_s + 16]
+    ends = {e.end_s + last_s - start_s for e in shown} | {last_s + 16.0}
+    assert len(stream.questions) > 12
+    assert {question.reference_s for question in stream.questions} <= ends
+    repeats = world.repeats()
+    for ask_s in (last_s + 16.0, 420.0):
+        seen = [e for e in world.events_until(ask_s) if e not in repeats]
+        for question in stream.questions:
+            assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
+
+
+def test_a_mixture_gives_each_of_four_worlds_another_place() -> None:
+    placed = [place_evidence("mix", seed, 660) for seed in range(8)]
+    assert placed[:4] == [(0, None), (120, None), (300, None), (0, 120)] == placed[4:]
+
+
+def test_what_is_shown_twice_is_the_same_twice() -> None:
+    world = WorldStream(3, 300, Pressure(20.0), before="mix")._world
+    once = [e for e in world.events() if e.start_s < 16]
+    assert [e.later(60) for e in once] == world.repeats()
+    assert len(world.repeats()) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"before_s": 50}, "crosses a full minute"),
+        ({"before_s": -60}, "crosses a full minute"),
+        ({"again_s": 10}, "before it has been shown once"),
+        ({"evidence_events": 0, "before_s": 60}, "evidence_events is 0"),
+    ],
+)
+def test_evidence_that_cannot_lie_there_is_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        WorldConfig(**{"evidence_events": 4, "evidence_s": 16, "length_s": 300} | wrong)
+
+
+def test_a_stream_with_its_evidence_at_the_start_is_the_one_of_the_stored_rows() -> None:
+    rows = [row for row in read_rows([STUDY / "high.jsonl.gz"]) if row.video == "world-5000003"]
+    stream = WorldStream(5_000_003, 420, Pressure(20.0), per_type=3)
+    assert all(row.stream["world"] == stream.facts["world"] for row in rows)
+    asked = {(row.question_id, row.question, row.expected) for row in rows}
+    assert asked == {(q.id, q.text, q.answer) for q in stream.questions}
 
 
 def test_pressure_changes_what_comes_later_and_nothing_of_the_evidence() -> None:

@@ -32,8 +32,12 @@ def test_every_study_has_different_memories_that_fit(name: str) -> None:
 def test_every_study_fits_its_own_streams(name: str) -> None:
     study = find_study(name)
     assert study.variants()
-    (stream,) = make_worlds(study.seeds[:1], study.length_s, study.pressure, per_type=study.per_type)
-    assert schedule(stream.questions, study.delays_s, stream.length_s).questions > 4
+    streams = make_worlds(study.seeds[:4], study.length_s, study.pressure, per_type=study.per_type, before=study.before)
+    placed = {tuple(stream.facts["world"].get(name) for name in ("before_s", "again_s")) for stream in streams}
+    assert len(placed) == 4
+    for stream in streams:
+        # Wherever its evidence lies, the longest delay fits.
+        assert schedule(stream.questions, study.delays_s, stream.length_s).questions == len(stream.questions) > 4
 
 
 def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:

@@ -57,6 +57,20 @@ class Retrieval(Context):
             self._shown[layer] = self._read(layer, self._chosen[layer])
         return (self._shown[layer],)
 
+    def places(self, layer: int) -> Tensor | None:
+        """Of the prefix and of the blocks that the layer chose; None before it was asked."""
+        if layer not in self._shown:
+            return None
+        H, N, _ = self._shown[layer].keys.shape
+        chosen = [self.archive.blocks[index].positions for index in self._chosen[layer]]
+        P0, P = self.sink_keys.shape[2], chosen[0].shape[1] if chosen else 1
+        places = torch.zeros(N, P, dtype=torch.int64)
+        places[:P0] = torch.arange(P0)[:, None]
+        if chosen:
+            found = torch.cat(chosen)
+            places[P0 : P0 + len(found)] = found
+        return places.expand(H, N, P)
+
     def without_far(self) -> Retrieval:
         """The prompt prefix alone: no block is near."""
         return replace(self, budget=0)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protokv.mini.seeds import TRAINING_STREAM
 from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, make_clip
 from protokv.mini.training.forward import encode_steps, to_patches
 from protokv.mini.training.model import TOKENS, make_model
@@ -70,7 +71,7 @@ def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], s
     visual = make_model(0, **size).model.visual
     visual.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
     visual.to(torch.bfloat16).eval()
-    rng = np.random.default_rng([seed, 11, kind])
+    rng = np.random.default_rng([seed, TRAINING_STREAM, kind])
     features, lit, lengths, n_events, events = [], [], [], [], []
     waiting: list[NDArray[np.uint8]] = []
     for i in range(n):

@@ -24,13 +24,11 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv.mini import weights_folder
 from protokv.mini.phrases import CHANCE, TYPES
 from protokv.mini.questions import find_facts, phrase, pick
+from protokv.mini.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
 from protokv.mini.world import World, WorldConfig
-
-HELD_OUT: Final = 1_000_000
-"""Seeds of evaluation worlds start here; training clips come from other generators altogether."""
 
 LENGTHS: Final = (8, 32, 64, 128, 256)
 LOADS: Final = ("few", "many", "crowd")
@@ -57,7 +55,7 @@ def make_held_out_world(load: str, length: int, index: int) -> World:
     "few": 1 to 4 events. "many": 6 to 24, as far as they fit, any of which may be asked about. "crowd": evidence first
     (4 events in the first quarter, at most a minute), then 12 distracting events per minute.
     """
-    seed = HELD_OUT + 10_000 * length + index
+    seed = CARD.start + 10_000 * length + index
     if load == "crowd":
         first_s = min(60, max(16, length // 4))
         return World(WorldConfig(seed, length, 12.0, evidence_events=4, evidence_s=first_s))
@@ -65,7 +63,10 @@ def make_held_out_world(load: str, length: int, index: int) -> World:
     least, most = (1, 4) if load == "few" else (6, max(6, min(24, length // 3)))
     while True:
         target = int(rng.integers(least, most + 1))
-        world = World(WorldConfig(int(rng.integers(2**40)), length, min(40.0, 60 * target / length)))
+        drawn = int(rng.integers(2**40))
+        if any(drawn in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY)):
+            continue
+        world = World(WorldConfig(drawn, length, min(40.0, 60 * target / length)))
         # Rates are rounded at random and short streams crowd: draw until the number fits.
         if min(least, 5) <= len(world.events_until(length)) <= most:
             return world

@@ -1,0 +1,67 @@
+"""The ranges of seeds are apart, and everything that names a seed stays within its own."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+from protokv.mini.seeds import (
+    CARD,
+    DEMONSTRATION,
+    DEVELOPMENT,
+    RANGES,
+    STUDY,
+    TRAINING_STREAM,
+    WORLD_STREAMS,
+)
+from protokv.mini.training.evaluate import LENGTHS, make_held_out_world
+from protokv.replay.rows import read_rows
+from protokv.replay.studies import STUDIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_two_ranges_share_a_seed() -> None:
+    for one, other in combinations(RANGES.values(), 2):
+        assert one.stop <= other.start or other.stop <= one.start
+
+
+def test_training_draws_from_generators_that_no_world_uses() -> None:
+    assert TRAINING_STREAM not in WORLD_STREAMS
+    source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/streams.py").read_text()
+    source += (ROOT / "protokv" / "mini" / "questions.py").read_text()
+    used = {int(word) for word in re.findall(r"default_rng\(\[\S*config\.seed, (\d+)", source)}
+    assert used == WORLD_STREAMS
+
+
+def test_the_worlds_of_the_card_keep_to_themselves() -> None:
+    for load in ("few", "many", "crowd"):
+        for length in LENGTHS:
+            if load == "crowd" and length < 32:
+                continue
+            for index in (0, 383):
+                seed = make_held_out_world(load, length, index).config.seed
+                assert seed in CARD or not any(seed in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY))
+                assert CARD.start <= CARD.start + 10_000 * length + index < CARD.stop
+
+
+def test_studies_keep_to_theirs() -> None:
+    for name, study in STUDIES.items():
+        assert all(seed in (STUDY if name == "delay" else DEMONSTRATION) for seed in study.seeds)
+
+
+def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
+    folder = ROOT / "samples" / "delay-study"
+    videos = {row.video for path in folder.glob("*.jsonl.gz") for row in read_rows([path])}
+    assert videos
+    assert all(int(video.removeprefix("world-")) in STUDY for video in videos)
+    for start, count in re.findall(r"--world (\d+):(\d+)", (folder / "run.sh").read_text()):
+        assert int(start) in STUDY
+        assert int(start) + int(count) - 1 in STUDY
+
+
+def test_the_samples_are_of_theirs() -> None:
+    seeds = re.findall(r"--seed (\d+)", (ROOT / "samples" / "make.sh").read_text())
+    assert len(seeds) == 3
+    assert all(int(seed) in DEMONSTRATION for seed in seeds)
