@@ -22,6 +22,7 @@ from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, RecordedContext
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
+from protokv.evidence import Evidence, find_evidence
 from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.memory import RecentStep, WithRecent, build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
@@ -52,6 +53,7 @@ class Answer:
         tokens: generated tokens.
         mean_logprob: the mean log probability, in nats, that the model gave the tokens of the answer, the one that ends
             it included: how sure it is, the same for answers of any length.
+        evidence: the stream times that it stood on; None where that was not asked for.
     """
 
     question: str
@@ -62,6 +64,7 @@ class Answer:
     context_tokens: int
     tokens: int
     mean_logprob: float
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +270,9 @@ class Session:
         logits, *_ = self._forward_question(question, room=0)
         return logits
 
-    def ask(self, question: str, decoding: Decoding | None = None) -> Answer:
+    def ask(self, question: str, decoding: Decoding | None = None, *, evidence: bool = False) -> Answer:
         """The whole answer at once; see `stream`."""
-        pieces = self.stream(question, decoding)
+        pieces = self.stream(question, decoding, evidence=evidence)
         while True:
             try:
                 next(pieces)
@@ -277,18 +280,23 @@ class Session:
                 answer: Answer = end.value
                 return answer
 
-    def stream(self, question: str, decoding: Decoding | None = None) -> Generator[str, None, Answer]:
+    def stream(
+        self, question: str, decoding: Decoding | None = None, *, evidence: bool = False
+    ) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
 
-        It reads the memory in place, so let it end before the next `watch`.
+        It reads the memory in place, so let it end before the next `watch`. With `evidence` the answer says what it
+        stood on; the attention that tells it is made a second time.
 
         Raises:
-            ConfigError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
+            ConfigError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens; or
+                evidence is wanted and the memory does not know where what it shows stands in the stream.
         """
         decoding = decoding or Decoding()
         began = time.perf_counter()
         with torch.inference_mode():
-            logits, context, tail, position = self._forward_question(question, room=decoding.max_new_tokens)
+            logits, context, tail, position = self._forward_question(question, decoding.max_new_tokens, record=evidence)
+            stood_on = self._stood_on(context, tail) if isinstance(context, RecordedContext) else None
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
         chosen = choose(logits[-1])
@@ -325,13 +333,14 @@ class Session:
             context_tokens=context.visible_tokens() + afresh,
             tokens=n_tokens,
             mean_logprob=float(torch.cat(sure).mean()),
+            evidence=stood_on,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the memory holds, by the names of the snapshot's schema."""
         return self.memory.tensors()
 
-    def _forward_question(self, question: str, room: int) -> tuple[Tensor, Context, Tail, int]:
+    def _forward_question(self, question: str, room: int, *, record: bool = False) -> tuple[Tensor, Context, Tail, int]:
         """Logits of the question, what it read, the tail behind it, and the position of its first answered token."""
         backbone, ids = self.backbone, self._ids_of(question)
         recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
@@ -343,9 +352,19 @@ class Session:
             shown = self._shifted(torch.cat([one.positions for one in recent]), context)
             backbone.forward(torch.cat([read.embeddings for read in reads]), shown, context, tail, steps=reads)
             start = max(start, int(shown.max()) + 1)
+        if record:
+            context = RecordedContext(context)
         positions = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), positions, context, tail)
         return backbone.logits(hidden), context, tail, start + len(ids)
+
+    def _stood_on(self, context: RecordedContext, tail: Tail) -> Evidence:
+        recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
+        afresh = torch.cat([one.positions for one in recent]) if recent else None
+        found = find_evidence(self.backbone, context, tail, self.clock, afresh)
+        if found is None:
+            raise ConfigError(f"{self.config.name} does not tell what an answer stood on", hint="ask without evidence")
+        return found
 
     def _ids_of(self, question: str) -> list[int]:
         # A token has seldom more than ten characters, and splitting a text into tokens takes time too.

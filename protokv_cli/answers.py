@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.beyond import REAL_MODEL
+from protokv_cli.evidence import evidence_keys, evidence_text
 from protokv_cli.moment import commit_age_s
 from protokv_cli.output import Format, Output
 from protokv_cli.prompt import told_at_prompt
@@ -23,7 +24,14 @@ class Answers:
     """Asks, on a terminal and in plain form writes an answer as it comes, and counts."""
 
     def __init__(
-        self, out: Output, state: str, decoding: Decoding, clock: Timings | None, *, beyond: bool = False
+        self,
+        out: Output,
+        state: str,
+        decoding: Decoding,
+        clock: Timings | None,
+        *,
+        beyond: bool = False,
+        evidence: bool = False,
     ) -> None:
         """Nothing is asked yet.
 
@@ -33,7 +41,9 @@ class Answers:
             decoding: how answers are generated.
             clock: takes the time of answers, and stands in their rows; None: neither.
             beyond: the answers mean nothing, which their rows say.
+            evidence: each says what it stood on.
         """
+        self._evidence = evidence
         self._out, self._state, self._decoding, self._clock, self._beyond = out, state, decoding, clock, beyond
         self._unknown_told = False
 
@@ -66,6 +76,10 @@ class Answers:
         self._tell_unknown(session, question.text)
         answer = self._answer(session, question.text, alone=alone)
         row = row_of(answer, self._state)
+        if answer.evidence is not None:
+            row |= evidence_keys(answer.evidence)
+            if self._out.format is not Format.JSON:
+                self._out.plain(f"  {evidence_text(answer.evidence)}")
         if self._beyond:
             row["beyond_model"] = True
         if age_s is not None:
@@ -83,7 +97,7 @@ class Answers:
     def _answer(self, session: Session, question: str, *, alone: bool) -> Answer:
         if self._out.format is Format.TABLE and not alone:
             self._out.table(question, style="cyan", end=" ")
-        pieces = session.stream(question, self._decoding)
+        pieces = session.stream(question, self._decoding, evidence=self._evidence)
         while True:
             try:
                 piece = next(pieces)

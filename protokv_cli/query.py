@@ -66,6 +66,9 @@ def query(
         int | None,
         typer.Option("--top", metavar="K", min=1, help="Of many states, the K answers that the model is surest of."),
     ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Say which times of the stream each answer stood on.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of an answer at the most.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
@@ -99,6 +102,7 @@ def query(
       protokv query video.safetensors --at 12m "What is visible now?"
       protokv query camera.safetensors --at 14:05 "What is visible now?"
       protokv query camera.safetensors --watch 30s "What is visible now?"
+      protokv query video.safetensors --evidence "where was the star?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -122,6 +126,8 @@ def query(
         if watch is not None and (at is not None or top is not None or is_place(state)):
             raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
         if is_place(state):
+            if evidence:
+                raise ConfigError("--evidence is told of one state", hint="name the state itself")
             at_s = None if at is None else parse_duration(at)
             from protokv.fleet.ask import load_backbone_for
             from protokv.fleet.places import find_states
@@ -162,7 +168,7 @@ def query(
 
         beyond = beyond_model(read_header(state))
         warn_of_answers(out, beyond)
-        answers = Answers(out, state, decoding, clock if timings else None, beyond=bool(beyond))
+        answers = Answers(out, state, decoding, clock if timings else None, beyond=bool(beyond), evidence=evidence)
         if watch is not None:
             kept = list(chain(() if first is None else (first,), asked))
             if fmt is Format.AUTO:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from protokv.attention import Tail, attend, kernels, plain
+from protokv.attention import Tail, attend, kernels, plain, shares
 from protokv.attention.fused import merged
 from protokv.attention.tail import causal_mask
 from protokv.context import EMPTY, Segment, SlotContext
@@ -233,3 +233,27 @@ def test_hiding_the_far_slots_leaves_the_context_alone() -> None:
     assert torch.isinf(hidden.bias[..., 1:4]).all()
     assert not torch.isinf(hidden.bias[..., [0, 4, 5]]).any()
     assert not torch.isinf(context.bias).any()
+
+
+@given(cases())
+def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(
+    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
+) -> None:
+    query, segments, (keys, _), scaling = case
+    slots, tail = shares(query[:, -1], segments, keys, scaling)
+    H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
+    expected = plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
+    torch.testing.assert_close(torch.cat((slots, tail), 1), expected, rtol=1e-4, atol=1e-5)
+    assert slots.shape == (H, N)
+
+
+@given(cases())
+def test_the_weights_written_out_are_those_that_attention_reads_by(
+    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
+) -> None:
+    query, segments, (keys, values), scaling = case
+    H, heads = keys.shape[0], query.shape[0]
+    shown = torch.cat([*(segment.values for segment in segments), values], 1).double()
+    weights = plain.weights(query.float(), segments, keys, scaling).double()
+    read = weights.view(H, -1, shown.shape[1]) @ shown
+    torch.testing.assert_close(read.view(heads, -1, shown.shape[2]), dense(*case), rtol=1e-5, atol=1e-5)

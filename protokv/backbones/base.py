@@ -19,7 +19,7 @@ from torch import Tensor
 from protokv.attention import Tail
 from protokv.backbones.placement import Placement
 from protokv.context import Context, EmptyContext
-from protokv.records import BackboneIdentity
+from protokv.records import BackboneIdentity, StreamClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class Backbone(ABC):
         stop_ids: tokens that end an answer.
         moving: the position components that grow with the stream; the others stay within one step's grid.
         max_position: the positions that the model was trained on; None where its config does not say.
+        reading_layers: the layers whose attention tells what an answer stands on; None: nobody has measured it.
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
         layer_devices: device of each layer where the model is spread over several; None: all on `device`.
@@ -94,6 +95,7 @@ class Backbone(ABC):
     stop_ids: frozenset[int]
     moving: Sequence[int] = (0,)
     max_position: int | None = None
+    reading_layers: Sequence[int] | None = None
     settings: Mapping[str, int | float | str]
     dtype: torch.dtype
     device: torch.device
@@ -173,6 +175,15 @@ class Backbone(ABC):
             index: number of the step, from 0.
             time_s: stream time of its first frame.
         """
+
+    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+        """Stream times within the steps that stand at `positions` `[..., P]`, seconds, `[...]` float64.
+
+        In proportion to the stream so far: exact while all steps have one size and none is left out.
+        """
+        origin = len(self.prefix_ids)
+        passed = (positions[..., 0].double() - origin + 0.5) / max(1, clock.next_position - origin)
+        return passed * clock.stream_time_s
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

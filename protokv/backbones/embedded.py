@@ -20,14 +20,14 @@ from torch import Tensor
 
 from protokv.attention import Tail
 from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.backbones.grid import check_images, place_on_grid
+from protokv.backbones.grid import check_images, place_on_grid, times_on_grid
 from protokv.backbones.identity import digest_weights, read_json
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.placement import Placement
 from protokv.backbones.prompt import check_question
 from protokv.context import Context
 from protokv.mini.network import LanguageModel, VisionTower
-from protokv.records import BackboneIdentity
+from protokv.records import BackboneIdentity, StreamClock
 
 IDENTITY = "identity.json"
 
@@ -36,6 +36,8 @@ class Embedded(Backbone):
     """`protokv/mini`."""
 
     position_components = 3
+    # The second of four: see `samples/evidence/`.
+    reading_layers = (1,)
 
     def __init__(
         self,
@@ -144,6 +146,10 @@ class Embedded(Backbone):
     ) -> StepPositions:
         """(t, h, w) of every token: time since the start, row, column, each from `origin`."""
         return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
+
+    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+        """The first component is time."""
+        return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The angles of M-RoPE, on the device of the positions."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.base import StepPositions
+from protokv.records import StreamClock
 
 
 def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
@@ -40,6 +41,18 @@ def place_on_grid(
     rows, columns = grid
     highest = (origin + t, origin + rows - 1, origin + columns - 1)
     return StepPositions(origin + cells(grid, t, device), highest)
+
+
+def times_on_grid(positions: Tensor, origin: int, per_second: float | None, clock: StreamClock) -> Tensor:
+    """The inverse of `place_on_grid`: times within the steps at `positions` `[..., 3]`, seconds, `[...]` float64.
+
+    Times were rounded down to positions, so a step began after its position's own time and before the next one's.
+    """
+    t = positions[..., 0].double() - origin
+    if per_second is None:
+        return (t + 0.5) * clock.step_seconds
+    # Late enough to be in a step that began between two positions, early enough for one that began on its own.
+    return t / per_second + 0.999 * min(1 / per_second, clock.step_seconds)
 
 
 def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:

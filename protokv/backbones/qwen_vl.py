@@ -14,16 +14,17 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, guard_internals
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.grid import check_images, place_on_grid
+from protokv.backbones.grid import check_images, place_on_grid, times_on_grid
 from protokv.backbones.loading import identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, patchify
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_video_processor
 from protokv.backbones.prompt import ChatPrompt
-from protokv.records import BackboneIdentity
+from protokv.records import BackboneIdentity, StreamClock
 
 VIDEO_TOKEN = "<|video_pad|>"
 DEFAULT_FPS = 2.0
@@ -108,3 +109,7 @@ class QwenVL(Adapter):
     ) -> StepPositions:
         """(t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
         return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
+
+    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+        """The first component is time."""
+        return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)

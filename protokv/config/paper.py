@@ -2,6 +2,17 @@
 
 Source: ProtoKV (ICML 2026), arXiv 2606.26762, appendix B. Each alternative that the paper reports or leaves open is a
 field whose default is the paper's choice.
+
+What is the paper's, what is scale, what is our reading:
+
+- The paper's are the rule and its constants. With them K_max is 2,250 at |M| = 24,000, and its runs keep 1/2 to 1/15 of
+  the visual tokens.
+- Scale is K: it follows from the budget, 14 at 151 tokens. What a bank of 14 loses says little about one of 2,250.
+- Our reading is when the idle rule acts. Its text speaks of T_idle = 120 "steps" and its Algorithm 2 of the "current
+  time", run "after every absorption". Here a step is a frame or a temporal patch, and an idle prototype decays in each
+  (`decay="floor"`): one of mass 1 is gone in its first idle step, one of mass 20 after 20 of them. Once each T_idle
+  (`decay="interval"`) is a reading too. At the paper's 0.5 frames a second 120 steps are 240 seconds, where the
+  procedural streams of our studies have a step a second: `idle_steps=240` is the same time there.
 """
 
 from __future__ import annotations
@@ -14,7 +25,7 @@ from typing import ClassVar, Literal
 from protokv.config.base import MOST_WEIGHT
 from protokv.config.prototypes import PrototypeConfig
 
-Decay = Literal["floor", "off"]
+Decay = Literal["floor", "interval", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +39,9 @@ class PaperConfig(PrototypeConfig):
         key_rate: alpha, EMA rate of the key centre.
         value_rate: beta, EMA rate of the value centre.
         spatial_rate: eta, EMA rate of mu and Sigma.
-        decay: "floor" is n <- floor((1 - gamma) n) for idle prototypes; "off" never forgets by age.
+        decay: when n <- floor((1 - gamma) n) happens to an idle prototype. "floor": in each step; "interval": once each
+            T_idle steps that it stays idle (in the first step behind them, if tokens leave the near window in that
+            step); "off": never.
         decay_rate: gamma.
         merge: whether prototypes with close centres are merged.
         merge_key_distance, merge_value_distance: eps_K and eps_V, root-mean-square distances per component.

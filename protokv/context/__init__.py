@@ -4,7 +4,6 @@ from protokv.context.base import EMPTY, Anchoring, Context, EmptyContext, Segmen
 from protokv.context.compact import CompactContext
 from protokv.context.recorded import RecordedContext
 from protokv.context.slots import SlotContext
-from protokv.context.witness import Witness
 
 __all__ = [
     "EMPTY",
@@ -15,5 +14,4 @@ __all__ = [
     "RecordedContext",
     "Segment",
     "SlotContext",
-    "Witness",
 ]

@@ -36,6 +36,10 @@ class RecordedContext(Context):
         self.queries.append(query)
         return self.shown.at(layer, query)
 
+    def places(self, layer: int) -> Tensor | None:
+        """As the other knows them."""
+        return self.shown.places(layer)
+
     def without_far(self) -> RecordedContext:
         """The other without what is far."""
         return RecordedContext(self.shown.without_far(), self.queries)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from protokv.evidence import Evidence, Moment
+from protokv_cli.evidence import evidence_text
 from protokv_cli.exits import Exit
 from protokv_cli.prompt import typed_lines
 from tests.cli.conftest import Program, Result
@@ -229,3 +232,44 @@ def test_questions_of_a_file_come_before_those_of_the_command(protokv: Program, 
         result = protokv("query", "clip.safetensors", "--questions", wrong)
         assert result.code == Exit.USAGE
         assert said in result.err.splitlines()[0]
+
+
+def test_an_answer_says_what_it_stood_on_where_that_is_asked(protokv: Program, state: Path) -> None:
+    (row,) = protokv("query", state, "what is first ?", "--evidence", "--json").rows()
+    assert list(row)[8:10] == ["evidence", "faint"]
+    # The small model of the tests is one that nobody has measured.
+    assert row["faint"] is None
+    assert 0 < len(row["evidence"]) <= 3
+    for moment in row["evidence"]:
+        assert 0 <= moment["start_s"] < moment["end_s"] <= row["stream_time_s"]
+        assert 0 < moment["share"] <= 1
+    text = protokv("query", state, "what is first ?", "--evidence", "--format", "plain").out
+    assert re.search(r"^  stood on 0:\d\d to 0:\d\d \(\d+ %\)", text, re.MULTILINE)
+    (plain,) = protokv("query", state, "what is first ?", "--json").rows()
+    assert "evidence" not in plain
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        (
+            Evidence((Moment(7.0, 9.0, 0.612), Moment(62.0, 63.0, 0.05)), True),
+            "stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (5 %)",
+        ),
+        (
+            Evidence((Moment(7.0, 9.0, 0.031),), True),
+            "no moment stands out; most 0:07 to 0:09 (3 %): this may no longer be in memory",
+        ),
+        (Evidence((), True), "no moment stands out: this may no longer be in memory"),
+        (Evidence((), False), "no moment stands out"),
+        (Evidence((Moment(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
+    ],
+)
+def test_what_stands_out_is_told_in_one_line(evidence: Evidence, said: str) -> None:
+    assert evidence_text(evidence) == said
+
+
+def test_evidence_of_many_states_is_refused(protokv: Program, state: Path) -> None:
+    result = protokv("query", "--state", f"{state.parent}/", "--evidence", "what is first ?")
+    assert result.code == Exit.USAGE
+    assert "--evidence is told of one state" in result.err

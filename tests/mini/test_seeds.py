@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from itertools import combinations
 from pathlib import Path
@@ -65,3 +67,11 @@ def test_the_samples_are_of_theirs() -> None:
     seeds = re.findall(r"--seed (\d+)", (ROOT / "samples" / "make.sh").read_text())
     assert len(seeds) == 3
     assert all(int(seed) in DEMONSTRATION for seed in seeds)
+
+
+def test_the_rows_of_evidence_are_of_the_study_and_of_no_world_of_the_delay_study() -> None:
+    with gzip.open(ROOT / "samples" / "evidence" / "rows.jsonl.gz", "rt") as lines:
+        seeds = {json.loads(line)["seed"] for line in lines}
+    assert len(seeds) == 16
+    assert all(seed in STUDY for seed in seeds)
+    assert not seeds & set(STUDIES["delay"].seeds)

@@ -193,7 +193,7 @@ class NaiveProtoKV:
         """Prototype maintenance; settled: once a step, and one draw of random numbers serves all heads."""
         heads = [bank for layer in self.heads for bank in layer]
         for bank in heads:
-            if self.config.decay == "floor":
+            if self.config.decay != "off":
                 self._decay(bank, now)
             if self.config.merge:
                 self._merge(bank)
@@ -209,8 +209,14 @@ class NaiveProtoKV:
                 self._initialize(bank, slot, newest[t][h], now)
 
     def _decay(self, bank: Head, now: int) -> None:
+        """In each step, or once each T_idle steps: in step T_idle + 1, 2 T_idle + 1, ... of idleness."""
+        T_idle = self.config.idle_steps
         for slot, prototype in enumerate(bank.slots):
-            if prototype is not None and now - prototype.last_step > self.config.idle_steps:
+            if prototype is None:
+                continue
+            age = now - prototype.last_step
+            ends = T_idle == 0 or age in range(T_idle + 1, age + 1, T_idle)
+            if age > T_idle and (self.config.decay == "floor" or ends):
                 prototype.mass = math.floor(self.config.kept_mass * prototype.mass)
                 if prototype.mass == 0:
                     bank.slots[slot] = None

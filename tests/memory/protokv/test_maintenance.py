@@ -64,6 +64,27 @@ def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at
     bank.check(bank.held(), None)
 
 
+def test_once_an_interval_a_prototype_decays_in_the_first_step_behind_each_and_in_no_other() -> None:
+    bank, config = bank_of(torch.randn(1, 1, 4)), PaperConfig(decay="interval", idle_steps=7, decay_rate=0.5)
+    bank.mass += 99
+    masses = {}
+    for step in range(1, 30):
+        decay_(bank, [], step, config)
+        masses[step] = int(bank.mass)
+    expected = {step: math.floor(100 / 2 ** max(0, (step - 1) // 7)) for step in masses}
+    assert masses == expected
+    assert [masses[step] for step in (7, 8, 14, 15, 22, 29)] == [100, 50, 50, 25, 12, 6]
+
+
+def test_with_no_idle_time_both_readings_of_decay_are_one() -> None:
+    for decay in ("floor", "interval"):
+        bank = bank_of(torch.randn(1, 1, 4))
+        bank.mass += 99
+        for step in range(4):
+            decay_(bank, [], step, PaperConfig(decay=decay, idle_steps=0, decay_rate=0.5))
+        assert int(bank.mass) == 12
+
+
 def test_merging_conserves_mass_and_moments() -> None:
     torch.manual_seed(3)
     keys = torch.randn(1, 1, 12).expand(1, 5, 12) + 0.01 * torch.randn(1, 5, 12)

@@ -49,7 +49,7 @@ def configs() -> st.SearchStrategy[PaperConfig]:
                 "value_rate": st.sampled_from([0.05, 0.3]),
                 "spatial_rate": st.sampled_from([0.05, 0.3]),
                 "anchor": st.sampled_from(["recent", "first", "average"]),
-                "decay": st.sampled_from(["floor", "off"]),
+                "decay": st.sampled_from(["floor", "interval", "off"]),
                 "decay_rate": st.sampled_from([0.05, 0.3]),
                 "merge": st.booleans(),
                 "merge_key_distance": st.sampled_from([0.5, 0.2, 1.0]),

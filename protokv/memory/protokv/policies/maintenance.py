@@ -54,7 +54,7 @@ def maintain_(
     bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: PaperConfig
 ) -> None:
     """Age, merge and recycle at time `step`."""
-    if config.decay == "floor":
+    if config.decay != "off":
         decay_(bank, followers, step, config)
     if config.merge:
         merge_(bank, followers, config)
@@ -63,8 +63,15 @@ def maintain_(
 
 
 def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: PaperConfig) -> None:
-    """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
-    idle = (bank.mass > 0) & (step - bank.last_step > config.idle_steps)
+    """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot.
+
+    A prototype is idle when it has absorbed nothing for more than T_idle steps. It decays in each such step, or, with
+    `decay="interval"`, in the first step behind each T_idle that pass.
+    """
+    age = step - bank.last_step
+    idle = (bank.mass > 0) & (age > config.idle_steps)
+    if config.decay == "interval":
+        idle &= (age - 1) % max(1, config.idle_steps) == 0
     kept = config.kept_mass
     less = (bank.mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
     died = idle & (less == 0)
