@@ -20,7 +20,10 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert [row["type"] for row in rows][-2:] == ["commit", "summary"]
     assert '"type"' not in seen.screen
     assert "\x1b[2K" in seen.screen
-    assert seen.lines() == ['ask it: protokv query clip.safetensors "..."']
+    # Nothing of the bar is left.
+    first, last = seen.lines()
+    assert first.startswith("state: ")
+    assert last == 'ask it: protokv query clip.safetensors "..."'
 
 
 def test_json_on_the_terminal_itself_begins_on_lines_of_its_own(protokv: Program, mocked: None, video: Path) -> None:
