@@ -11,7 +11,8 @@
 | splits | 1:5, 1:3, 1:2, 3:1 and S = 1, 2, 4, 8, 16 | budget allocation |
 | coefficients | each constant halved and doubled | coefficient sweep |
 
-The evidence of the streams lies in a mixture of places (`protokv.replay.placement`). The rows of the paper's tables are
+The evidence of the streams lies in a mixture of places (`protokv.replay.placement`), that of the ablation after two
+minutes, when the codebooks of the residuals are fitted. The rows of the paper's tables are
 variations of its own configuration (`PaperConfig`).
 """
 
@@ -160,6 +161,8 @@ _ABLATION: Final[dict[str, dict[str, Any]]] = {
     "without mass bias": {"mass_bias": "off"},
     "without continuity": {"spatial_weight": 0.0},
     "without idle decay": {"decay": "off"},
+    "decay once per idle interval": {"decay": "interval"},
+    "T_idle of 240 s at a step a second": {"idle_steps": 240},
     "S = 1": {"pseudo_tokens": 1},
     "S = 1, without idle decay": {"pseudo_tokens": 1, "decay": "off"},
 }
@@ -224,7 +227,8 @@ STUDIES: Final[dict[str, Study]] = {
         delays_s=(0, 30, 120, 300, 340),
     ),
     "budgets": Study(_compare_around),
-    "ablation": Study(_vary_paper(_ABLATION)),
+    # Codebooks are fitted to the first 512 residuals of a head, at about step 63: before that residuals show nothing.
+    "ablation": Study(_vary_paper(_ABLATION), before=120, delays_s=(0, 30, 90, 160)),
     "anchors": Study(_vary_paper(_ANCHORS)),
     "allocation": Study(_vary_paper(_ALLOCATION)),
     "splits": Study(_vary_paper(_SPLITS)),

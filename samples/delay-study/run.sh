@@ -1,11 +1,15 @@
 #!/bin/sh
 # The study again, into the folder named as the first argument (default: ./again): about two hours of one CPU core. A run
-# goes on where it was stopped.
+# goes on where it was stopped. How long each part takes is measured and said before it begins.
 set -eu
 out=${1:-again}
 mkdir -p "$out"
 replay() {
-  protokv replay --world 5000000:16 --length 7m --evidence 16s --per-type 3 --json -q "$@" > /dev/null
+  world="--world 5000000:16 --length 7m --evidence 16s --before 0 --per-type 3"
+  # shellcheck disable=SC2086
+  protokv replay $world "$@" --dry-run >&2
+  # shellcheck disable=SC2086
+  protokv replay $world --json -q "$@" > /dev/null
 }
 sweep=0,30s,2m,5m,400s
 for level in low high; do

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protokv.backbones import EMBEDDED
-from protokv.config import DurableConfig
+from protokv.config import DurableConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.replay.schedule import schedule
 from protokv.replay.streams import make_worlds
@@ -34,10 +34,23 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
     assert study.variants()
     streams = make_worlds(study.seeds[:4], study.length_s, study.pressure, per_type=study.per_type, before=study.before)
     placed = {tuple(stream.facts["world"].get(name) for name in ("before_s", "again_s")) for stream in streams}
-    assert len(placed) == 4
+    assert len(placed) == (4 if study.before == "mix" else 1)
     for stream in streams:
         # Wherever its evidence lies, the longest delay fits.
         assert schedule(stream.questions, study.delays_s, stream.length_s).questions == len(stream.questions) > 4
+
+
+def test_the_ablation_asks_when_the_codebooks_are_fitted() -> None:
+    study = find_study("ablation")
+    for budget in (*study.budgets, 151):
+        found = {variant.label: variant.config for variant in study.variants([budget])}
+        paper = found["paper"]
+        assert isinstance(paper, PaperConfig)
+        # Steps of nine tokens fill the near window and open every prototype; from then on each token is a residual.
+        steps = (paper.near_tokens + paper.prototypes + paper.warmup_residuals) / 9 + 1
+        streams = make_worlds(study.seeds, study.length_s, study.pressure, before=study.before)
+        assert steps < min(question.reference_s for stream in streams for question in stream.questions)
+        assert found["decay once per idle interval"] == paper.with_fields({"decay": "interval"})
 
 
 def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
