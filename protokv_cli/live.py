@@ -85,6 +85,13 @@ def label(source: str) -> str:
     return source if kind_of(source) == "file" else shown(source)
 
 
+def is_stream(sources: list[str]) -> bool:
+    """Whether there is one source, and it is no file."""
+    from protokv.video.address import kind_of
+
+    return len(sources) == 1 and kind_of(sources[0]) != "file"
+
+
 def piped(source: str, stdin: IO[str] | None) -> str:
     """The source, with `-` as the descriptor that the user's stdin has in this process."""
     if source != "-":
