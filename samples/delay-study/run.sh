@@ -22,3 +22,5 @@ for level in low high; do
   protokv replay --report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
 done
 replay --pressure 20 --cuts 6:20 --delays 0,30s,90s,400s --study ablation --budget 151 -o "$out/ablation.jsonl"
+protokv replay --world 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --pressure 20 --cuts 6:20 \
+  --delays 240s --memory durable,continuity --budget 150,76,38 --json -q -o "$out/middle.jsonl" > /dev/null
