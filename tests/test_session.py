@@ -12,8 +12,9 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone, StepPositions, StepTokens
 from protokv.checkpoint import to_state
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
-from protokv.errors import ConfigError, PositionWarning, StateCorrupt
+from protokv.errors import ConfigError, PositionWarning, StateMismatch
 from protokv.generate import Decoding
+from protokv.memory import MEMORIES
 from protokv.rotary import turn
 from protokv.session import Session, cell_centres
 from tests.backbones.tiny import write_qwen2_5_vl
@@ -262,8 +263,25 @@ def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
         Session.start(tiny, DurableConfig(budget=16_000_000))
     small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
     state = to_state(Session.start(tiny, small))
-    with pytest.raises(StateCorrupt, match="budget: 16000000 tokens"):
+    with pytest.raises(StateMismatch, match="budget: 16000000 tokens"):
         Session.resume(tiny, huge, state)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 6 GB")])
+def test_a_memory_for_which_nothing_is_free_is_told_by_its_budget(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    config = MemoryConfig.of("sliding-window", budget=16)
+    state = to_state(Session.start(tiny, config))
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(MEMORIES["sliding-window"], "__init__", full)
+    with pytest.raises(ConfigError, match="budget: 16 tokens of this model take more memory than is free"):
+        Session.start(tiny, config)
+    with pytest.raises(StateMismatch, match="budget: 16 tokens"):
+        Session.resume(tiny, config, state)
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memory.base import Memory, MemoryShape, StepKV
-from protokv.memory.capacity import check_capacity
+from protokv.memory.capacity import DoesNotFit, allocating, check_capacity
 from protokv.memory.dycoke import DyCoke
 from protokv.memory.dycoke_decode import DyCokeDecode
 from protokv.memory.full import FullCache
@@ -73,7 +73,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     cls = MEMORIES[config.name]
     check_capacity(cls.declare(config, shape), shape.layer_devices or (shape.device,), config.budget)
     spread = len(set(shape.layer_devices or ())) > 1
-    memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+    with allocating(config.budget):
+        memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
     if not config.recent_frames:
         return memory
     if not cls.hides_recent:
@@ -102,11 +103,15 @@ def restore_memory(
 
     Raises:
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
+        StateMismatch: the device has no room for it.
     """
     try:
         check_shapes(shapes_of(migrate(tensors)), declare_state(config, shape))
         memory = build_memory(config, shape, rotary)
+        with allocating(config.budget):
+            memory.load(tensors, clock)
+    except DoesNotFit as error:
+        raise StateMismatch(error.message, hint="open the state on a machine with more memory") from error
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
-    memory.load(tensors, clock)
     return memory
