@@ -117,36 +117,48 @@ def from_state(state: State, backbone: Backbone) -> Session:
     return Session.resume(backbone, config_of(state), state)
 
 
-def load_backbone_of(header: Header, **placement: Any) -> Backbone:
-    """Load the model that a state names, if that opens nothing which the user did not choose before.
+def load_backbone_of(
+    header: Header, name: str | None = None, revision: str | None = None, **placement: Any
+) -> Backbone:
+    """Load the model of a state: the one that is named here, or that the state names.
 
     A state may come from anywhere, so its word opens no folder and no connection: the embedded model and hub models
-    in the local cache are followed, nothing else. Any other model the caller names with `load_backbone`.
+    in the local cache, at the commit that the state names, are followed, nothing else.
 
     Args:
         header: of the state.
+        name: of the model, or its folder, as for `load_backbone`; None: what the state names.
+        revision: branch, tag or commit of a hub model. Where None the commit that the state names, if the model is the
+            one that it names and the cache has that commit.
         placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`; the state's dtype where
             none is given.
 
     Raises:
-        ModelError: the name is that of a folder, or of a model that is not in the cache; or the model cannot be loaded.
+        ModelError: the name in the state is that of a folder, or of a model that is not in the cache; or the model
+            cannot be loaded.
+        ConfigError: there is a revision of what is no hub model.
         StateCorrupt: the dtype in the state is none.
     """
-    name = header.backbone.name
     if placement.get("dtype") is None:
         placement["dtype"] = recorded_dtype(header)
-    if name == EMBEDDED:
-        return load_backbone(EMBEDDED, **placement)
+    named = header.backbone.name
+    if (name or named) == EMBEDDED:
+        return load_backbone(EMBEDDED, revision=revision, **placement)
     from protokv.backbones.cache import cached_folder
 
-    folder = cached_folder(name)
-    if folder is None:
-        raise ModelError(
-            f"the state names the model {shown(name)}, which is not in the local cache of hub models; "
-            "a state does not make protokv open other folders or download anything",
-            hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(name))}",
-        )
-    return load_backbone(name, folder=folder, **placement)
+    commit = header.backbone.revision if revision is None else revision
+    folder = cached_folder(named, commit) if name is None or (name == named and revision is None) else None
+    if folder is not None:
+        return load_backbone(named, folder=folder, **placement)
+    if name is not None:
+        return load_backbone(name, revision=revision, **placement)
+    where = f" at revision {shown(commit)}" if commit else ""
+    option = f" --revision {shlex.quote(shown(commit))}" if commit else ""
+    raise ModelError(
+        f"the state names the model {shown(named)}{where}, which is not in the local cache of hub models; "
+        "a state does not make protokv open other folders or download anything",
+        hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(named))}{option}",
+    )
 
 
 def recorded_dtype(header: Header) -> str:
@@ -183,6 +195,7 @@ def load(
     path: StatePath,
     backbone: Backbone | str | None = None,
     *,
+    revision: str | None = None,
     device: str = "auto",
     device_map: str | None = None,
     at_s: float | None = None,
@@ -194,6 +207,7 @@ def load(
     Args:
         path: what `save` or `ingest` wrote.
         backbone: the model, or its name or folder; where None the one that the state names (`load_backbone_of`).
+        revision: branch, tag or commit of a hub model; where None see `load_backbone_of`.
         device: where to load it.
         device_map: spread it over all devices instead; see `load_backbone`.
         at_s: take the newest commit that is not after this stream time, of those that `ingest` kept.
@@ -207,9 +221,7 @@ def load(
     with stage(timings, "state"):
         state = snapshot.load(path, verify=verify, at_s=at_s, admit=admit)
     with stage(timings, "model"):
-        if isinstance(backbone, str):
-            backbone = load_backbone(backbone, device=device, dtype=recorded_dtype(state), device_map=device_map)
-        elif backbone is None:
-            backbone = load_backbone_of(state, device=device, device_map=device_map)
+        if backbone is None or isinstance(backbone, str):
+            backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)
     with stage(timings, "session"):
         return from_state(state, backbone)

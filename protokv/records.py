@@ -11,6 +11,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+# Of a hub model: nothing that could be a path.
+Commit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 # Far beyond any stream, and low enough that what is computed from it stays in 64 bits.
 Count = Annotated[int, Meta(ge=0, lt=2**48)]
 
@@ -25,6 +27,7 @@ class BackboneIdentity:
         config_hash: sha256 of its architecture.
         dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` where the weights are quantised.
         weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
+        revision: of a hub model the commit that it was loaded from; where it was found, as `name`, and not what it is.
     """
 
     name: str
@@ -32,6 +35,7 @@ class BackboneIdentity:
     config_hash: str
     dtype: str
     weights_digest: str
+    revision: Commit | None = None
 
 
 @dataclass(frozen=True, slots=True)

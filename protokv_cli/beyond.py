@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from protokv_cli.output import Output
 
 REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+NAMED = 5
 
 
 def warn_of_source(out: Output, source: str) -> None:
@@ -19,11 +20,12 @@ def warn_of_source(out: Output, source: str) -> None:
     out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(source)} --model {REAL_MODEL}")
 
 
-def warn_of_answers(out: Output, sources: Sequence[str]) -> None:
-    """With answers that mean nothing."""
+def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with") -> None:
+    """With answers that mean nothing; a few of the sources are named."""
     if sources:
+        named = ", ".join(sources[:NAMED]) + (f" and {len(sources) - NAMED} more" if len(sources) > NAMED else "")
         out.warn(
-            f"Warning: the embedded model reads only its own world of coloured shapes, and {', '.join(sources)} "
+            f"Warning: the embedded model reads only its own world of coloured shapes, and {named} "
             f"{'is' if len(sources) == 1 else 'are'} not of it: the answers mean nothing."
         )
-        out.warn(f"Hint: ingest with a real model: --model {REAL_MODEL}")
+        out.warn(f"Hint: {how} a real model: --model {REAL_MODEL}")

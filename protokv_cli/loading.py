@@ -13,15 +13,16 @@ CLEAR_LINE = "\r\x1b[2K"
 
 
 @contextmanager
-def loading(out: Output, name: str | None) -> Iterator[None]:
+def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
     """Say on a terminal that a model is loaded, on a line that is gone afterwards; show downloads.
 
-    A model that is neither here nor on a hub within reach is refused before anything heavy is imported. ModelError.
+    A model that is neither here nor on a hub within reach is refused before anything heavy is imported. ModelError;
+    ConfigError where there is a revision of what is no hub model.
     """
     from protokv.backbones import require_model
 
     if name is not None:
-        require_model(name)
+        require_model(name, revision)
     with downloads_shown(out):
         if not out.draws:
             yield

@@ -19,6 +19,14 @@ Model = Annotated[
         help="Model: a hub name, a local folder, or protokv/mini (the embedded one).",
     ),
 ]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REV",
+        help="Branch, tag or commit of a hub model; if left out the one of the state, or the main branch.",
+    ),
+]
 Device = Annotated[
     str,
     typer.Option(

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from protokv_cli.answers import row_of
+from protokv_cli.beyond import warn_of_answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
     from protokv.fleet.ask import Reply
-    from protokv.generate import Decoding
 
 
 def query_fleet(
     out: Output,
-    states: Sequence[str],
+    place: str,
     questions: Sequence[str],
-    decoding: Decoding,
-    backbone: Backbone,
-    row_of: Callable[[Any, str], dict[str, Any]],
+    sampling: Mapping[str, Any],
     *,
+    model: str | None,
+    revision: str | None,
+    device: str,
+    device_map: str | None,
     top: int | None,
     at_s: float | None,
     verify: bool,
@@ -32,22 +34,33 @@ def query_fleet(
 
     Args:
         out: where to.
-        states: where they are.
+        place: where the states are.
         questions: what to ask.
-        decoding: how answers are generated.
-        backbone: the model that made them.
-        row_of: an answer, and the state that gave it, as JSON.
+        sampling: the fields of `protokv.generate.Decoding`.
+        model: its name or folder; None: what the first state names.
+        revision: of a hub model; None: what the first state names.
+        device: where to load it; this and the next as for `load_backbone`.
+        device_map: spread it over several devices instead.
         top: how many to print per question; None: all, as they come.
         at_s: of the commits to ask.
         verify: whether to check digests.
     """
-    from protokv.fleet.ask import Surest, ask_all
+    from protokv.fleet.ask import Surest, ask_all, load_backbone_for
+    from protokv.fleet.places import find_states
+    from protokv.generate import Decoding
 
+    states = find_states(place)
+    decoding = Decoding(**sampling)
+    backbone = load_backbone_for(states, model, revision, device=device, device_map=device_map)
     surest = None if top is None else Surest(top)
     failed = 0
+    beyond: dict[str, None] = {}
 
     def show(reply: Reply, rank: int | None = None) -> None:
+        assert reply.answer is not None
         row = row_of(reply.answer, reply.state) | ({} if rank is None else {"rank": rank})
+        if reply.beyond:
+            row["beyond_model"] = True
         if out.format is Format.JSON:
             out.json(row)
         else:
@@ -55,6 +68,7 @@ def query_fleet(
             out.plain("\t".join([*fields, row["question"]] if len(questions) > 1 else fields))
 
     for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=verify):
+        beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
             out.warn(f"Error: {reply.state}: {reply.failure.message}")
@@ -64,6 +78,7 @@ def query_fleet(
             surest.add(reply)
     for rank, reply in surest.ranked() if surest is not None else ():
         show(reply, rank)
+    warn_of_answers(out, list(beyond))
     if failed:
         out.warn(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)

@@ -10,6 +10,7 @@ import typer
 from protokv.config import CONFIGS
 from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.beyond import warn_of_answers
 from protokv_cli.completion import lists, values
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
@@ -137,6 +138,7 @@ def replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over and replace the results.")] = False,
     model: options.Model = None,
+    revision: options.Revision = None,
     fps: Annotated[float | None, typer.Option("--fps", help="Frames per second to sample.")] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -173,14 +175,15 @@ def replay(
     with out.errors():
         from protokv.backbones import EMBEDDED, load_backbone, require_model
 
-        if model is not None and not report:
-            require_model(model)
+        if not report:
+            require_model(model or EMBEDDED, revision)
         from protokv.overwriting import check_not_read
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
         from protokv.replay.presets import PRESETS as TABLES
         from protokv.replay.request import Request, Worlds
         from protokv.replay.rows import RowFile, check_trials, read_rows
+        from protokv.watched import is_beyond
         from protokv_cli.replay_tables import following, judging, show, show_cost, show_preset
 
         for written in (None if report else output, plot, html):
@@ -228,7 +231,7 @@ def replay(
                     f"{study} is a table of several data sets, or of one that is not named",
                     hint=f"add --dataset: {', '.join(cell.dataset for cell in TABLES[study].cells)}; or --dry-run",
                 )
-            backbone = load_backbone(name, dtype=dtype or "auto", **placement)
+            backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
             show_preset(out, study, request, backbone, fps)
             return
         request.check()
@@ -236,10 +239,12 @@ def replay(
         for video, why in opened.missing.items():
             out.warn(f"left out: {video}: {why}")
         referee = request.judge(judge, output, placement)
-        backbone = load_backbone(name, dtype=dtype or "auto", **placement)
+        backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
         plan = request.plan(opened, backbone)
         setup = request.setup(backbone, fps)
         trials = plan.trials(setup)
+        beyond = [stream.name for stream, _ in plan.streams if is_beyond(backbone.identity.name, stream.comment)]
+        warn_of_answers(out, beyond, "name")
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, trials, output)

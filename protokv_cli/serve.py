@@ -31,6 +31,7 @@ def serve(
         str, typer.Option("--answer-time", metavar="TIME", help="For an answer, the waiting included.")
     ] = "2m",
     model: options.Model = None,
+    revision: options.Revision = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     debug: options.Debug = False,
@@ -62,9 +63,9 @@ def serve(
         from protokv.snapshot import read_header
 
         if model is None and (found := _first(states)) is not None:
-            backbone = load_backbone_of(read_header(found), device=device, device_map=device_map)
+            backbone = load_backbone_of(read_header(found), revision=revision, device=device, device_map=device_map)
         else:
-            backbone = load_backbone(model or EMBEDDED, device=device, device_map=device_map)
+            backbone = load_backbone(model or EMBEDDED, revision=revision, device=device, device_map=device_map)
         limits = Limits(waiting=waiting, answer_s=parse_duration(answer_time))
         app = build_app(States(states, backbone), token=token, limits=limits)
         out.note(f"states of {states} on http://{host}:{port}/v1")

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import ModelError
+from protokv.errors import ConfigError, ModelError
 from protokv.mini import weights_folder
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def load_backbone(
     dtype: str = "auto",
     device_map: str | None = None,
     quantization: str | None = None,
+    revision: str | None = None,
     folder: Path | None = None,
 ) -> Backbone:
     """Load a model. The embedded one, on a CPU, sets torch to one thread for this process.
@@ -53,15 +54,17 @@ def load_backbone(
             CPU. As a state names it, `bfloat16+4bit`, it includes the quantisation.
         device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: as they are.
+        revision: branch, tag or commit of a hub model; None: its main branch.
         folder: where the files of `name` are, so that nothing is looked up or downloaded; None: `name` says it.
 
     Raises:
         ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
             that is needed is not installed, or it does not fit into memory.
-        ConfigError: the device, dtype, device map or quantisation does not exist here, or two of them contradict.
+        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict, or there
+            is a revision of what is no hub model.
     """
-    with _resolved(name, folder, device, dtype, device_map, quantization) as (family, path, config, placement):
-        return family.load(path, name, config, placement)
+    with _resolved(name, revision, folder, device, dtype, device_map, quantization) as (kind, path, config, placement):
+        return kind.load(path, name, config, placement)
 
 
 def identify_backbone(
@@ -71,19 +74,26 @@ def identify_backbone(
     dtype: str = "auto",
     device_map: str | None = None,
     quantization: str | None = None,
+    revision: str | None = None,
     folder: Path | None = None,
 ) -> BackboneIdentity:
     """The identity of the model that `load_backbone` gives, from its small files and a sample of its weights.
 
     Arguments and errors are those of `load_backbone`.
     """
-    with _resolved(name, folder, device, dtype, device_map, quantization) as (family, path, config, placement):
-        return family.identify(path, name, config, placement)
+    with _resolved(name, revision, folder, device, dtype, device_map, quantization) as (kind, path, config, placement):
+        return kind.identify(path, name, config, placement)
 
 
 @contextmanager
 def _resolved(
-    name: str, folder: Path | None, device: str, dtype: str, device_map: str | None, quantization: str | None
+    name: str,
+    revision: str | None,
+    folder: Path | None,
+    device: str,
+    dtype: str,
+    device_map: str | None,
+    quantization: str | None,
 ) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
     """Class, path, config and placement of a model; errors inside the block are those of the model."""
     import torch
@@ -96,6 +106,7 @@ def _resolved(
         # Its matrices are too small for a second thread to pay, and with one thread the same input gives the same
         # bytes on any number of cores.
         torch.set_num_threads(1)
+    check_revision(name, revision)
     path = str(folder or (weights_folder() if name == EMBEDDED else name))
     is_folder = _is_folder(path)
     if name == EMBEDDED and request.device_map is None and request.quantization is None:
@@ -116,7 +127,7 @@ def _resolved(
         else:
             from protokv.backbones.hub import fetch
 
-            path = str(fetch(path, _check_config))
+            path = str(fetch(path, _check_config, revision))
         with quiet_transformers():
             from transformers import AutoConfig
 
@@ -138,20 +149,22 @@ def _check_config(folder: Path) -> None:
     check_family(read_json(str(folder), "config.json").get("model_type"))
 
 
-def require_model(name: str) -> None:
+def require_model(name: str, revision: str | None = None) -> None:
     """Refuse a model that cannot be loaded for want of files, before anything heavy is imported; nothing is downloaded.
 
     Raises:
-        ModelError: there is no such folder, the hub has no such model, or it cannot be reached and the model is not in
-            the cache.
+        ModelError: there is no such folder, the hub has no such model or revision, or it cannot be reached and the
+            model is not in the cache.
+        ConfigError: there is a revision of what is no hub model.
     """
+    check_revision(name, revision)
     if name == EMBEDDED or _is_folder(name):
         return
     from protokv.backbones.failure import translate_errors
     from protokv.backbones.hub import require
 
     with translate_errors(name):
-        require(name)
+        require(name, revision)
 
 
 def _is_folder(path: str) -> bool:
@@ -161,6 +174,13 @@ def _is_folder(path: str) -> bool:
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ModelError(f"there is no model folder at {path}", hint="name a folder with a config.json, or a hub name")
     return False
+
+
+def check_revision(name: str, revision: str | None) -> None:
+    """Refuse a revision of what is no hub model. ConfigError."""
+    if revision is not None and (name == EMBEDDED or _is_folder(name)):
+        what = "the embedded model" if name == EMBEDDED else f"{name}, a folder,"
+        raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
 
 
 def check_family(kind: object) -> None:

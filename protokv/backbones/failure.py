@@ -74,6 +74,7 @@ def _explain(error: Exception) -> tuple[str, str]:
         )
     for kind, message, hint in (
         (hub.GatedRepoError, "access to it is restricted", "ask for access on its page, then run: hf auth login"),
+        (hub.RevisionNotFoundError, "it has no such revision", "name a branch, a tag or a commit of it"),
         (
             hub.RepositoryNotFoundError,
             "there is no such model on the hub",

@@ -50,6 +50,7 @@ def fetch(name: str, check: Callable[[Path], None], revision: str | None = None)
     Raises:
         huggingface_hub.errors.HFValidationError: no hub has such a name.
         huggingface_hub.errors.RepositoryNotFoundError: there is no such model, or it is private.
+        huggingface_hub.errors.RevisionNotFoundError: it has no such branch, tag or commit.
         huggingface_hub.errors.LocalEntryNotFoundError: it is not in the cache and the hub cannot be reached.
         ModelError: what `check` raises.
     """

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from protokv.attention import NAME, register
+from protokv.backbones.cache import commit_of
 from protokv.backbones.identity import digest_weights, find_file, hash_config, read_json
 from protokv.backbones.placement import Placement
 from protokv.backbones.processor_files import read_template
@@ -85,13 +86,15 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
 
 
 def identify(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-    """Identify the model that a folder or hub name holds, in the dtype it is loaded in."""
+    """Identify the model in the folder `path`, which the user calls `name`, in the dtype it is loaded in."""
     return BackboneIdentity(
         name=name,
         family=config.model_type,
         config_hash=hash_config(config.to_dict()),
         weights_digest=digest_weights(path),
         dtype=placement.dtype_name,
+        # A folder that the user names is what it is, whatever it is called.
+        revision=None if path == name else commit_of(path),
     )
 
 

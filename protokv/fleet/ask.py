@@ -12,31 +12,38 @@ from itertools import count
 from typing import Any
 
 from protokv import snapshot
-from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
 from protokv.errors import StateError
 from protokv.fleet.outcome import Failure
 from protokv.generate import Decoding
 from protokv.session import Answer
+from protokv.watched import beyond_model
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a state says to a question, or why it can say nothing to any of them: then `answer` is None."""
+    """What a state says to a question, or why it can say nothing to any of them: then `answer` is None.
+
+    `beyond` names the sources of the state that the model cannot make sense of.
+    """
 
     state: str
     number: int
     answer: Answer | None
     failure: Failure | None = None
+    beyond: tuple[str, ...] = ()
 
 
-def load_backbone_for(states: Iterable[str], name: str | None, *, device: str, device_map: str | None) -> Backbone:
+def load_backbone_for(
+    states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
+) -> Backbone:
     """The model of the first state that can be read.
 
     Args:
         states: where they are.
         name: of the model, or its folder; None: what the state names, as far as `load_backbone_of` follows it.
+        revision: branch, tag or commit of a hub model; where None see `load_backbone_of`.
         device: where to load it; this and the next as for `load_backbone`.
         device_map: spread it over several devices instead.
 
@@ -48,13 +55,11 @@ def load_backbone_for(states: Iterable[str], name: str | None, *, device: str, d
     for state in states:
         try:
             header = snapshot.read_header(state)
-            dtype = recorded_dtype(header)
+            recorded_dtype(header)  # one that names none is damaged
         except StateError as error:
             reason = reason or error
             continue
-        if name is None:
-            return load_backbone_of(header, device=device, device_map=device_map)
-        return load_backbone(name, dtype=dtype, device=device, device_map=device_map)
+        return load_backbone_of(header, name, revision, device=device, device_map=device_map)
     raise reason or StateError("there is no state to ask")
 
 
@@ -82,12 +87,14 @@ def ask_all(
     """
     for state in states:
         try:
-            session = from_state(snapshot.load(state, verify=verify, at_s=at_s, admit=admit), backbone)
+            found = snapshot.load(state, verify=verify, at_s=at_s, admit=admit)
+            session = from_state(found, backbone)
+            beyond = tuple(beyond_model(found))
         except StateError as error:
             yield Reply(state, 0, None, Failure.of(error))
             continue
         for number, question in enumerate(questions):
-            yield Reply(state, number, session.ask(question, decoding))
+            yield Reply(state, number, session.ask(question, decoding), beyond=beyond)
 
 
 class Surest:

@@ -25,6 +25,7 @@ class Model:
     dtype: str | None = None
     device_map: str | None = None
     quantization: str | None = None
+    revision: str | None = None
 
     def load(self, device: str) -> Backbone:
         """Load it. Raises as `load_backbone`."""
@@ -39,7 +40,12 @@ class Model:
         return identify_backbone(self.name or EMBEDDED, device=device, **self._options())
 
     def _options(self) -> dict[str, Any]:
-        return {"dtype": self.dtype or "auto", "device_map": self.device_map, "quantization": self.quantization}
+        return {
+            "dtype": self.dtype or "auto",
+            "device_map": self.device_map,
+            "quantization": self.quantization,
+            "revision": self.revision,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import from_state, load_backbone_of, recorded_dtype
+from protokv.checkpoint import from_state, load_backbone_of
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import check_chunk, check_memory, check_sampling, existing_state, find_segment
@@ -62,6 +62,7 @@ def ingest(
     dtype: str | None = None,
     device_map: str | None = None,
     quantization: str | None = None,
+    revision: str | None = None,
     background: bool | None = None,
     chunk: int = 1,
     timings: Timings | None = None,
@@ -94,6 +95,7 @@ def ingest(
         dtype: of its weights; that of the state, or `auto`, where None.
         device_map: spread it over several devices instead.
         quantization: of its weights; that of the state where None.
+        revision: branch, tag or commit of a hub model; that of the state, or its main branch, where None.
         background: write commits on the way in a thread, while the stream goes on; where None, if tensors are on a
             CUDA device. Their `Commit` comes once they are on disk, at the latest at the next one.
         chunk: steps that go through the model together; what each attends to is in `Session.watch_prepared`. Commits
@@ -118,7 +120,13 @@ def ingest(
         raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
     path = default_target(source) if target is None else target
     check_not_read(path, source)
-    placement = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
+    placement = {
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantization": quantization,
+        "revision": revision,
+    }
     with ExitStack() as held:
         options = source.options if isinstance(source, LiveSource) else live or LiveOptions()
         check_target(path)
@@ -209,9 +217,7 @@ def _load(wanted: Backbone | str | None, state: State | None, placement: dict[st
         return wanted
     if state is None:
         return load_backbone(wanted or EMBEDDED, **placement | {"dtype": placement["dtype"] or "auto"})
-    if wanted is None:
-        return load_backbone_of(state, **placement)
-    return load_backbone(wanted, **placement | {"dtype": placement["dtype"] or recorded_dtype(state)})
+    return load_backbone_of(state, wanted, **placement)
 
 
 def record_of(state: State, fingerprint: str | None, growth: Growth) -> Mapping[str, Any]:

@@ -80,7 +80,9 @@ class Setup:
         """The setup of a backbone, at its own rate where `fps` is None."""
         rate = backbone.default_fps if fps is None else fps
         frames = dict(backbone.settings)
-        return cls(asdict(backbone.identity), float(rate), backbone.frames_per_step, decoding, frames, bare)
+        # Its digests say which model it is, whatever commit of the hub has it.
+        model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
+        return cls(model, float(rate), backbone.frames_per_step, decoding, frames, bare)
 
     def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
         """What an ask is under one memory."""

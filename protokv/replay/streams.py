@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.mini import WORLD_MARK
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts, phrase, pick
 from protokv.mini.world import World, WorldConfig
@@ -35,10 +36,12 @@ class Stream(ABC):
         length_s: seconds of stream time.
         facts: what decides its frames, plain JSON.
         questions: about it.
+        comment: what its file says of itself; see `protokv.watched.is_beyond`.
     """
 
     name: str
     length_s: float
+    comment: str | None = None
     facts: dict[str, Any]
     questions: Sequence[Question]
 
@@ -61,7 +64,7 @@ class FileStream(Stream):
             info = source.info
             if info.duration_s is None:
                 raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
-            self.name, self.length_s = info.name, info.duration_s
+            self.name, self.length_s, self.comment = info.name, info.duration_s, info.comment
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
         self.questions = questions
 
@@ -88,6 +91,8 @@ class Pressure:
 
 class WorldStream(Stream):
     """A procedural stream: four events that are asked about, and distraction before and after them."""
+
+    comment = WORLD_MARK
 
     def __init__(
         self,

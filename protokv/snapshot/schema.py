@@ -67,7 +67,8 @@ class Header:
         for place, record in (("", Header), ("backbone", BackboneIdentity), ("clock", StreamClock)):
             found = data.get(place) if place and isinstance(data, dict) else data
             expected = {f.name for f in fields(record)}
-            if isinstance(found, dict) and (odd := sorted(expected ^ set(found), key=str)):
+            optional = {"revision"} if record is BackboneIdentity else set()
+            if isinstance(found, dict) and (odd := sorted((expected ^ set(found)) - optional, key=str)):
                 what = "the field is missing" if odd[0] in expected else "unknown field"
                 raise StateCorrupt(f"{f'{place}.'.lstrip('.')}{shown(odd[0])}: {what}")
         for name in ("memory", "source", "settings"):
@@ -150,7 +151,10 @@ def check_clock(clock: StreamClock) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (BackboneIdentity, StreamClock)):
+    if isinstance(value, BackboneIdentity):
+        # Only models of the hub have one.
+        return {name: one for name, one in asdict(value).items() if name != "revision" or one is not None}
+    if isinstance(value, StreamClock):
         return asdict(value)
     return dict(value) if isinstance(value, Mapping) else value
 

@@ -90,5 +90,6 @@ def same_stream(a: Header, b: Header) -> bool:
 def _identity(header: Header) -> str:
     """What stays the same through a stream, as text: a list and a tuple are the same setting."""
     model = asdict(header.backbone)
-    del model["name"]
+    # Where it was found.
+    del model["name"], model["revision"]
     return canonical({"model": model, "memory": dict(header.memory), "fps": header.clock.fps})

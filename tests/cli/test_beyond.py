@@ -62,3 +62,19 @@ def test_the_questions_of_the_help_are_in_words_that_the_embedded_model_knows(pl
     asked = [text for command in EXAMPLES[place] for text in re.findall(r'"([^"]*\?)"', command)]
     assert asked or "query" not in place
     assert not [word for text in asked for word in split(text) if word not in token_ids()]
+
+
+def test_a_folder_of_states_and_a_replay_warn_of_the_same(embedded: Program, video: Path) -> None:
+    path = embedded.folder / "drawn.mp4"
+    render(World(WorldConfig(seed=7, length_s=3)), path)
+    (embedded.folder / "states").mkdir()
+    for one in (video, path):
+        embedded("ingest", one, "-o", f"states/{one.stem}.safetensors", "--budget", "64", "--json")
+    asked = embedded("query", "--state", "states/", "What shape appeared first?", "--json")
+    assert [row.get("beyond_model", False) for row in asked.rows()] == [True, False]
+    assert asked.err.count("clip.mp4 is not of it: the answers mean nothing") == 1
+    questions = embedded.folder / "questions.jsonl"
+    questions.write_text('{"question": "What shape appeared first?", "answer": "star", "ask_s": 1}\n')
+    study = ("--questions", questions, "--delays", "0", "--memory", "durable", "--budget", "64", "--dry-run")
+    assert "clip.mp4 is not of it: the answers mean nothing" in embedded("replay", video, *study).err
+    assert "Warning" not in embedded("replay", path, *study).err

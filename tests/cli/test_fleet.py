@@ -155,7 +155,7 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
     [
         (("a.mp4", "b.mp4", "-o", "s.safetensors"), Exit.USAGE, "s.safetensors is the name of one"),
         (("a.mp4", "x/a.mkv"), Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
-        (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append and --resume are for one video"),
+        (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append, --resume, --start and --duration are"),
         ((), Exit.USAGE, "there is no video to ingest"),
         (("a.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
         (("--from", "gone.txt"), Exit.NOT_FOUND, "cannot read gone.txt"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from protokv.backbones.identity import digest_weights
+from protokv.snapshot import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.cli.terminal import Seen, pseudo_terminal
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
+TAG, TAGGED = "v1.0", "b" * 40
 
 
 @dataclass
@@ -26,10 +30,13 @@ class Hub:
     """What of a hub's interface a download needs, for one model.
 
     Attributes:
+        folder: the model as its main branch has it.
+        tagged: as its tag has it; None: there is no tag.
         requests: paths that were asked for.
     """
 
     folder: Path
+    tagged: Path | None = None
     address: str = ""
     requests: list[str] = field(default_factory=list)
 
@@ -38,13 +45,16 @@ class Hub:
         route, _, _ = path.partition("?")
         if route in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
             return 200, json.dumps({"id": NAME, "sha": SHA, "siblings": []}).encode(), ""
-        if route == f"/api/models/{NAME}/tree/{SHA}":
+        if self.tagged and route in (f"/api/models/{NAME}/revision/{one}" for one in (TAG, TAGGED)):
+            return 200, json.dumps({"id": NAME, "sha": TAGGED, "siblings": []}).encode(), ""
+        folder = self.tagged if self.tagged and f"/{TAGGED}" in route else self.folder
+        if route in (f"/api/models/{NAME}/tree/{SHA}", f"/api/models/{NAME}/tree/{TAGGED}"):
             files = [
                 {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _etag(file)}
-                for file in self.folder.iterdir()
+                for file in folder.iterdir()
             ]
             return 200, json.dumps(files).encode(), ""
-        file = self.folder / route.rpartition("/")[2]
+        file = folder / route.rpartition("/")[2]
         if route.startswith(f"/{NAME}/resolve/") and file.is_file():
             return 200, file.read_bytes(), _etag(file)
         return 404, b"{}", ""
@@ -66,8 +76,10 @@ def hub(tiny_folder: Path) -> Iterator[Hub]:
             status, body, etag = made.answer(self.path)
             self.send_response(status)
             if status == 404:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            for name, value in {"ETag": f'"{etag}"', "X-Repo-Commit": SHA, "Content-Length": str(len(body))}.items():
+                known = self.path.startswith(f"/api/models/{NAME}/")
+                self.send_header("X-Error-Code", "RevisionNotFound" if known else "RepoNotFound")
+            commit = TAGGED if f"/{TAGGED}/" in self.path else SHA
+            for name, value in {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
@@ -91,10 +103,14 @@ def hub(tiny_folder: Path) -> Iterator[Hub]:
 
 def ingest(protokv: Program, video: Path, name: str, endpoint: str, **options: object) -> subprocess.CompletedProcess:
     """A process with an empty cache of its own, online."""
+    return call(protokv, endpoint, "ingest", str(video), "--model", name, "--budget", "24", "--json", **options)
+
+
+def call(protokv: Program, endpoint: str, *arguments: str, **options: object) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
     environment |= {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
     environment |= options.pop("environment", {})  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "protokv", "ingest", str(video), "--model", name, "--budget", "24", "--json"]
+    command = [sys.executable, "-m", "protokv", *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.run(command, cwd=protokv.folder, env=environment, text=True, timeout=120, check=False, **streams)
 
@@ -112,7 +128,7 @@ def test_a_model_is_downloaded_once_and_found_without_the_hub_later(protokv: Pro
 
 
 def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
-    with pseudo_terminal() as (_, terminal, written):
+    with pseudo_terminal() as (_, terminal, written, _):
         result = ingest(protokv, video, NAME, hub.address, stderr=terminal, environment={"TERM": "xterm"})
     screen = b"".join(written).decode()
     assert result.returncode == Exit.DONE, screen
@@ -162,3 +178,72 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
     result = ingest(protokv, video, NAME, hub.address)
     assert "it is a bert model, which is not supported" in result.stderr
     assert not [path for path in hub.requests if path.endswith("safetensors")]
+
+
+@pytest.fixture
+def tagged(hub: Hub, tmp_path: Path) -> Hub:
+    """A hub whose model has a tag with other weights than its main branch."""
+    hub.tagged = shutil.copytree(hub.folder, tmp_path / "tagged")
+    weights = hub.tagged / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4] ^= 1
+    weights.write_bytes(content)
+    return hub
+
+
+def test_a_revision_is_what_is_loaded_recorded_and_asked_again(protokv: Program, video: Path, tagged: Hub) -> None:
+    first = ingest(protokv, video, NAME, tagged.address, environment={"PROTOKV_REVISION": TAG})
+    assert first.returncode == Exit.DONE, first.stderr
+    state = protokv.folder / f"{video.stem}.safetensors"
+    found = read_header(state).backbone
+    assert found.revision == TAGGED
+    assert found.weights_digest == digest_weights(str(tagged.tagged))
+    main = call(protokv, tagged.address, "ingest", str(video), "-o", "main.zarr", "--model", NAME, "--budget", "24")
+    assert main.returncode == Exit.DONE, main.stderr
+    other = read_header(protokv.folder / "main.zarr").backbone
+    assert (other.revision, other.weights_digest != found.weights_digest) == (SHA, True)
+    # Both are in the cache now; each state is asked with the commit that made it.
+    for name, options in ((state.name, ()), ("main.zarr", ()), (state.name, ("--model", NAME))):
+        asked = call(protokv, "http://127.0.0.1:9", "query", name, "what ?", "--max-new-tokens", "1", *options)
+        assert asked.returncode == Exit.DONE, asked.stderr
+    wrong = call(protokv, "http://127.0.0.1:9", "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG)
+    assert "its backbone.weights_digest is" in wrong.stderr
+
+
+def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(protokv: Program, video: Path, tagged: Hub) -> None:
+    ingest(protokv, video, NAME, tagged.address, environment={"PROTOKV_REVISION": TAG})
+    elsewhere = {"HF_HOME": str(protokv.folder / "elsewhere")}
+    requests = len(tagged.requests)
+    asked = call(protokv, tagged.address, "query", f"{video.stem}.safetensors", "what ?", environment=elsewhere)
+    assert asked.returncode == Exit.FAILURE
+    assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.stderr
+    assert asked.stderr.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
+    assert len(tagged.requests) == requests
+
+
+def test_a_revision_that_the_hub_does_not_have_is_two_lines(protokv: Program, video: Path, hub: Hub) -> None:
+    result = ingest(protokv, video, NAME, hub.address, environment={"PROTOKV_REVISION": "v9"})
+    assert result.returncode == Exit.FAILURE
+    assert result.stderr.splitlines() == [
+        f"Error: cannot load the model {NAME}: it has no such revision",
+        "Hint: name a branch, a tag or a commit of it",
+    ]
+
+
+@pytest.mark.parametrize("command", ["ingest", "ingest --dry-run", "ingest -o states/", "query", "replay", "serve"])
+@pytest.mark.parametrize("model", ["folder", "protokv/mini"])
+def test_a_folder_and_the_embedded_model_have_no_revisions(
+    protokv: Program, video: Path, command: str, model: str
+) -> None:
+    name = str(protokv.folder) if model == "folder" else model
+    verb, *options = command.split()
+    operand: list[object] = {
+        "ingest": [video],
+        "query": ["x.safetensors", "what ?"],
+        "replay": [],
+        "serve": [protokv.folder],
+    }[verb]
+    result = protokv(verb, *operand, *options, "--model", name, "--revision", "v1")
+    assert result.code == Exit.USAGE
+    assert "has no revisions" in result.err.splitlines()[0]
+    assert len(result.err.splitlines()) == 2
