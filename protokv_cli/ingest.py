@@ -115,7 +115,7 @@ def ingest(
             inputs=inputs,
         )
         interval = None if every is None else parse_every(every)
-        if keep is not None and keep > 1 and every is None:
+        if keep is not None and keep > 1 and every is None and not live.is_stream(sources or []):
             out.warn(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
                 "a short run keeps none. Say how often, such as --every 30s"

@@ -17,6 +17,8 @@ SMALL = (
     "3",
     "--length",
     "30s",
+    "--before",
+    "0s",
     "--delays",
     "0,10s",
     "--memory",
