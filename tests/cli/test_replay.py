@@ -213,6 +213,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         "3:2",
         "--length",
         "30s",
+        "--before",
+        "0s",
         "--delays",
         "0,10s",
         "--memory",
