@@ -25,7 +25,7 @@ from protokv.replay.runner import Watched
 from protokv_cli.benchmark_tables import tabulate_benchmark
 from protokv_cli.output import Format, Output
 from protokv_cli.printable import printable
-from protokv_cli.tables import bytes_text, grid, pairs, time_text
+from protokv_cli.tables import bytes_text, count_text, grid, pairs, time_text
 
 LOG_EVERY_S = 10.0
 BAR_EVERY_S = 0.25
@@ -199,7 +199,7 @@ def show(
 def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
     references = ", ".join(f"{n} from the {name}" for name, n in report["reference"].items())
     facts = {
-        "asked": f"{report['questions']} questions about {report['videos']} videos",
+        "asked": f"{count_text(report['questions'], 'question')} about {count_text(report['videos'], 'video')}",
         "delay counted": references,
         "floor": f"{report['floor']:.0%}, always the most frequent answer of a type",
     }

@@ -22,7 +22,7 @@ def place_evidence(before: Before, seed: int, length_s: int) -> tuple[int, int |
 
     In the mixture, of worlds whose seeds follow each other one has it at the start, the next after a quarter of the
     stream, the next after half of it, and the next at the start and again after a quarter; at full minutes, so that it
-    never crosses a block of the world.
+    never crosses a block of the world. A stream of less than two minutes has it at the start.
     """
     if before != "mix":
         return before, None
@@ -32,6 +32,6 @@ def place_evidence(before: Before, seed: int, length_s: int) -> tuple[int, int |
         "start": (0, None),
         "middle": (quarter, None),
         "late": (half, None),
-        "repeated": (0, again),
+        "repeated": (0, again if again <= length_s // 2 else None),
     }
     return places[PLACES[seed % len(PLACES)]]

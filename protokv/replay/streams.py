@@ -120,7 +120,10 @@ class WorldStream(Stream):
         before_s, again_s = place_evidence(before, seed, length_s)
         until_s = (before_s if again_s is None else again_s) + evidence_s
         if length_s <= until_s:
-            raise ConfigError(f"a stream of {length_s} s leaves nothing behind evidence that ends at {until_s} s")
+            raise ConfigError(
+                f"a stream of {length_s} s leaves nothing behind evidence that ends at {until_s} s",
+                hint="make it longer, or let the evidence come earlier",
+            )
         config = WorldConfig(
             seed=seed,
             length_s=length_s,

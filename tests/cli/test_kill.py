@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protokv_cli.exits import Exit
+from protokv_cli.tables import time_text
 from tests.cli.conftest import Program, wait_for_commits, write_video
 from tests.cli.warmed import WarmedProgram
 
@@ -31,12 +32,12 @@ def test_a_killed_ingest_answers_and_continues_with_the_same_command(
     assert reached >= 3.0
     resumed = protokv(*command)
     assert resumed.code == 0, resumed.err
-    assert f"continuing {state} at {reached:g} s" in resumed.err
+    assert f"continuing {state} at {time_text(reached)}" in resumed.err
     assert protokv("ingest", video, *ARGUMENTS, "-o", whole).code == 0
     assert protokv("inspect", state, whole, "--json").code == Exit.DONE
     if suffix == ".safetensors":
         assert (protokv.folder / state).read_bytes() == (protokv.folder / whole).read_bytes()
-    past = [f"a@{time:010.3f}s{suffix}" for time in range(24 - keep + 1, 24)]
+    past = [f"a{suffix}@{time:010.3f}s" for time in range(24 - keep + 1, 24)]
     assert sorted(path.name for path in protokv.folder.iterdir() if path.name.startswith(("a", "."))) == [
         state,
         *past,

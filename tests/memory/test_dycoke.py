@@ -339,7 +339,7 @@ def test_a_decoded_token_is_read_from_what_is_left(tiny: Backbone) -> None:
         config = MemoryConfig.of("dycoke-decode", budget=40, prune_share=share, first_pruned_layer=1)
         session = watched(tiny, 9, config)
         before = {name: tensor.clone() for name, tensor in session.tensors().items()}
-        _, context, tail = session._forward_question(QUESTION, room=1)
+        _, context, tail, *_ = session._forward_question(QUESTION, room=1)
         with torch.inference_mode():
             where = tiny.text_positions(session.clock.next_position + tail.length, 1)
             logits.append(tiny.logits(tiny.forward(tiny.embed_text([9]), where, context, tail)))

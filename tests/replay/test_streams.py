@@ -68,6 +68,11 @@ def test_a_mixture_gives_each_of_four_worlds_another_place() -> None:
     assert placed[:4] == [(0, None), (120, None), (300, None), (0, 120)] == placed[4:]
 
 
+@pytest.mark.parametrize("length_s", [20, 30, 60, 119])
+def test_a_stream_too_short_for_a_mixture_has_its_evidence_at_the_start(length_s: int) -> None:
+    assert {place_evidence("mix", seed, length_s) for seed in range(8)} == {(0, None)}
+
+
 def test_what_is_shown_twice_is_the_same_twice() -> None:
     world = WorldStream(3, 300, Pressure(20.0), before="mix")._world
     once = [e for e in world.events() if e.start_s < 16]

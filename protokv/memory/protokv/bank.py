@@ -134,7 +134,8 @@ class PrototypeBank(StatePart):
         self.note_(rows)
 
     def note_(self, rows: Tensor) -> None:
-        """The same for a rule that never reads `moved`, of a bank without residual statistics, which read `stale`."""
+        """Note that what `rows` show changed, for memories without residual statistics, which read `stale`; that is
+        enough where no centre moved, and for a rule that never reads `moved`."""
         if self.touched is not None:
             self.touched.append(rows)
             if sum(map(len, self.touched)) > self.stale.numel():

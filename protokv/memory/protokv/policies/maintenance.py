@@ -76,7 +76,12 @@ def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config
     less = (bank.mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
     died = idle & (less == 0)
     bank.mass.copy_(torch.where(idle, less, bank.mass))
-    rows = died.view(-1).nonzero().squeeze(1)
+    aged = idle.view(-1).nonzero().squeeze(1)
+    if not len(aged):
+        return
+    # Their bias is another one now.
+    bank.note_(aged)
+    rows = aged[died.view(-1)[aged]]
     if len(rows):
         bank.expired += died.sum(2)
         bank.free_(rows)
