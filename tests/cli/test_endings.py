@@ -148,7 +148,7 @@ def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
         raise ZeroDivisionError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("protokv.ingestion.ingest", spy)
+        patch.setattr("protokv_cli.ingest_one.ingest", spy)
         protokv("ingest", video)
         protokv("ingest", video, "--every", "never")
     assert wanted == [None, NEVER]
