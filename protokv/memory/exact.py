@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from protokv.context import Context
 from protokv.memory.base import MemoryShape
 from protokv.memory.intake import Intake
@@ -34,10 +32,6 @@ class ExactMemory(LocalMemory):
     def parts(self) -> Sequence[StatePart]:
         """The prompt prefix and the window."""
         return self._slots, self._intake, self._near
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
 
     def context(self) -> Context:
         """All slots; their number changes only where the memory is unbounded and has grown."""

@@ -45,6 +45,10 @@ class LocalMemory(Memory):
     def parts(self) -> Sequence[StatePart]:
         """Who holds its state."""
 
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix."""
+        self._slots.start(keys, values)
+
     def _admit(self, step: StepKV, last_step: int) -> StepKV:
         """The step as it may be taken, after step `last_step`.
 

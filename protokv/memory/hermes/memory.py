@@ -22,26 +22,19 @@ Without probes, as in a memory that nobody asks for a session, all layers rank b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.config import HermesConfig
-from protokv.context import Context
 from protokv.errors import ConfigError
-from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.base import MemoryShape
+from protokv.memory.compressed import CompressedMemory
 from protokv.memory.hermes.scores import DEEP, PROBES, band_of, measure_attention, rank
-from protokv.memory.infinipot_v.kept import KeptTokens
-from protokv.memory.intake import Intake
-from protokv.memory.local import LocalMemory
-from protokv.memory.slots import Slots
-from protokv.memory.state import StatePart, TensorSpec
 from protokv.rotary import Rotary, turn
 
 
-class Hermes(LocalMemory):
+class Hermes(CompressedMemory):
     """At most M tokens a layer; a compression keeps a share of them."""
 
     joins_steps = False
@@ -52,28 +45,12 @@ class Hermes(LocalMemory):
                 "the memory hermes cannot be spread over devices: a layer's scores are smoothed with the next layer's",
                 hint="load the model on one device, or use another memory",
             )
-        self._config, self._shape, self._rotary = config, shape, rotary
-        self._intake = Intake(config, shape)
-        self._slots = Slots(shape, far=config.budget, near=0)
-        self._kept = KeptTokens(self._slots, shape)
-
-    @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The prompt prefix and M tokens."""
-        return (*Slots.declare(shape), *Intake.declare(), *KeptTokens.declare(shape, config.budget))
-
-    def parts(self) -> Sequence[StatePart]:
-        """Who holds these."""
-        return self._slots, self._intake, self._kept
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
+        super().__init__(config, shape, rotary)
+        self._rotary = rotary
 
     def probes_for(self, tokens: int) -> Sequence[str]:
         """The three pseudo queries, where the step would exceed the budget."""
-        held = len(self._kept)
-        return PROBES if held and held + min(tokens, self._config.budget) > self._config.budget else ()
+        return PROBES if len(self._kept) and self._exceeds(tokens) else ()
 
     def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
         """Make room by what the pseudo queries attend to."""
@@ -85,23 +62,16 @@ class Hermes(LocalMemory):
             # Prefix and kept tokens are neighbours in the slots.
             keys = self._slots.keys[layer, :, : P0 + n]
             seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
-        self._drop(rank(self._config, seen, n, kept.step.device), tokens)
+        self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
 
-    def append(self, step: StepKV) -> None:
-        """Take one step; where nobody made room for it, the oldest tokens are dropped."""
-        step = self._admit(step, self._kept.last_step).usable_only()
-        T = min(step.positions.shape[0], self._config.budget)
-        if not T:
-            return
-        n = len(self._kept)
-        if n + T > self._config.budget:
-            self._drop(rank(self._config, [None] * self._shape.layers, n, self._kept.step.device), T)
-        self._kept.append(step)
+    def _compress(self, keep: int) -> None:
+        """Nobody made room with the pseudo queries: the oldest tokens are dropped."""
+        none = [None] * self._shape.layers
+        self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
 
-    def _drop(self, scores: Sequence[Tensor], tokens: int) -> None:
-        """Keep the highest of each layer, as many as leave room for a step of this many tokens."""
+    def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
+        """Keep the highest of each layer, so many."""
         kept, n = self._kept, len(self._kept)
-        keep = max(0, min(self._config.compressed_tokens, self._config.budget - min(tokens, self._config.budget)))
         newest = kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
         older, room = n - newest, keep - newest
         tail = torch.arange(older, n, device=kept.step.device)
@@ -132,21 +102,3 @@ class Hermes(LocalMemory):
         kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
         return last
-
-    def context(self) -> Context:
-        """All slots; far are those that the layers chose for themselves."""
-        none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
-        begin = self._slots.far.start
-        context = self._slots.context(none, lambda: self._kept.positions)
-        return replace(context, far=slice(begin, begin + self._kept.far))
-
-    def report(self) -> dict[str, Any]:
-        """Tokens held: the newest whole steps, and those that each layer chose; the oldest step any of them is from."""
-        kept = self._kept
-        return {
-            "near_tokens_in_use": sum(kept.lengths),
-            "far_tokens_in_use": kept.far,
-            "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
-            "tokens_dropped": int(self._intake.dropped),
-            "layers": [],
-        }

@@ -20,57 +20,15 @@ tokens stay and everything else is forgotten, as in `near`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from protokv.config import InfiniPotVConfig
-from protokv.context import Context
-from protokv.memory.base import MemoryShape, StepKV
-from protokv.memory.infinipot_v.kept import KeptTokens
+from protokv.memory.compressed import CompressedMemory
 from protokv.memory.infinipot_v.redundancy import RecentSlots
-from protokv.memory.intake import Intake
-from protokv.memory.local import LocalMemory
-from protokv.memory.slots import Slots
-from protokv.memory.state import StatePart, TensorSpec
-from protokv.rotary import Rotary
 
 
-class InfiniPotV(LocalMemory):
+class InfiniPotV(CompressedMemory):
     """At most M tokens a layer and KV head; a compression keeps |C| of them."""
-
-    def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape = config, shape
-        self._intake = Intake(config, shape)
-        self._slots = Slots(shape, far=config.budget, near=0)
-        self._kept = KeptTokens(self._slots, shape)
-
-    @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The prompt prefix and M tokens."""
-        return (*Slots.declare(shape), *Intake.declare(), *KeptTokens.declare(shape, config.budget))
-
-    def parts(self) -> Sequence[StatePart]:
-        """Who holds these."""
-        return self._slots, self._intake, self._kept
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
-
-    def append(self, step: StepKV) -> None:
-        """Take one step; what is held is compressed first if the step would exceed the budget."""
-        step = self._admit(step, self._kept.last_step).usable_only()
-        if not len(step.positions):
-            return
-        M = self._config.budget
-        T = min(step.positions.shape[0], M)
-        if len(self._kept) + T > M:
-            self._compress(min(self._config.compressed_tokens, M - T))
-        self._kept.append(step)
 
     def _compress(self, keep: int) -> None:
         """Keep this many tokens, fewer than are held.
@@ -111,24 +69,6 @@ class InfiniPotV(LocalMemory):
                 break
             recent.insert(0, tokens)
         return recent
-
-    def context(self) -> Context:
-        """All slots; far are those that hold what the heads chose for themselves."""
-        none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
-        begin = self._slots.far.start
-        context = self._slots.context(none, lambda: self._kept.positions)
-        return replace(context, far=slice(begin, begin + self._kept.far))
-
-    def report(self) -> dict[str, Any]:
-        """Tokens held: whole steps, and those that each layer and head chose; the oldest step any of them is from."""
-        kept = self._kept
-        return {
-            "near_tokens_in_use": sum(kept.lengths),
-            "far_tokens_in_use": kept.far,
-            "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
-            "tokens_dropped": int(self._intake.dropped),
-            "layers": [],
-        }
 
 
 def _best(score: Tensor, n: int) -> Tensor:

@@ -69,10 +69,6 @@ class ProtoKV(LocalMemory):
         optional = (self._policy, self._residuals)
         return self._slots, self._intake, self._near, self._bank, *(part for part in optional if part is not None)
 
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self._slots.start(keys, values)
-
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
         step = self._admit(step, self._near.last_step)
