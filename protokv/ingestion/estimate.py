@@ -66,15 +66,14 @@ def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: f
     per_step = session.clock.tokens_seen / tried
     duration_s = source.info.duration_s
     steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
-    memory = session.memory
     return Estimate(
         source=source.info.name,
         duration_s=duration_s,
         steps=steps,
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
-        state_bytes=sum(memory.nbytes().values()),
-        most_bytes=sum(spec.nbytes for spec in memory.specs()) if memory.bounded else None,
+        state_bytes=session.memory.bytes_held,
+        most_bytes=session.memory.most_bytes,
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
     )

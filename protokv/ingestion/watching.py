@@ -179,7 +179,7 @@ class Run:
         return [Commit(str(self._writer.path), one.steps, one.stream_time_s, one.file_bytes) for one in landed]
 
     def _started(self) -> Started:
-        clock, segment, memory = self._session.clock, self._segment, self._session.memory
+        clock, segment = self._session.clock, self._segment
         if segment.done:
             how = "finished"
         elif clock.steps > segment.first_step:
@@ -195,8 +195,8 @@ class Run:
             locked=self._writer.locked,
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
-            state_bytes=self._state_bytes(),
-            most_bytes=sum(spec.nbytes for spec in memory.specs()) if memory.bounded else None,
+            state_bytes=self._session.memory.bytes_held,
+            most_bytes=self._session.memory.most_bytes,
             beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
         )
 
@@ -208,7 +208,7 @@ class Run:
             stream_time_s=clock.stream_time_s,
             duration_s=duration_s and self._segment.start_s + duration_s,
             frames_per_second=frames / (time.perf_counter() - self._began),
-            state_bytes=self._state_bytes(),
+            state_bytes=self._session.memory.bytes_held,
         )
 
     def _summary(self) -> Summary:
@@ -219,7 +219,7 @@ class Run:
             stream_time_s=clock.stream_time_s,
             watched_s=self._watched_s(),
             tokens_seen=clock.tokens_seen,
-            state_bytes=self._state_bytes(),
+            state_bytes=self._session.memory.bytes_held,
             # Not asked of the disk where it was just written: it may have been moved away since.
             file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
@@ -234,9 +234,6 @@ class Run:
         if not self._complete:
             return reached_s
         return end_of(reached_s, self._segment.start_s, self._source.info.duration_s, self._session.clock)
-
-    def _state_bytes(self) -> int:
-        return sum(self._session.memory.nbytes().values())
 
 
 def _next_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], SourceError | None]:

@@ -204,6 +204,16 @@ class Memory(ABC):
     def nbytes(self) -> dict[str, int]:
         """Bytes by part."""
 
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.nbytes().values())
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Bytes of the tensors of its state at the most; None where they grow with the stream."""
+        return sum(spec.nbytes for spec in self.specs()) if self.bounded else None
+
     @abstractmethod
     def report(self) -> dict[str, Any]:
         """Plain numbers about the state, JSON-able."""

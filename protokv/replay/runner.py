@@ -230,7 +230,7 @@ def _answer(backbone: Backbone, run: _Run, setup: Setup, now: _Moment, trials: S
             ttft_ms=round(answer.ttft_ms, 3),
             total_ms=round(answer.total_ms, 3),
             context_tokens=max(0, answer.context_tokens - len(backbone.prefix_ids)),
-            state_bytes=0 if run.blind else sum(run.session.memory.nbytes().values()),
+            state_bytes=0 if run.blind else run.session.memory.bytes_held,
             step_ms=round(1e3 * run.busy_s / max(1, now.steps), 3),
             tokens_seen=now.tokens_seen,
             device=str(backbone.device),
