@@ -5,14 +5,15 @@ A state is data from somewhere else, so what is no such record is left out. Know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from protokv.backbones import EMBEDDED
 from protokv.mini import WORLD_MARK
 from protokv.records import StreamClock
 from protokv.snapshot.schema import Header
-from protokv.snapshot.sources import segment_of
+from protokv.snapshot.sources import records_of
+from protokv.video import Damage
 
 
 def sources_of(header: Header) -> list[dict[str, Any]]:
@@ -22,23 +23,23 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
     (it was watched to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` in
     the time of the source.
     """
-    segment = segment_of(header)
-    records = [*segment.earlier, header.source or {}]
+    records = records_of(header)
     starts_s = [_number(one.get("start_s")) or 0.0 for one in records]
     found = []
     for i, (record, start_s) in enumerate(zip(records, starts_s, strict=True)):
         last = i == len(records) - 1
         reached_s = header.clock.stream_time_s if last else starts_s[i + 1]
         ended = header.complete or not last
+        damage = Damage.from_dict(record.get("damage"))
         found.append(
             {
                 "name": _text(record.get("name")),
                 "decoder": _text(record.get("decoder")),
-                "decoders": _counts(record.get("decoders")),
+                "decoders": frames_by_decoder(record.get("decoders")),
                 "start_s": start_s,
                 "end_s": end_of(reached_s, start_s, record.get("duration_s"), header.clock) if ended else reached_s,
                 "complete": ended,
-                "damage": _damage(record.get("damage")),
+                "damage": None if damage.ok else asdict(damage),
             }
         )
     return found
@@ -51,10 +52,9 @@ def is_beyond(model: str, comment: object) -> bool:
 
 def beyond_model(header: Header) -> list[str]:
     """Names of the sources of a state that its model cannot make sense of. Frames from a program are its own affair."""
-    records = [*segment_of(header).earlier, header.source or {}]
     return [
         str(one["name"])
-        for one in records
+        for one in records_of(header)
         if one.get("name") is not None and is_beyond(header.backbone.name, one.get("comment"))
     ]
 
@@ -67,20 +67,10 @@ def end_of(reached_s: float, start_s: float, duration_s: object, clock: StreamCl
     return start_s + length_s
 
 
-def _damage(record: object) -> dict[str, Any] | None:
-    if not isinstance(record, Mapping):
-        return None
-    return {
-        "message": str(record.get("message")),
-        "frames_lost": record["frames_lost"] if type(record.get("frames_lost")) is int else 0,
-        "frames_damaged": record["frames_damaged"] if type(record.get("frames_damaged")) is int else 0,
-        "lost_from_s": _number(record.get("lost_from_s")),
-    }
-
-
-def _counts(record: object) -> dict[str, int]:
-    pairs = record.items() if isinstance(record, Mapping) else ()
-    return {str(name): n for name, n in pairs if type(n) is int}
+def frames_by_decoder(said: object) -> dict[str, int]:
+    """How many of the watched frames each decoder gave, as a state says it; none where that makes no sense."""
+    pairs = said.items() if isinstance(said, dict) else ()
+    return {name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0}
 
 
 def _number(value: object) -> float | None:

@@ -81,7 +81,7 @@ def _damage(source: Mapping[str, Any]) -> str:
     parts = [f"{count_text(n, 'frame')} {what}" for what, n in counts.items() if n]
     from_s = found["lost_from_s"]
     where = "" if from_s is None else f" from {time_text(source['start_s'] + from_s)}"
-    return f"{found['message']} ({', '.join(parts)}{where})" if parts else found["message"]
+    return f"{found['message']} ({', '.join(parts)}{where})"
 
 
 def _kept(d: Mapping[str, Any]) -> str:

@@ -57,10 +57,9 @@ def _at_real_time(text: str, state: str, lived: list[Any], now: float) -> float:
 def _lived(header: Header) -> list[Any]:
     """The chronicles of the live sources of a state, in order."""
     from protokv.chronicle import Chronicle
+    from protokv.snapshot.sources import records_of
 
-    last = header.source or {}
-    found = [Chronicle.of(one) for one in (*last.get("earlier", ()), last)]
-    return [one for one in found if one is not None]
+    return [found for one in records_of(header) if (found := Chronicle.of(one)) is not None]
 
 
 def commit_age_s(state: str, now: float) -> float | None:

@@ -18,7 +18,8 @@ from protokv.ingestion.growth import fingerprint_of as watched_as
 from protokv.ingestion.growth import has_grown_from
 from protokv.records import BackboneIdentity
 from protokv.snapshot import Header
-from protokv.snapshot.sources import segment_of
+from protokv.snapshot.sources import records_of
+from protokv.video import Damage
 from protokv.video.fingerprint import fingerprint_of
 from protokv.video.registry import kind_of
 
@@ -45,7 +46,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         if recipe.force:
             return Verdict("changed")
         raise
-    watched = [watched_as(record) for record in (*segment_of(header).earlier, header.source or {})]
+    watched = [watched_as(record) for record in records_of(header)]
     if _has_grown(source, header):
         return Verdict("unfinished", header.clock.steps, header.clock.stream_time_s)
     if ours is None or ours not in watched:
@@ -66,8 +67,7 @@ def _has_grown(source: str, header: Header) -> bool:
 
 def damage_of(header: Header) -> str:
     """What a state says that could not be read of its last source; empty where all was."""
-    said = (header.source or {}).get("damage")
-    return str(said.get("message") or "damaged") if isinstance(said, dict) and not said.get("ok", False) else ""
+    return Damage.from_dict((header.source or {}).get("damage")).message
 
 
 def _check_recipe(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:

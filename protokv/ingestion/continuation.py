@@ -18,7 +18,7 @@ from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.growth import Growth, fingerprint_of
 from protokv.ingestion.live import LiveSource
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.sources import Segment, next_segment, segment_of
+from protokv.snapshot.sources import Segment, next_segment, records_of, segment_of
 from protokv.video import Source
 
 
@@ -43,7 +43,7 @@ def find_segment(
     if isinstance(source, LiveSource):
         return _live_segment(path, state, source, append=append)
     segment, ours = segment_of(state), source.info.fingerprint
-    watched = [fingerprint_of(one) for one in (*segment.earlier, state.source or {})]
+    watched = [fingerprint_of(one) for one in records_of(state)]
     if growth.has_grown_from(state.source or {}):
         return replace(segment, done=False)
     # What has no fingerprint (frames from a program) is equal to nothing, not even to itself a moment ago.

@@ -27,13 +27,7 @@ from protokv.snapshot.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
-from protokv.watched import end_of, is_beyond
-
-
-def _frames_by_decoder(said: object) -> Counter[str]:
-    """How many of the watched frames each decoder gave, as a state says it; none where that makes no sense."""
-    pairs = said.items() if isinstance(said, dict) else ()
-    return Counter({name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0})
+from protokv.watched import end_of, frames_by_decoder, is_beyond
 
 
 class Run:
@@ -66,7 +60,7 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._growth, self._record, self._grows = growth, record, False
         self._damage = Damage.from_dict(record.get("damage"))
-        self._decoders = _frames_by_decoder(record.get("decoders"))
+        self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
         self._mark = mark if type(mark) is int else None
         self._first = self._committed = session.clock

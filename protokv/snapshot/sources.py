@@ -66,9 +66,14 @@ def next_segment(header: Header) -> Segment:
     return Segment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
+def records_of(header: Header) -> tuple[Mapping[str, Any], ...]:
+    """What a state says of each source that it has watched, in order. Raises as `segment_of`."""
+    return (*segment_of(header).earlier, header.source or {})
+
+
 def fingerprints(header: Header) -> tuple[object, ...]:
     """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `segment_of`."""
-    return tuple(one.get("fingerprint") for one in (*segment_of(header).earlier, header.source or {}))
+    return tuple(one.get("fingerprint") for one in records_of(header))
 
 
 def is_before(past: Header, now: Header) -> bool:

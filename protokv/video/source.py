@@ -100,12 +100,13 @@ class Damage:
         """The inverse of `to_dict`; nothing was damaged where `data` is no such record."""
         record = data if isinstance(data, dict) else {}
         lost, damaged, from_s = (record.get(name) for name in ("frames_lost", "frames_damaged", "lost_from_s"))
-        return cls(
+        found = cls(
             frames_lost=lost if type(lost) is int else 0,
             frames_damaged=damaged if type(damaged) is int else 0,
             lost_from_s=from_s if type(from_s) is float else None,
-            message=str(record.get("message", "")),
+            message=str(record.get("message") or "damaged"),
         )
+        return cls() if found.ok else found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with `ok`."""
