@@ -23,6 +23,7 @@ from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
+from protokv.video.source import Closing
 
 STALL_S = 20.0
 
@@ -130,7 +131,7 @@ def _stall_s(kind: str, options: LiveOptions) -> float:
     return float("inf") if kind == PIPE else STALL_S
 
 
-class LiveSource:
+class LiveSource(Closing):
     """A source that goes on whether it is read or not. It stands in an ingest where a `Source` stands.
 
     Attributes:
@@ -179,12 +180,6 @@ class LiveSource:
             self._feed.close()
         if self._opened is not None:
             self._opened.close()
-
-    def __enter__(self) -> LiveSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def continues(self, record: Mapping[str, Any], stream_s: float) -> None:
         """Go on in the stream of a state whose record of this source is `record`, which stands at `stream_s`.

@@ -11,16 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
 
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
 from protokv.video.registry import Decoder, open_source
-from protokv.video.source import Damage, Frame, ShouldStop, never
+from protokv.video.source import Closing, Damage, Frame, ShouldStop, never
 
 
-class ObjectSource:
+class ObjectSource(Closing):
     """The video at an address. See `Source` for the contract.
 
     Args:
@@ -71,11 +69,3 @@ class ObjectSource:
         """End any reading, and remove the copy."""
         self._file.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

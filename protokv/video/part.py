@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from protokv.errors import ConfigError
-from protokv.video.source import Damage, Frame, ShouldStop, Source, SourceInfo, never
+from protokv.video.source import Closing, Damage, Frame, ShouldStop, Source, SourceInfo, never
 
 
-class Part:
+class Part(Closing):
     """See `Source` for the contract.
 
     Args:
@@ -98,14 +96,6 @@ class Part:
     def close(self) -> None:
         """End any reading, and the source."""
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _moved(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
