@@ -16,16 +16,16 @@ from protokv import snapshot
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
-from protokv.errors import ConfigError, ModelError, StateCorrupt
+from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
 from protokv.memory import MemoryShape, declare_state
 from protokv.memory.migration import migrate_shapes
 from protokv.memory.packing import pack
 from protokv.memory.state import check_shapes
+from protokv.records import BackboneIdentity
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.document import Found
 from protokv.snapshot.schema import Header
-from protokv.snapshot.text import shown
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings, stage
 
@@ -106,6 +106,21 @@ def admit(header: Header, found: Found) -> None:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
+def check_fits(header: Header, identity: BackboneIdentity) -> None:
+    """Check that a state was made by this model; where the model was loaded from is not compared: a folder may move.
+
+    Raises:
+        StateMismatch: The first field that differs, with both values.
+    """
+    for name in ("family", "config_hash", "dtype", "weights_digest"):
+        saved, ours = getattr(header.backbone, name), getattr(identity, name)
+        if saved != ours:
+            raise StateMismatch(
+                f"the state does not fit: its backbone.{name} is {saved!r}, here it is {ours!r}",
+                hint=f"the state was made with the model {header.backbone.name}; load that one, or make a new state",
+            )
+
+
 def from_state(state: State, backbone: Backbone) -> Session:
     """The session that a state was made of.
 
@@ -113,7 +128,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateMismatch: the state was made by another model or dtype; the field is named.
         StateCorrupt: its memory or clock makes no sense.
     """
-    snapshot.check_fits(state, backbone.identity)
+    check_fits(state, backbone.identity)
     return Session.resume(backbone, config_of(state), state)
 
 

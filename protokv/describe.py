@@ -26,7 +26,6 @@ from protokv.memory.base import Memory
 from protokv.memory.state import TensorSpec, shapes_of
 from protokv.overwriting import check_not_read, check_replaceable
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.schema import check_clock
 from protokv.snapshot.writer import Writer
 from protokv.watched import sources_of
 
@@ -102,7 +101,7 @@ def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
     Raises:
         StateCorrupt: naming the tensor or field that no stream can have left so.
     """
-    check_clock(state.clock)
+    state.clock.check()
     size = sum(tensor.nbytes for tensor in state.tensors.values())
     return [
         f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
@@ -190,7 +189,7 @@ def _legends(state: State) -> dict[str, TensorSpec]:
 
 
 def _memory(state: State) -> tuple[MemoryConfig, Memory]:
-    check_clock(state.clock)
+    state.clock.check()
     config, shape = config_of(state), shape_of(state, shapes_of(state.tensors))
 
     def unturned(positions: Tensor) -> tuple[Tensor, Tensor]:

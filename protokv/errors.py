@@ -15,7 +15,7 @@
         `-- StateCorrupt        its bytes are damaged or were never a state
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these
-and never prints; the command line maps each to one line and an exit code.
+and never prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message.
 """
 
 from __future__ import annotations
@@ -80,3 +80,8 @@ class StateMismatch(StateError):
 
 class StateCorrupt(StateError):
     """The bytes of the state are damaged, or were never a state."""
+
+
+def shown(text: object, length: int = 80) -> str:
+    """Text from a file or a library, fit for a message: ASCII, one line, at most so many characters of it."""
+    return ascii(str(text)[:length])[1:-1]

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, shown
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore, S3Config
 
 SCHEMES = ("s3", "gs", "az")
@@ -118,8 +119,7 @@ def fingerprint(address: str) -> str:
     """
     store, key = store_of(address)
     with explained(address):
-        meta = store.head(key)
-    return hashlib.sha256(f"{meta['size']} {meta.get('e_tag')}".encode()).hexdigest()
+        return _digest(store.head(key))
 
 
 def fetch(address: str, path: Path) -> str:
@@ -130,7 +130,10 @@ def fetch(address: str, path: Path) -> str:
         with path.open("wb") as file:
             for chunk in found.stream(min_chunk_size=CHUNK):
                 file.write(chunk)
-        meta = found.meta
+        return _digest(found.meta)
+
+
+def _digest(meta: ObjectMeta) -> str:
     return hashlib.sha256(f"{meta['size']} {meta.get('e_tag')}".encode()).hexdigest()
 
 
@@ -146,6 +149,6 @@ def explained(address: str) -> Iterator[None]:
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise SourceError(
-            f"cannot read {address}: {ascii(lines[0][:240])[1:-1] if lines else type(error).__name__}",
+            f"cannot read {address}: {shown(lines[0], 240) if lines else type(error).__name__}",
             hint="check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if set",
         ) from error

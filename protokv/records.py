@@ -1,7 +1,7 @@
 """Two plain records that several rooms share: which model this is, and where a stream stands.
 
 A backbone makes the first, a session the second, a snapshot keeps both. The annotations say what each number may be;
-they are checked where a record is read from a state. Nothing here computes anything.
+they are checked where a record is read from a state. Neither knows models or files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
+
+from protokv.errors import StateCorrupt
 
 # Of a hub model: nothing that could be a path.
 Commit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
@@ -62,3 +64,16 @@ class StreamClock:
     def step_seconds(self) -> float:
         """Stream time of one step."""
         return self.frames_per_step / self.fps
+
+    def check(self) -> None:
+        """Whether a stream can stand like this.
+
+        Raises:
+            StateCorrupt: the fields contradict each other.
+        """
+        if not (self.tokens_seen > 0) == (self.steps > 0) == (self.stream_time_s > 0):
+            raise StateCorrupt(
+                f"clock: {self.steps} steps, {self.tokens_seen} tokens and {self.stream_time_s} s contradict each other"
+            )
+        if self.tokens_seen < self.steps:
+            raise StateCorrupt(f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps")

@@ -28,7 +28,6 @@ from protokv.memory import RecentStep, WithRecent, build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
-from protokv.snapshot.schema import check_clock
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class Session:
         clock = state.clock
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
-        check_clock(clock)
+        clock.check()
         memory = restore_memory(config, _shape_of(backbone), backbone.rotary, state.tensors, clock)
         return cls(backbone, config, memory, clock)
 

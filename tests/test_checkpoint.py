@@ -11,7 +11,7 @@ import torch
 
 from protokv import snapshot
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import from_state, load, save, to_state
+from protokv.checkpoint import check_fits, from_state, load, save, to_state
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.describe import describe
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch
@@ -210,3 +210,13 @@ def test_a_budget_that_nothing_was_watched_under_takes_no_memory(
     monkeypatch.setattr(torch, "zeros", lambda *a, **o: largest.append((made := zeros(*a, **o)).nbytes) or made)
     describe(path, values=True)
     assert max(largest) < 8 << 20
+
+
+@pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
+def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name: str, tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    other = replace(state.backbone, **{name: "other"})
+    saved = getattr(state.backbone, name)
+    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
+        check_fits(state, other)
+    check_fits(state, replace(state.backbone, name="moved/elsewhere"))

@@ -10,7 +10,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from protokv import snapshot
-from protokv.checkpoint import config_of
+from protokv.checkpoint import check_fits, config_of
 from protokv.errors import ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.outcome import Verdict
 from protokv.fleet.recipe import Recipe
@@ -72,7 +72,7 @@ def damage_of(header: Header) -> str:
 
 def _check_recipe(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
     try:
-        snapshot.check_fits(header, identity)
+        check_fits(header, identity)
         theirs, ours = config_of(header).to_dict(), recipe.config.to_dict()
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):

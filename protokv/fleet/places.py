@@ -7,7 +7,6 @@ many objects, so its name says where it ends: `monday/door.icechunk`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,6 @@ from protokv.object_store import list_folders
 from protokv.snapshot import DEFAULT_SUFFIX, FORMS, is_url
 
 REPOSITORY = ".icechunk"
-
-# An earlier commit that `--keep` left beside its state (`protokv.snapshot.history`).
-_KEPT = re.compile(r"@\d{6,}\.\d{3}s$")
 
 
 def target_of(place: str, key: str) -> str:
@@ -48,8 +44,8 @@ def find_states(place: str) -> list[str]:
 
 def _below(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
-        # A .zarr is a folder itself.
+        # A .zarr is a folder itself. The name of a kept commit ends in its time.
         for name in [*folders, *names]:
-            if name.endswith(tuple(FORMS)) and not name.startswith(".") and not _KEPT.search(name):
+            if name.endswith(tuple(FORMS)) and not name.startswith("."):
                 yield str(Path(where, name))
         folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(tuple(FORMS))]

@@ -7,18 +7,14 @@ when the device says so.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from protokv.errors import ConfigError
+from protokv.machine import memory_bytes
 from protokv.memory.state import TensorSpec
-
-# Of a container, where there is one (control groups, version 2).
-_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 class DoesNotFit(ConfigError):
@@ -65,11 +61,4 @@ def device_bytes(device: torch.device) -> int | None:
     """Memory of a device, in use or not; None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    try:
-        return min(size, int(_CONTAINER.read_text()))
-    except (OSError, ValueError):
-        return size
+    return memory_bytes()

@@ -1,11 +1,7 @@
-"""Save a state, load it, look at its header, and ask whether it fits a model: whatever form its path has."""
+"""Save a state, load it and look at its header: whatever form its path has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from protokv.errors import StateMismatch
 from protokv.records import BackboneIdentity, StreamClock
 from protokv.snapshot import history
 from protokv.snapshot.document import Admit
@@ -21,7 +17,6 @@ __all__ = [
     "State",
     "StatePath",
     "StreamClock",
-    "check_fits",
     "check_target",
     "is_url",
     "load",
@@ -86,27 +81,3 @@ def moments(path: StatePath) -> list[float]:
     Raises as `load`.
     """
     return [time_s for time_s, _ in history.moments(form_to_read(path))]
-
-
-def check_fits(header: Header, identity: BackboneIdentity, memory_config: Mapping[str, Any] | None = None) -> None:
-    """Check that a state was made by this model, and with this memory configuration where one is given.
-
-    Where the model was loaded from is not compared: a folder may move.
-
-    Raises:
-        StateMismatch: The first field that differs, with both values.
-    """
-    for name in ("family", "config_hash", "dtype", "weights_digest"):
-        _compare(f"backbone.{name}", getattr(header.backbone, name), getattr(identity, name), header)
-    for name in sorted({*header.memory, *memory_config}) if memory_config is not None else ():
-        missing = "nothing"
-        ours = (memory_config or {}).get(name, missing)
-        _compare(f"memory.{name}", header.memory.get(name, missing), ours, header)
-
-
-def _compare(field: str, saved: object, ours: object, header: Header) -> None:
-    if saved != ours:
-        raise StateMismatch(
-            f"the state does not fit: its {field} is {saved!r}, here it is {ours!r}",
-            hint=f"the state was made with the model {header.backbone.name}; load that one, or make a new state",
-        )

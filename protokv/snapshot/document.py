@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
+from protokv.machine import memory_bytes
 from protokv.snapshot.digest import canonical, document_digest
 from protokv.snapshot.schema import Header, State, check_tensor_names
-from protokv.snapshot.text import shown
 
 # Under which the document stands in whatever a form writes.
 KEY = "protokv"
@@ -155,8 +155,8 @@ def admitted(header: Header, found: Found, admit: Admit | None) -> None:
     if admit is not None:
         admit(header, found)
     takes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else takes
-    if takes > there:
+    there = memory_bytes()
+    if there is not None and takes > there:
         raise StateError(f"the state holds {takes} bytes of tensors, this machine has {there} bytes of memory")
 
 

@@ -31,8 +31,8 @@ FORMS = {
 DEFAULT_SUFFIX = ".safetensors"
 OBJECT_STORE = "protokv.snapshot.formats.icechunk:IcechunkForm"
 
-# What the name of a commit that is kept ends in.
-_MOMENT = re.compile(r"@\d{6,}\.\d{3}s$")
+# What the name of a commit that is kept ends in: its stream time.
+MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
@@ -160,5 +160,5 @@ def form_to_read(path: StatePath) -> Form:
 
 def suffix_of(path: StatePath) -> str | None:
     """The suffix of a path by which its form is found, that of a kept commit too; None where there is none."""
-    name = _MOMENT.sub("", os.fspath(path).rstrip("/"))
+    name = MOMENT.sub("", os.fspath(path).rstrip("/"))
     return next((suffix for suffix in FORMS if name.endswith(suffix)), None)

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateMismatch
+from protokv.errors import StateCorrupt, StateMismatch, shown
 from protokv.records import BackboneIdentity, StreamClock
-from protokv.snapshot.text import shown
 from protokv.version import __version__
 
 # 1: as 2, and the state of a random generator, `bank.generator`, which recycling drew from. Since 2 what is drawn at a
@@ -134,20 +133,6 @@ def check_tensor_names(names: Iterable[str]) -> None:
         groups |= {".".join(parts[:n]) for n in range(1, len(parts))}
     for name in found & groups:
         raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
-
-
-def check_clock(clock: StreamClock) -> None:
-    """Whether a stream can stand like this.
-
-    Raises:
-        StateCorrupt: its fields contradict each other.
-    """
-    if (clock.tokens_seen > 0) != (clock.steps > 0) or (clock.stream_time_s > 0) != (clock.steps > 0):
-        raise StateCorrupt(
-            f"clock: {clock.steps} steps, {clock.tokens_seen} tokens and {clock.stream_time_s} s contradict each other"
-        )
-    if clock.tokens_seen < clock.steps:
-        raise StateCorrupt(f"clock.tokens_seen: {clock.tokens_seen} tokens in {clock.steps} steps")
 
 
 def _plain(value: Any) -> Any:

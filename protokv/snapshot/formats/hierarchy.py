@@ -33,11 +33,10 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, WrapperStore
 
-from protokv.errors import StateCorrupt
+from protokv.errors import StateCorrupt, shown
 from protokv.snapshot.digest import bytes_digest
 from protokv.snapshot.document import DTYPES, KEY, Admit, admitted, dtype_name, parse_json, seal, unseal
 from protokv.snapshot.schema import Header, State, check_tensor_names
-from protokv.snapshot.text import shown
 
 # The metadata of a group or an array, in its place.
 ROOT = "zarr.json"

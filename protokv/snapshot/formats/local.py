@@ -9,7 +9,6 @@ of what the tensors mean.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,16 +20,15 @@ from typing import ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError
+from protokv.errors import StateCorrupt, StateError, shown
 from protokv.snapshot.commit import check_place, keep_as, recover, replace, retire, sweep, writing
 from protokv.snapshot.digest import copy_and_digest, tensor_digests
 from protokv.snapshot.document import NAMES, Admit, admitted, dtype_name, parse_json, reading, seal, unseal
 from protokv.snapshot.filesystem import DISK, FileSystem, Sink, write_file
-from protokv.snapshot.form import Form, StatePath
+from protokv.snapshot.form import MOMENT, Form, StatePath
 from protokv.snapshot.lock import Lock
 from protokv.snapshot.schema import Header, State, check_tensor_names
 from protokv.snapshot.sources import same_stream
-from protokv.snapshot.text import shown
 
 T = TypeVar("T")
 
@@ -120,11 +118,10 @@ class LocalForm(Form):
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Commits beside the state whose name is that of their time, oldest first; no links."""
         target = self.target
-        name = re.escape(target.name)
         with suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
-                named = re.fullmatch(rf"{name}@(\d{{6,}}\.\d{{3}})s", one.name)
-                if named and not one.is_symlink():
+                named = MOMENT.search(one.name)
+                if named and one.name[: named.start()] == target.name and not one.is_symlink():
                     with suppress(StateError):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:

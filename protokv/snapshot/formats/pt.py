@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError
+from protokv.errors import StateCorrupt, StateError, shown
 from protokv.snapshot.document import KEY
 from protokv.snapshot.filesystem import Sink
 from protokv.snapshot.formats.local import HEADER_LIMIT_BYTES, FileForm
-from protokv.snapshot.text import shown
 
 _MOST_MEMBERS = 4096
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import icechunk
-import obstore
 from icechunk import IcechunkError, Repository, Storage
 from obstore.exceptions import BaseError
 
-from protokv.errors import StateCorrupt, StateError
+from protokv.errors import StateCorrupt, StateError, shown
+from protokv.object_store import store_of
 from protokv.snapshot.document import reading
 
 MAIN = "main"
@@ -114,11 +114,11 @@ def _finish(address: str) -> None:
     That is what is left to do when its maker was killed, and Icechunk does not take the place as it is.
     """
     with suppress(BaseError, FileExistsError):
-        store = obstore.store.from_url(address, client_options={"allow_http": True})
-        there = [one["path"] for one in next(iter(obstore.list(store, chunk_size=2)), [])]
-        if there == [f"snapshots/{_EMPTY}"]:
+        store, prefix = store_of(address.rstrip("/"))
+        there = [one["path"] for one in next(iter(store.list(prefix, chunk_size=2)), [])]
+        if there == [f"{prefix}/snapshots/{_EMPTY}"]:
             branch = f'{{"snapshot":"{_EMPTY}"}}'.encode()
-            obstore.put(store, f"refs/branch.{MAIN}/ref.json", branch, mode="create")
+            store.put(f"{prefix}/refs/branch.{MAIN}/ref.json", branch, mode="create")
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def _cause(text: str) -> str:
     last = str(causes[-1]).splitlines()[0].strip()
     named = re.match(r'Error \{ code: "([^"]*)"(?:, message: "([^"]*)")?', last)
     why = ": ".join(part for part in named.groups() if part) if named else last
-    return ascii(why[:240])[1:-1]
+    return shown(why, 240)
 
 
 def collect(repo: Repository, now: datetime | None = None) -> None:

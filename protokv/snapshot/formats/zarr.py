@@ -17,7 +17,7 @@ from pathlib import Path
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore
 
-from protokv.errors import StateCorrupt, StateError
+from protokv.errors import StateCorrupt, StateError, shown
 from protokv.snapshot.commit import replace, writing
 from protokv.snapshot.document import KEY, Admit
 from protokv.snapshot.filesystem import FileSystem, write_file
@@ -31,7 +31,6 @@ from protokv.snapshot.formats.hierarchy import (
 )
 from protokv.snapshot.formats.local import LocalForm
 from protokv.snapshot.schema import Header, State
-from protokv.snapshot.text import shown
 
 # Far more than a state has; a folder of millions would only cost time.
 _MOST_FILES = 1 << 18
