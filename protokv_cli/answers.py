@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.beyond import REAL_MODEL
 from protokv_cli.evidence import evidence_keys, evidence_text
-from protokv_cli.moment import commit_age_s
 from protokv_cli.output import Format, Output
 from protokv_cli.prompt import told_at_prompt
 from protokv_cli.questions import Question
@@ -48,17 +46,23 @@ class Answers:
         self._unknown_told = False
 
     def of(
-        self, session: Session, questions: Iterable[Question], *, alone: bool = False, at_prompt: bool = False
+        self,
+        session: Session,
+        questions: Iterable[Question],
+        age_s: float | None,
+        *,
+        alone: bool = False,
+        at_prompt: bool = False,
     ) -> None:
         """Every question, and how many were answered as expected.
 
         Args:
             session: what is asked.
             questions: as they come.
+            age_s: how long ago the last commit of a live stream was made; None of a file.
             alone: a question is not repeated before its answer.
             at_prompt: one that cannot be asked ends nothing.
         """
-        age_s = commit_age_s(self._state, time.time())
         asked = right = 0
         for question in questions:
             with told_at_prompt(self._out, at_prompt):

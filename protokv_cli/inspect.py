@@ -89,6 +89,7 @@ def inspect(
             inspect_fleet(out, state)
             return
         from protokv.describe import convert, describe, differences
+        from protokv.snapshot import read_header
 
         digests = verify is not False
         if other is not None:
@@ -101,7 +102,7 @@ def inspect(
             if watch:
                 with interruptible():
                     _watch(out, state, digests=digests, layers=layers)
-            at_s = None if at is None else stream_time_of(at, state, time.time())
+            at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
             document = describe(state, at_s=at_s, digests=digests, values=verify is True)
             tell_commit(out, document["stream"]["duration_s"], at_s)
             _show(out, document, layers=layers)

@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 
 
-def stream_time_of(text: str, state: str, now: float) -> float:
-    """The stream time that `--at` names, for one state.
+def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
+    """The stream time that `--at` names, for one state whose last commit has this header.
 
     Raises:
         ConfigError: it is no time, or one of day where the state has none.
-        StateNotFound: the stream had not begun by then; or there is no state.
+        StateNotFound: the stream had not begun by then.
     """
-    from protokv import snapshot
-
     given = text.strip()
     if given.startswith("-"):
-        return max(0.0, snapshot.read_header(state).clock.stream_time_s - parse_duration(given[1:]))
-    header = None
+        return max(0.0, header.clock.stream_time_s - parse_duration(given[1:]))
     if _DATE.fullmatch(given) or is_time_of_day(given):
-        header = snapshot.read_header(state)
         lived = _lived(header)
         if lived or _DATE.fullmatch(given):
             return _at_real_time(given, state, lived, now)
@@ -62,11 +58,9 @@ def _lived(header: Header) -> list[Any]:
     return [found for one in records_of(header) if (found := Chronicle.of(one)) is not None]
 
 
-def commit_age_s(state: str, now: float) -> float | None:
-    """How long ago the last commit of a live stream was made; None of a file, whose states do not say when."""
-    from protokv import snapshot
-
-    lived = _lived(snapshot.read_header(state))
+def commit_age_s(header: Header, now: float) -> float | None:
+    """How long ago a commit of a live stream was made; None of a file, whose states do not say when."""
+    lived = _lived(header)
     return max(0.0, now - lived[-1].committed_at) if lived else None
 
 

@@ -74,8 +74,12 @@ def query_state(
         with clock.stage("imports"):
             from protokv.checkpoint import load
             from protokv.generate import Decoding
+            from protokv.snapshot import read_header
+            from protokv.watched import beyond_model
 
-        at_s = None if asking.at is None else stream_time_of(asking.at, state, time.time())
+        with clock.stage("state"):
+            header = read_header(state)
+        at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         decoding = Decoding(**asking.sampling)
         session = load(
             state,
@@ -87,10 +91,7 @@ def query_state(
             verify=asking.verify,
             timings=clock,
         )
-        from protokv.snapshot import read_header
-        from protokv.watched import beyond_model
-
-    beyond = beyond_model(read_header(state))
+    beyond = beyond_model(header)
     warn_of_answers(out, beyond)
     answers = Answers(out, state, decoding, clock if timings else None, beyond=bool(beyond), evidence=asking.evidence)
     if asking.watch_s is not None:
@@ -98,12 +99,13 @@ def query_state(
         with interruptible():
             for n, _ in enumerate(rounds(asking.watch_s)):
                 if n:
-                    session = load(state, session.backbone, verify=asking.verify)
-                answers.of(session, kept, alone=False)
+                    header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
+                answers.of(session, kept, commit_age_s(header, time.time()))
     else:
-        tell_commit(out, session.clock.stream_time_s, at_s, None if asking.at else commit_age_s(state, time.time()))
+        age_s = commit_age_s(header, time.time())
+        tell_commit(out, session.clock.stream_time_s, at_s, None if asking.at else age_s)
         if asking.at_prompt:
             out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
-        answers.of(session, questions, alone=asking.alone, at_prompt=asking.at_prompt)
+        answers.of(session, questions, age_s, alone=asking.alone, at_prompt=asking.at_prompt)
     if timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
