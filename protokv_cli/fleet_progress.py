@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from protokv_cli.bar import Bar
 from protokv_cli.output import Output
-from protokv_cli.progress import BAR_EVERY_S, LOG_EVERY_S
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
@@ -20,62 +20,24 @@ if TYPE_CHECKING:
 @contextmanager
 def watching(out: Output, account: Account) -> Iterator[Callable[[], None]]:
     """A function that shows how far the account has come."""
-    began = last_s = time.monotonic()
-    bar = _Bar(out) if out.messages.is_terminal and not out.quiet else None
+    began_s = time.monotonic()
+    bar = Bar(out, _parts(account, 0.0)[0])
 
     def show() -> None:
-        nonlocal last_s
-        now = time.monotonic()
-        if bar:
-            bar.show(account, _where(account, now - began))
-        elif now - last_s >= LOG_EVERY_S:
-            last_s = now
-            out.note(_where(account, now - began))
+        if bar.due():
+            bar.show(_parts(account, time.monotonic() - began_s), account.ended, account.total)
 
     try:
         yield show
     finally:
-        if bar:
-            bar.stop()
+        bar.stop()
 
 
-class _Bar:
-    """Videos done of all; lines to the terminal take it away, and the next video brings it back."""
-
-    def __init__(self, out: Output) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = BarColumn(), TextColumn("{task.description}", markup=False)
-        self._bar = Progress(
-            *columns,
-            console=out.messages,
-            transient=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._bar.add_task("")
-        self._shown_s = -BAR_EVERY_S
-        out.hide = self.stop
-
-    def show(self, account: Account, where: str) -> None:
-        if time.monotonic() - self._shown_s < BAR_EVERY_S:
-            return
-        self._shown_s = time.monotonic()
-        # The terminal may be gone; for a broken pipe rich raises SystemExit.
-        with suppress(OSError, ValueError, SystemExit):
-            self._bar.start()
-            self._bar.update(self._task, total=account.total, completed=account.ended, description=where, refresh=True)
-
-    def stop(self) -> None:
-        with suppress(OSError, ValueError, SystemExit):
-            self._bar.stop()
-
-
-def _where(account: Account, elapsed_s: float) -> str:
-    rate = f", {account.watched_s / elapsed_s:.0f}x as fast as it plays" if elapsed_s > 1 else ""
-    failed = f", {account.failures} failed" if account.failures else ""
-    return f"{account.ended} of {account.total} videos{failed}, {time_text(int(account.watched_s))} watched{rate}"
+def _parts(account: Account, elapsed_s: float) -> list[str]:
+    failed = [f"{account.failures} failed"] if account.failures else []
+    rate = [f"{account.watched_s / elapsed_s:.0f}x as fast as it plays"] if elapsed_s > 1 else []
+    watched = f"{time_text(int(account.watched_s))} watched"
+    return [f"{account.ended} of {account.total} videos", *failed, watched, *rate]
 
 
 def closing_tables(account: Account, failures: Sequence[dict[str, Any]], n_failures: int) -> Iterator[RenderableType]:

@@ -22,13 +22,10 @@ from protokv.replay.report import format_delay, format_group, summarise
 from protokv.replay.request import Request
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
+from protokv_cli.bar import Bar, left_text
 from protokv_cli.benchmark_tables import tabulate_benchmark
 from protokv_cli.output import Format, Output
-from protokv_cli.printable import printable
 from protokv_cli.tables import bytes_text, count_text, grid, pairs, time_text
-
-LOG_EVERY_S = 10.0
-BAR_EVERY_S = 0.25
 
 
 @contextmanager
@@ -39,48 +36,24 @@ def following(
 
     Videos that cannot be read to their end are told at once and added to `unread`.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    on_terminal = out.messages.is_terminal and not out.quiet
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("answers", markup=False),
-        TimeRemainingColumn(),
-        console=out.messages,
-        transient=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=not on_terminal,
-    )
-    out.hide = bar.stop
-    task = bar.add_task("replay", total=answers)
-    given, shown_s = 0, time.monotonic()
+    bar, given, began_s = Bar(out, f"0 of {answers} answers"), 0, time.monotonic()
 
     def follow(event: Row | Watched | Unread) -> None:
-        nonlocal given, shown_s
+        nonlocal given
         if isinstance(event, Unread):
             unread[event.video] = event.why
             out.warn(f"left out: {event.video}: {event.why}")
-            return
-        if isinstance(event, Row):
+        elif isinstance(event, Row):
             given += 1
-            return
-        pause_s = BAR_EVERY_S if on_terminal else LOG_EVERY_S
-        if time.monotonic() - shown_s < pause_s:
-            return
-        shown_s = time.monotonic()
-        where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
-        if on_terminal:
-            bar.start()
-            bar.update(task, completed=given, description=printable(where), refresh=True)
-        else:
-            out.note(f"{where}, {given} of {answers} answers")
+        elif bar.due():
+            left = left_text(given, answers - given, time.monotonic() - began_s)
+            where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
+            bar.show([f"{given} of {answers} answers", *left, where], given, answers)
 
-    with bar:
+    try:
         yield follow
+    finally:
+        bar.stop()
 
 
 def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:

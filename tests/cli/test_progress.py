@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.ingestion import Progress
-from protokv_cli import progress
-from protokv_cli.progress import elided, fitting, told_parts
+from protokv_cli import bar
+from protokv_cli.bar import elided, fitting
+from protokv_cli.progress import told_parts
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 
@@ -56,7 +57,7 @@ def test_a_long_name_keeps_its_beginning_and_its_end(name: str, length: int) -> 
 def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
     protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "BAR_EVERY_S", -1.0)
+    monkeypatch.setattr(bar, "BAR_EVERY_S", -1.0)
     long = video.rename(video.with_name("a recording with a very long name indeed, part 17 of 23 " * 2 + ".mp4"))
     try:
         seen = run_on_terminal(protokv.environment, "ingest", long, "-o", "s.safetensors", "--budget", "24")
@@ -73,7 +74,7 @@ def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
 def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
     term: str, protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
+    monkeypatch.setattr(bar, "LOG_EVERY_S", -1.0)
     seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", term=term)
     assert seen.code == 0
     assert DRAWING not in seen.screen
