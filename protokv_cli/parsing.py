@@ -105,16 +105,14 @@ def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
         ) from None
 
 
-def parse_every(text: str | None) -> Every:
-    """How often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`; every minute of the clock if None.
+def parse_every(text: str) -> Every:
+    """How often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`.
 
     Raises:
         ConfigError: the text is none of these, or not above zero.
     """
-    from protokv.ingestion import MINUTELY, NEVER, Every
+    from protokv.ingestion import NEVER, Every
 
-    if text is None:
-        return MINUTELY
     if text.strip().lower() == "never":
         return NEVER
     steps = re.fullmatch(r"(\d{1,12}) ?steps?", text.strip().lower(), re.ASCII)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.ingestion import MINUTELY, NEVER, Every
+from protokv.ingestion import NEVER, Every
 from protokv.replay.studies import Variation
 from protokv_cli.parsing import (
     parse_budget,
@@ -77,7 +77,6 @@ def test_a_time_is_shown_to_the_nearest_tenth() -> None:
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        (None, MINUTELY),
         ("never", NEVER),
         ("30s", Every(seconds=30)),
         ("2m", Every(seconds=120)),
@@ -85,7 +84,7 @@ def test_a_time_is_shown_to_the_nearest_tenth() -> None:
         ("1 step", Every(n_steps=1)),
     ],
 )
-def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str | None, every: Every) -> None:
+def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str, every: Every) -> None:
     assert parse_every(text) == every
 
 
