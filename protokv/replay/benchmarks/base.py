@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
@@ -47,6 +48,11 @@ class Annotations:
 
     videos: tuple[Video, ...]
     notes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, questions: Mapping[str, Sequence[Question]], notes: Counter[str] | None = None) -> Self:
+        """Of questions by the path of their video, which is its name; notes that count nothing are left out."""
+        return cls(tuple(Video(path, path, tuple(asked)) for path, asked in questions.items()), +(notes or Counter()))
 
 
 @dataclass(frozen=True, slots=True)

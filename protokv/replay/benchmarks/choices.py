@@ -1,4 +1,4 @@
-"""Rules that find the letter of an option in an answer: those of the published code, and a strict one.
+"""Options and their letters: how a prompt lists them, and the rules that find a letter in an answer.
 
 Official rules are loose where models are expected to answer with a letter alone: "A person" is option A to three of
 them. The strict rule takes a letter that stands alone or is closed by a mark. Knows no data set.
@@ -10,9 +10,26 @@ import re
 from collections.abc import Sequence
 from string import ascii_uppercase
 
+from protokv.errors import ConfigError
 from protokv.replay.texts import plain
 
 _STRICT = re.compile(r"^[\s\W]*([A-Z])(?:[).:\]]|\W*$)")
+
+
+def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
+    """All options, each behind its letter."""
+    return between.join(form.format(letter, option) for letter, option in zip(ascii_uppercase, options, strict=False))
+
+
+def check_letter(letter: str, options: Sequence[str], where: str) -> str:
+    """The letter, which must be that of an option.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if letter not in list(ascii_uppercase[: len(options)]):
+        raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
+    return letter
 
 
 def letter_of(options: Sequence[str], answer: str) -> str:

@@ -13,12 +13,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import SourceNotFound
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
-from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, strict_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
+from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
@@ -70,8 +69,7 @@ class Mlvu(Benchmark):
                 text = take(row, "question", str, where)
                 letter = letter_of(options, take(row, "answer", str, where))
                 notes["questions whose answer is none of their candidates"] += not letter
-                listed = "\n".join(f"({a}) {option}" for a, option in zip(ascii_uppercase, options, strict=False))
-                prompt = PROMPT.format(question=text, options=listed)
+                prompt = PROMPT.format(question=text, options=list_options(options, "({}) {}"))
                 video = f"{task}/{take(row, 'video', str, where)}"
                 videos[video].append(
                     Question(
@@ -80,7 +78,7 @@ class Mlvu(Benchmark):
                 )  # fmt: skip
         if not videos:
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), +notes)
+        return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The character before ")", or the whole answer; strictly: a letter alone or closed by a mark."""

@@ -21,8 +21,8 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
-from protokv.replay.benchmarks.choices import strict_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
+from protokv.replay.benchmarks.choices import list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
@@ -85,7 +85,7 @@ class OvoBench(Benchmark):
         videos: dict[str, list[Question]] = defaultdict(list)
         for row, where in numbered(read_records(path), path):
             videos[take(row, "video", str, where)] += _questions(row, where)
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()))
+        return Annotations.of(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The letter, the number, or yes or no, anywhere in the answer; strictly: nothing else in it."""
@@ -131,8 +131,7 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
     if not 0 <= gold < len(options):
         raise ConfigError(f"{where}: gt {gold} is none of {len(options)} options", hint="use the file as published")
     text = take(row, "question", str, where)
-    listed = "; ".join(f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options, strict=False)) + ";"
-    prompt = CHOICE.format(question=text, options=listed)
+    prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " "))
     yield _question(name, text, ascii_uppercase[gold], kind, row, where, prompt, options)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score
 from protokv.replay.benchmarks.choices import strict_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
@@ -77,7 +77,7 @@ class OvoSBench(Benchmark):
                     from_evidence and question.reference != "evidence"
                 )
                 videos[video].append(question)
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), +notes)
+        return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The letter that the official search finds; strictly: a letter alone or closed by a mark."""

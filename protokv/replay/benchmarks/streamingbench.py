@@ -17,12 +17,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
-from protokv.replay.benchmarks.choices import strict_letter, strip_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score
+from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
@@ -65,25 +64,21 @@ class StreamingBench(Benchmark):
                 outside = _is_outside(str(row.get("time") or entry.get("time") or ""), time_s)
                 notes["questions outside the time range of their own entry"] += outside
                 options = tuple(strip_letter(str(option)) for option in take(row, "options", list, at))
-                letter = take(row, "answer", str, at).strip()
-                if letter not in ascii_uppercase[: len(options)]:
-                    raise ConfigError(f"{at}: answer {letter!r} is none of {len(options)} options")
                 text = take(row, "question", str, at)
-                listed = "\n".join(f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False))
                 videos[video].append(
                     Question(
                         str(len(videos[video])),
                         text,
-                        letter,
+                        check_letter(take(row, "answer", str, at).strip(), options, at),
                         take(row, "task_type", str, at).removesuffix(" Perception"),
                         time_s,
                         "query",
                         self.name,
-                        PROMPT.format(question=text, options=listed),
+                        PROMPT.format(question=text, options=list_options(options)),
                         options,
                     )
                 )
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()), +notes)
+        return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The first character; strictly: a letter alone or closed by a mark."""

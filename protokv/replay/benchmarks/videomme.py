@@ -11,12 +11,11 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video, mean_of
-from protokv.replay.benchmarks.choices import first_of, strict_letter, strip_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
+from protokv.replay.benchmarks.choices import check_letter, first_of, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
@@ -50,19 +49,17 @@ class VideoMme(Benchmark):
         videos: dict[str, list[Question]] = defaultdict(list)
         for row, where in numbered(read_records(path), path):
             options = tuple(strip_letter(str(option)) for option in take(row, "options", list, where))
-            text, letter = take(row, "question", str, where), take(row, "answer", str, where).strip()
-            if letter not in ascii_uppercase[: len(options)]:
-                raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
+            text = take(row, "question", str, where)
+            letter = check_letter(take(row, "answer", str, where).strip(), options, where)
             kind = take(row, "duration", str, where)
             if kind not in DURATIONS:
                 raise ConfigError(f"{where}: duration {kind!r} is none of {', '.join(DURATIONS)}")
-            listed = "\n".join(f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False))
-            prompt = PROMPT.format(question=text, options=listed)
+            prompt = PROMPT.format(question=text, options=list_options(options))
             name = str(take(row, "question_id", str, where))
             videos[take(row, "videoID", str, where)].append(
                 Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options)
             )
-        return Annotations(tuple(Video(name, name, tuple(found)) for name, found in videos.items()))
+        return Annotations.of(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """The first capital A to D; strictly: a letter alone or closed by a mark."""
