@@ -240,25 +240,21 @@ def replay(
             out.warn(f"left out: {video}: {why}")
         referee = request.judge(judge, output, placement)
         backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
-        plan = request.plan(opened, backbone)
-        setup = request.setup(backbone, fps)
-        trials = plan.trials(setup)
+        plan = request.plan(opened, backbone, fps)
         beyond = [stream.name for stream, _ in plan.streams if is_beyond(backbone.identity.name, stream.comment)]
         warn_of_answers(out, beyond, "name")
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
-            check_trials(done, trials, output)
-            show_cost(out, request.cost(plan, backbone, setup, {row.key for row in done}), opened)
+            check_trials(done, plan.trials.values(), output)
+            show_cost(out, request.cost(plan, backbone, {row.key for row in done}), opened)
             return
         results = RowFile(output, start_over=force)
-        cost = plan.cost(setup, results.rows.keys())
+        cost = plan.cost(results.rows.keys())
         unread = dict(opened.missing)
         with stopping(out.warn) as stop, following(out, cost["answers"], unread) as follow:
-            for event in run(
-                plan, backbone, setup, results, should_stop=lambda: bool(stop), strict=strict or dataset is None
-            ):
+            for event in run(plan, backbone, results, should_stop=lambda: bool(stop), strict=strict or dataset is None):
                 follow(event)
-            keys = [trial.key for trial in trials if trial.key in results.rows]
+            keys = [key for key in plan.trials if key in results.rows]
             if referee and stop.exit is None:
                 judging(out, results, keys, referee, should_stop=lambda: bool(stop))
         asked = [results.rows[key] for key in keys]

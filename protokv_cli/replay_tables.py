@@ -96,8 +96,8 @@ def show_preset(out: Output, name: str, request: Request, backbone: Backbone, fp
         try:
             own.check()
             opened = own.open(backbone.identity.name)
-            plan, setup = own.plan(opened, backbone), own.setup(backbone, fps)
-            row |= own.cost(plan, backbone, setup) | {"fps": setup.fps, "missing": opened.missing}
+            plan = own.plan(opened, backbone, fps)
+            row |= own.cost(plan, backbone) | {"fps": plan.setup.fps, "missing": opened.missing}
         except ProtoKVError as error:
             row["absent"] = error.message
         rows.append(row)

@@ -13,7 +13,7 @@ from typing import Any
 
 from protokv.backbones.base import Backbone
 from protokv.replay.plan import Plan
-from protokv.replay.runner import Setup, synchronise
+from protokv.replay.runner import synchronise
 from protokv.session import Session
 
 
@@ -30,17 +30,17 @@ class Pace:
         return float(cost["embedded"] * self.embed_s + cost["steps"] * self.take_s + cost["answers"] * self.answer_s)
 
 
-def measure_pace(plan: Plan, backbone: Backbone, setup: Setup, *, steps: int = 4) -> Pace | None:
+def measure_pace(plan: Plan, backbone: Backbone, *, steps: int = 4) -> Pace | None:
     """Time the first steps of the first stream under its first memory; None if there is nothing to do.
 
     Raises:
         SourceError: its video cannot be read.
     """
-    stream, asked = next(((stream, asked) for stream, asked in plan.streams if asked.asks), (None, None))
-    variant = next((variant for variant in plan.variants if not variant.blind), None)
-    if stream is None or asked is None or variant is None:
+    found = next(((stream, one) for stream, asked in plan.asked for one in asked if not one.variant.blind), None)
+    if found is None:
         return None
-    session = Session.start(backbone, variant.config, fps=setup.fps)
+    (stream, one), setup = found, plan.setup
+    session = Session.start(backbone, one.variant.config, fps=setup.fps)
     embed, take = [], []
     for step in islice(stream.steps(setup.fps, setup.frames_per_step), steps):
         began = time.perf_counter()
@@ -51,9 +51,8 @@ def measure_pace(plan: Plan, backbone: Backbone, setup: Setup, *, steps: int = 4
         synchronise(backbone)
         embed.append(seen - began)
         take.append(time.perf_counter() - seen)
-    trial = setup.trial(stream, asked.asks[0], variant)
     began = time.perf_counter()
-    session.ask(trial.prompt or trial.question, setup.decoding)
+    session.ask(one.trial.prompt or one.trial.question, setup.decoding)
     answer = time.perf_counter() - began
     # The first step of each pays for what is set up once.
     return Pace(min(embed, default=0.0), min(take, default=0.0), answer)

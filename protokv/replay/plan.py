@@ -5,77 +5,76 @@ Owns the plan, what it costs, and running what is left of it. Knows no file of q
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from protokv.backbones.base import Backbone
 from protokv.errors import ConfigError, SourceError
 from protokv.replay.rows import Row, RowFile, Trial
-from protokv.replay.runner import Setup, Variant, Watched, replay
+from protokv.replay.runner import Asked, Setup, Variant, Watched, replay
 from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What is to be asked of what.
 
     Attributes:
         streams: each with its schedule, in order.
         variants: the memories.
+        setup: how streams are watched and questions answered.
     """
 
     streams: Sequence[tuple[Stream, Schedule]]
     variants: Sequence[Variant]
+    setup: Setup
 
     @property
     def dropped(self) -> Counter[str]:
         """Reason -> questions left out for it, over all streams."""
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
-    def trials(self, setup: Setup) -> list[Trial]:
-        """Every question at every delay under every memory."""
-        return [
-            setup.trial(stream, ask, variant)
-            for stream, asked in self.streams
-            for variant in self.variants
-            for ask in asked.asks
-        ]
+    @cached_property
+    def asked(self) -> list[tuple[Stream, list[Asked]]]:
+        """Of each stream, every question at every delay under every memory."""
+        return [(stream, self.setup.asked(stream, asked, self.variants)) for stream, asked in self.streams]
+
+    @property
+    def trials(self) -> dict[str, Trial]:
+        """All that is asked, by its key."""
+        return {one.key: one.trial for _, asked in self.asked for one in asked}
 
     @property
     def hours(self) -> float:
         """Hours of video up to the last question about each."""
         return sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams) / 3600
 
-    def cost(self, setup: Setup, done: Collection[str] = ()) -> dict[str, Any]:
+    def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
         """What a run would do: streams, questions, hours of video up to the last of them, steps to encode (summed over
         memories), steps to embed (shared by them) and answers to give."""
-        left = {
-            (stream.name, i): [ask for ask in asked.asks if setup.trial(stream, ask, variant).key not in done]
-            for stream, asked in self.streams
-            for i, variant in enumerate(self.variants)
-        }
-        steps_per_second = setup.fps / setup.frames_per_step
-        # A pass ends with its last question.
-        steps = {
-            key: -(-asks[-1].at_s * steps_per_second // 1)
-            for key, asks in left.items()
-            if asks and not self.variants[key[1]].blind
-        }
-        embedded: dict[str, float] = {}
-        for (name, _), n in steps.items():
-            embedded[name] = max(n, embedded.get(name, 0))
+        steps_per_second = self.setup.fps / self.setup.frames_per_step
+        steps = embedded = answers = 0
+        for _, asked in self.asked:
+            left = [one for one in asked if one.key not in done]
+            seeing = groupby((one for one in left if not one.variant.blind), key=lambda one: one.variant)
+            # A pass ends with its last question.
+            passes = [math.ceil(max(one.ask.at_s for one in own) * steps_per_second) for _, own in seeing]
+            steps, embedded, answers = steps + sum(passes), embedded + max(passes, default=0), answers + len(left)
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
             "hours": round(self.hours, 2),
-            "steps": int(sum(steps.values())),
-            "embedded": int(sum(embedded.values())),
-            "answers": sum(map(len, left.values())),
+            "steps": steps,
+            "embedded": embedded,
+            "answers": answers,
         }
 
 
@@ -83,6 +82,7 @@ def make_plan(
     streams: Sequence[Stream],
     variants: Sequence[Variant],
     delays_s: Sequence[float] | None,
+    setup: Setup,
     *,
     wanted_s: Sequence[float] = LADDER,
     intersection: bool = True,
@@ -107,13 +107,12 @@ def make_plan(
         (stream, schedule(stream.questions, delays_s, stream.length_s, intersection=intersection, types=types))
         for stream in streams
     ]
-    return Plan(scheduled, variants)
+    return Plan(scheduled, variants, setup)
 
 
 def run(
     plan: Plan,
     backbone: Backbone,
-    setup: Setup,
     results: RowFile,
     *,
     should_stop: Callable[[], bool] = lambda: False,
@@ -123,8 +122,7 @@ def run(
 
     Args:
         plan: what to do.
-        backbone: the model.
-        setup: of this backbone.
+        backbone: the model that its setup is of.
         results: where rows go, and what is done already.
         should_stop: asked after every step.
         strict: a video that turns out unreadable ends the run; otherwise it is told, and the next one is taken.
@@ -133,12 +131,11 @@ def run(
         ConfigError: the file holds results of another study.
         SourceError: a video cannot be read, with `strict`.
     """
-    results.check(plan.trials(setup))
-    for stream, asked in plan.streams:
+    results.check(plan.trials.values())
+    for stream, asked in plan.asked:
+        left = [one for one in asked if one.key not in results.rows]
         try:
-            for event in replay(
-                backbone, stream, asked, plan.variants, setup, done=results.rows.keys(), should_stop=should_stop
-            ):
+            for event in replay(backbone, stream, left, plan.setup, should_stop=should_stop):
                 if isinstance(event, Row):
                     results.append(event)
                 yield event

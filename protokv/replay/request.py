@@ -152,7 +152,7 @@ class Request:
             return Opened(open_files(self.sources, self.questions), {}, Counter())
         return Opened(self.worlds.open(find_study(self.study)), {}, Counter())
 
-    def plan(self, opened: Opened, backbone: Backbone) -> Plan:
+    def plan(self, opened: Opened, backbone: Backbone, fps: float | None = None) -> Plan:
         """What is asked of what and when; beside a benchmark's memories stand its baselines.
 
         Raises:
@@ -165,6 +165,7 @@ class Request:
             opened.streams,
             variants,
             self._delays(),
+            self.setup(backbone, fps),
             wanted_s=LADDER if self.sources or self.dataset else find_study(self.study).delays_s,
             intersection=self.intersection,
             types=self.types,
@@ -191,10 +192,10 @@ class Request:
             raise ConfigError("a judge reads open answers", hint="name a data set that has them: rvs-ego, rvs-movie")
         return select_judge(name, output.with_name(f"{output.name}.judge.sqlite"), **placement)
 
-    def cost(self, plan: Plan, backbone: Backbone, setup: Setup, done: Collection[str] = ()) -> dict[str, Any]:
+    def cost(self, plan: Plan, backbone: Backbone, done: Collection[str] = ()) -> dict[str, Any]:
         """What a run would do, and seconds that it would take by a short timing."""
-        cost = plan.cost(setup, done)
-        pace = measure_pace(plan, backbone, setup) if cost["answers"] else None
+        cost = plan.cost(done)
+        pace = measure_pace(plan, backbone) if cost["answers"] else None
         return cost | {"estimate_s": None if pace is None else round(pace.estimate_s(cost), 1)}
 
     def _delays(self) -> Sequence[float] | None:

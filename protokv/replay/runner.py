@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -110,10 +111,29 @@ class Setup:
             frames=self.frames,
         )
 
+    def asked(self, stream: Stream, plan: Schedule, variants: Sequence[Variant]) -> list[Asked]:
+        """All that is planned of a stream, memory by memory."""
+        trials = [(variant, ask, self.trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
+        return [Asked(variant, ask, trial, trial.key) for variant, ask, trial in trials]
+
     def _prompt_hash(self, dataset: str) -> str:
         if not dataset:
             return ""
         return "bare" if self.bare else BENCHMARKS[dataset].prompt_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question at a delay under a memory.
+
+    Attributes:
+        key: of the trial, which is long and made once.
+    """
+
+    variant: Variant
+    ask: Ask
+    trial: Trial
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,33 +172,27 @@ class _Moment:
 def replay(
     backbone: Backbone,
     stream: Stream,
-    plan: Schedule,
-    variants: Sequence[Variant],
+    asked: Iterable[Asked],
     setup: Setup,
     *,
-    done: Collection[str] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row | Watched]:
-    """Watch a stream once and ask what is planned of every memory.
+    """Watch a stream once and ask every memory what it is to be asked.
 
     Args:
         backbone: the model; all memories share it.
         stream: what to watch.
-        plan: what to ask when.
-        variants: the memories.
+        asked: of this stream, memory by memory; one that is asked nothing is not run.
         setup: of this backbone.
-        done: keys of rows that are there already; a memory with nothing left to answer is not run.
         should_stop: asked after every step.
 
     Yields:
         A `Watched` after every step, and a `Row` for each answer.
     """
     runs = []
-    for variant in variants:
-        left = [(ask, trial) for ask in plan.asks if (trial := setup.trial(stream, ask, variant)).key not in done]
-        if left:
-            session = Session.start(backbone, variant.config, fps=setup.fps)
-            runs.append(_Run(session, left, variant.blind))
+    for variant, own in groupby(asked, key=lambda one: one.variant):
+        session = Session.start(backbone, variant.config, fps=setup.fps)
+        runs.append(_Run(session, [(one.ask, one.trial) for one in own], variant.blind))
     if not runs:
         return
     now = _Moment()

@@ -22,33 +22,32 @@ DELAYS = [0.0, 10.0, 20.0]
 def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
     tiny: Backbone, stream: WorldStream, tmp_path: object
 ) -> None:
-    plan = make_plan([stream], VARIANTS, DELAYS)
+    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny))
     whole, path = RowFile(f"{tmp_path}/whole"), f"{tmp_path}/parts"
-    list(run(plan, tiny, Setup.of(tiny), whole))
+    list(run(plan, tiny, whole))
     steps = 0
 
     def tired() -> bool:
         return steps >= 20
 
-    for event in run(plan, tiny, Setup.of(tiny), RowFile(path), should_stop=tired):
+    for event in run(plan, tiny, RowFile(path), should_stop=tired):
         steps += isinstance(event, Watched)
     assert 0 < len(RowFile(path).rows) < len(whole.rows)
-    list(run(plan, tiny, Setup.of(tiny), RowFile(path)))
+    list(run(plan, tiny, RowFile(path)))
     parts = RowFile(path).rows
     assert parts.keys() == whole.rows.keys()
     assert all(parts[key].prediction == row.prediction for key, row in whole.rows.items())
 
 
 def test_the_cost_that_is_told_is_what_is_done(tiny: Backbone, stream: WorldStream, tmp_path: object) -> None:
-    plan = make_plan([stream], VARIANTS, DELAYS)
-    setup = Setup.of(tiny)
-    cost = plan.cost(setup)
-    events = list(run(plan, tiny, Setup.of(tiny), RowFile(f"{tmp_path}/r")))
+    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny))
+    cost = plan.cost()
+    events = list(run(plan, tiny, RowFile(f"{tmp_path}/r")))
     assert cost["answers"] == sum(isinstance(event, Row) for event in events)
     assert cost["steps"] == len(VARIANTS) * sum(isinstance(event, Watched) for event in events)
-    assert plan.cost(setup, {event.key for event in events if isinstance(event, Row)})["answers"] == 0
+    assert plan.cost({event.key for event in events if isinstance(event, Row)})["answers"] == 0
 
 
-def test_the_same_memory_twice_is_refused(stream: WorldStream) -> None:
+def test_the_same_memory_twice_is_refused(tiny: Backbone, stream: WorldStream) -> None:
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
-        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS)
+        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, Setup.of(tiny))

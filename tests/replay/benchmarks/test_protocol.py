@@ -48,8 +48,8 @@ def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Ro
     request = Request(dataset=name, data_root=root, memories=["durable"], budgets=[90])
     request.check()
     opened = request.open("protokv/mini")
-    plan, setup = request.plan(opened, backbone), request.setup(backbone, 2.0)
-    events = list(run(plan, backbone, setup, RowFile(path)))
+    plan = request.plan(opened, backbone, 2.0)
+    events = list(run(plan, backbone, RowFile(path)))
     return [e for e in events if isinstance(e, Row)], [e for e in events if isinstance(e, Watched)]
 
 
@@ -143,11 +143,11 @@ def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(
     request = Request(
         dataset="rvs-ego", data_root=data_root, memories=["durable"], budgets=[90], delays_s=[0.0, 3.0], prompt="bare"
     )
-    plan = request.plan(request.open("protokv/mini"), embedded)
+    plan = request.plan(request.open("protokv/mini"), embedded, 2.0)
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
     assert plan.dropped == {"type Scene Summary is not known to be retrospective": 2}
-    rows = list(run(plan, embedded, request.setup(embedded, 2.0), RowFile(tmp_path / "r.jsonl")))
+    rows = list(run(plan, embedded, RowFile(tmp_path / "r.jsonl")))
     points = summarise([row for row in rows if isinstance(row, Row)])["curves"][0]["all"]
     assert [point["delay_s"] for point in points] == [0.0, 3.0]
     # All points stand on the same questions.
@@ -182,12 +182,12 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
         raise SourceUnreadable("damaged")
 
     monkeypatch.setattr(opened.streams[0], "steps", broken)
-    plan, setup = request.plan(opened, embedded), request.setup(embedded, 2.0)
-    events = list(run(plan, embedded, setup, RowFile(tmp_path / "r.jsonl"), strict=False))
+    plan = request.plan(opened, embedded, 2.0)
+    events = list(run(plan, embedded, RowFile(tmp_path / "r.jsonl"), strict=False))
     assert events[0] == Unread(opened.streams[0].name, "damaged")
     assert {event.video for event in events if isinstance(event, Row)} == {opened.streams[1].name}
     with pytest.raises(SourceUnreadable):
-        list(run(plan, embedded, setup, RowFile(tmp_path / "s.jsonl")))
+        list(run(plan, embedded, RowFile(tmp_path / "s.jsonl")))
 
 
 def test_means_and_floors_of_hld_stand_beside_backward_without_it() -> None:
