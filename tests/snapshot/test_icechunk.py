@@ -27,6 +27,7 @@ pytest.importorskip("moto.server")
 
 from protokv.snapshot.formats import icechunk as icechunk_form
 from protokv.snapshot.formats import repository
+from protokv.snapshot.formats.unfolding import Unfolding
 from protokv.snapshot.writer import Writer
 from tests.snapshot.form_tests import FormTests
 from tests.snapshot.s3 import BUCKET, S3Server
@@ -65,6 +66,10 @@ def key_of(address: str) -> str:
 def at(make_state, step: int, **changes):
     """The state of a stream at a step of two seconds; its tensors tell the steps apart."""
     return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
+
+
+def collect(address: str, now: datetime) -> None:
+    repository.collect(repository.open_repository(address), Unfolding(address), now)
 
 
 def kinds(keys) -> Counter[str]:
@@ -222,7 +227,7 @@ def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
     existing, make_state, same_state, store, address, monkeypatch
 ):
     """As a writer that dies there: no request after that one is answered."""
-    monkeypatch.setattr(icechunk_form, "collect", lambda repo: None)
+    monkeypatch.setattr(icechunk_form, "collect", lambda repo, unfolding: None)
     old, committed = None, []
     for n in itertools.count():
         path = address if existing else f"{address}{n}"
@@ -288,13 +293,12 @@ def test_what_is_not_kept_is_collected_an_hour_after_it_was_needed(make_state, s
     with Writer(address, keep=3) as committer:
         for step in range(1, 8):
             committer.commit(at(make_state, step), wait=True)
-    repo = repository.open_repository(address)
     everything = store.objects(key_of(address))
     now = datetime.now(UTC)
     for minutes in (0, 30, 59):
-        repository.collect(repo, now + timedelta(minutes=minutes))
+        collect(address, now + timedelta(minutes=minutes))
         assert set(store.objects(key_of(address))) == set(everything)
-    repository.collect(repo, now + timedelta(minutes=61))
+    collect(address, now + timedelta(minutes=61))
     left = store.objects(key_of(address))
     assert kinds(left)["snapshots"] == 4  # three commits and the empty one that a repository begins with
     assert moments(address) == [10.0, 12.0, 14.0]
@@ -304,7 +308,7 @@ def test_what_is_not_kept_is_collected_an_hour_after_it_was_needed(make_state, s
     with Writer(address, keep=3) as committer:
         committer.commit(at(make_state, 8), wait=True)
     assert moments(address) == [12.0, 14.0, 16.0]
-    repository.collect(repository.open_repository(address), datetime.now(UTC) + timedelta(minutes=61))
+    collect(address, datetime.now(UTC) + timedelta(minutes=61))
     assert kinds(store.objects(key_of(address)))["snapshots"] == 4
     assert moments(address) == [12.0, 14.0, 16.0]
 
@@ -316,7 +320,7 @@ def test_kept_commits_stay_while_others_that_are_not_kept_go(make_state, same_st
     with Writer(address) as committer:
         for step in range(4, 9):
             committer.commit(at(make_state, step), wait=True)
-    repository.collect(repository.open_repository(address), datetime.now(UTC) + timedelta(hours=2))
+    collect(address, datetime.now(UTC) + timedelta(hours=2))
     assert moments(address) == [2.0, 4.0, 16.0]
     assert kinds(store.objects(key_of(address)))["snapshots"] == 4
     for asked, step in [(2.0, 1), (15.9, 2), (16.0, 8)]:
@@ -486,14 +490,3 @@ def test_google_and_azure_are_told_apart_by_the_scheme(monkeypatch):
         repository.storage_of("az://b/a")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     assert "AzureObjectStoreBackend(account=acc, container=b, prefix=a)" in repr(repository.storage_of("az://b/a"))
-
-
-def test_a_document_that_is_too_long_is_not_fetched(make_state, store, address):
-    save(make_state(), address)
-    session = repository.open_repository(address).writable_session("main")
-    zarr.open_group(session.store, mode="a").attrs["long"] = "x" * (5 << 20)
-    session.commit("long")
-    store.reset()
-    for read in READS:
-        with pytest.raises(StateCorrupt, match=r"there is no zarr\.json that could be"):
-            read(address)

@@ -4,9 +4,7 @@ A commit is one transaction: chunks that changed are uploaded under names that n
 conditional update of the branch puts them in place. Whoever commits says on top of which snapshot, the one that it
 found when it began or its own last one, and is refused if there is another by then: so there is one writer at a time
 without a lock. A kept commit is a branch of its own; what no branch holds is collected (`repository.collect`). What is
-read is held against our own digests, as in every form. But Icechunk itself unpacks its snapshots and manifests, without
-a limit: one made for that purpose takes 33 kB in the store and 1 GiB in memory. So load only from stores whose writers
-you trust that far.
+read is held against our own digests, as in every form. What Icechunk itself unpacks is bounded before (`unfolding`).
 
 Icechunk: https://icechunk.io
 """
@@ -21,7 +19,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
-from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session, SnapshotInfo
+from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
@@ -29,7 +27,8 @@ from protokv.errors import StateCorrupt, StateError, StateLocked
 from protokv.snapshot.document import Admit, not_found
 from protokv.snapshot.form import Form, StatePath
 from protokv.snapshot.formats.hierarchy import DOCUMENT_LIMIT_BYTES, ROOT, read_document, read_state, write_state
-from protokv.snapshot.formats.repository import GRACE, MAIN, collect, explained, make_repository, open_repository
+from protokv.snapshot.formats.repository import EMPTY, GRACE, MAIN, collect, explained, make_repository, open_repository
+from protokv.snapshot.formats.unfolding import Unfolding
 from protokv.snapshot.schema import Header, State
 
 T = TypeVar("T")
@@ -54,6 +53,7 @@ class IcechunkForm(Form):
         super().__init__(path)
         self._address = os.fspath(path)
         self._repo: Repository | None = None
+        self._unfolding = Unfolding(self._address)
         self._base = ""
         self._collected: datetime | None = None
         # Headers of kept commits do not change.
@@ -63,15 +63,13 @@ class IcechunkForm(Form):
         """Whether the store answers and holds nothing else there; the first commit shows if it may be written to."""
         with explained(self._address, "write"):
             if (repo := open_repository(self._address)) is not None:
-                self._check_ours(repo, _tip(repo))
+                self._check_ours(repo)
 
     def __enter__(self) -> Self:
         """Open the repository, or make it, and remember what is its newest snapshot."""
         with explained(self._address, "write"):
             self._repo = make_repository(self._address)
-            tip = _tip(self._repo)
-            self._check_ours(self._repo, tip)
-            self._base = tip.id
+            self._base = self._check_ours(self._repo)
         self.locked = True
         return self
 
@@ -98,10 +96,11 @@ class IcechunkForm(Form):
                 sync(session.store.delete_dir(folder))
             if session.has_uncommitted_changes:
                 self._base = self._commit(self._repo, session, f"{state.clock.stream_time_s:g} s")
+                self._unfolding.made(self._base)
             if self._collected is None or datetime.now(UTC) - self._collected >= GRACE:
                 # The new state is in place; who may write but not delete goes without.
-                with suppress(IcechunkError):
-                    collect(self._repo)
+                with suppress(IcechunkError, StateError):
+                    collect(self._repo, self._unfolding)
                 self._collected = datetime.now(UTC)
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
@@ -112,7 +111,7 @@ class IcechunkForm(Form):
             sizes = _sizes(store, document[1])
             return read_state(document, store, sizes, verify=verify, admit=admit)
 
-        return self._reading(at, read)
+        return self._reading(at, read, chunks=True)
 
     def read_header(self, at: str | None = None) -> Header:
         """Read and verify the header of a snapshot; where None, of the tip of the main branch."""
@@ -125,7 +124,7 @@ class IcechunkForm(Form):
             digests = _document(store)[1]
             return sum(_sizes(store, {ROOT: "", **digests}).values())
 
-        return self._reading(None, count)
+        return self._reading(None, count, chunks=True)
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """What the branches of kept commits hold."""
@@ -158,20 +157,30 @@ class IcechunkForm(Form):
             assert self._repo is not None, "the right to write is taken before"
             self._repo.delete_branch(_KEPT + at)
 
-    def _reading(self, at: str | None, read: Callable[[IcechunkStore], T]) -> T:
-        """What `read` makes of the store of a snapshot; once more where a writer came in between."""
+    def _reading(self, at: str | None, read: Callable[[IcechunkStore], T], *, chunks: bool = False) -> T:
+        """What `read` makes of the store of a snapshot; once more where a writer came in between.
+
+        `chunks`: whether it looks up any, or metadata alone.
+        """
         for _ in range(_ATTEMPTS):
             with explained(self._address, "read"):
                 repo = self._repo or open_repository(self._address)
-                tip = None if repo is None else _tip(repo)
-                if repo is None or tip is None or tip.parent_id is None:
+                tip = EMPTY if repo is None else repo.lookup_branch(MAIN)
+                if repo is None or tip == EMPTY:
                     raise not_found(self._address)
                 try:
-                    return read(repo.readonly_session(snapshot_id=at or tip.id).store)
+                    return read(self._store(repo, at or tip, chunks=chunks))
                 except (IcechunkError, StateCorrupt):
-                    if at is not None or _tip(repo).id == tip.id:
+                    if at is not None or repo.lookup_branch(MAIN) == tip:
                         raise
         raise StateError(f"{self._address} is replaced faster than it can be read", hint="try again")
+
+    def _store(self, repo: Repository, snapshot: str, *, chunks: bool) -> IcechunkStore:
+        """The store of a snapshot that may be unfolded. StateError if it may not."""
+        self._unfolding.check_snapshot(snapshot)
+        if chunks:
+            self._unfolding.check_manifests(repo.lookup_snapshot(snapshot))
+        return repo.readonly_session(snapshot_id=snapshot).store
 
     def _commit(self, repo: Repository, session: Session, message: str) -> str:
         mark = secrets.token_hex(8)
@@ -179,34 +188,33 @@ class IcechunkForm(Form):
             return session.commit(message, metadata={_MARK: mark})
         except (ConflictError, IcechunkError) as error:
             # The store may have taken a commit whose answer was lost; asked again, it refuses it.
-            tip = _tip(repo)
-            if tip.metadata.get(_MARK) == mark:
-                return tip.id
+            tip = repo.lookup_branch(MAIN)
+            self._unfolding.check_snapshot(tip)
+            if repo.lookup_snapshot(tip).metadata.get(_MARK) == mark:
+                return tip
             if isinstance(error, ConflictError):
                 raise self._lost() from error
             raise
 
-    def _check_ours(self, repo: Repository, tip: SnapshotInfo) -> None:
-        """StateError if what is there is no state; nothing at all is as good as one."""
+    def _check_ours(self, repo: Repository) -> str:
+        """The newest snapshot, StateError if it is no state; nothing at all is as good as one."""
+        tip = repo.lookup_branch(MAIN)
+        store = None if tip == EMPTY else self._store(repo, tip, chunks=True)
         try:
-            if tip.parent_id is not None:
-                _document(repo.readonly_session(snapshot_id=tip.id).store)
+            if store is not None:
+                _document(store)
         except StateError as error:
             raise StateError(
                 f"cannot write the state {self._address}: what is there is no state of ours",
                 hint="Remove it, or choose another name.",
             ) from error
+        return tip
 
     def _lost(self) -> StateLocked:
         return StateLocked(
             f"the state {self._address} was committed to by another writer meanwhile",
             hint="nothing of it is overwritten; go on from what is there now, or write elsewhere",
         )
-
-
-def _tip(repo: Repository) -> SnapshotInfo:
-    """The newest commit; a repository begins with an empty one that has no parent."""
-    return repo.lookup_snapshot(repo.lookup_branch(MAIN))
 
 
 def _document(store: IcechunkStore) -> tuple[Header, dict[str, str]]:

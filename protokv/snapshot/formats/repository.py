@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import icechunk
-from icechunk import IcechunkError, Repository, Storage
+from icechunk import IcechunkError, Repository, SnapshotInfo, Storage
 from obstore.exceptions import BaseError
 
 from protokv.errors import StateCorrupt, StateError, shown
 from protokv.object_store import store_of
 from protokv.snapshot.document import reading
+from protokv.snapshot.formats.unfolding import Unfolding
 
 MAIN = "main"
 
@@ -33,7 +34,7 @@ _DENIED = re.compile(r"AccessDenied|Signature|AccessKey|credential|token|Forbidd
 _STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out", re.IGNORECASE)
 
 # The snapshot that every repository begins with.
-_EMPTY = "1CECHNKREP0F1RSTCMT0"
+EMPTY = "1CECHNKREP0F1RSTCMT0"
 
 # A writer that finds a repository half made waits this often for another to finish it.
 _ATTEMPTS = 5
@@ -116,8 +117,8 @@ def _finish(address: str) -> None:
     with suppress(BaseError, FileExistsError):
         store, prefix = store_of(address.rstrip("/"))
         there = [one["path"] for one in next(iter(store.list(prefix, chunk_size=2)), [])]
-        if there == [f"{prefix}/snapshots/{_EMPTY}"]:
-            branch = f'{{"snapshot":"{_EMPTY}"}}'.encode()
+        if there == [f"{prefix}/snapshots/{EMPTY}"]:
+            branch = f'{{"snapshot":"{EMPTY}"}}'.encode()
             store.put(f"{prefix}/refs/branch.{MAIN}/ref.json", branch, mode="create")
 
 
@@ -156,15 +157,30 @@ def _cause(text: str) -> str:
     return shown(why, 240)
 
 
-def collect(repo: Repository, now: datetime | None = None) -> None:
+def collect(repo: Repository, unfolding: Unfolding, now: datetime | None = None) -> None:
     """Remove what no branch holds any more, and what was not the state within the last `GRACE`.
 
     Whoever began to read what was the state then has that long to finish. Uploads that no commit names stay as long,
     for their commit may be on its way. Clocks that differ by minutes do no harm.
+
+    Raises:
+        StateError: what must be read for that may not be unfolded.
     """
     horizon = (now or datetime.now(UTC)) - GRACE
     # The one that was the state at that time, and all after it, stay.
-    standing = next((info for info in repo.ancestry(branch=MAIN) if info.written_at <= horizon), None)
+    standing = next((info for info in _ancestry(repo, unfolding) if info.written_at <= horizon), None)
     if standing is not None and standing.parent_id is not None:
+        unfolding.check_all()
         repo.expire_snapshots(older_than=standing.written_at)
         repo.garbage_collect(horizon)
+
+
+def _ancestry(repo: Repository, unfolding: Unfolding) -> Iterator[SnapshotInfo]:
+    """From the newest snapshot back, each of which is checked before it is opened. StateError."""
+    at: str | None = repo.lookup_branch(MAIN)
+    seen: set[str] = set()
+    while at is not None and at not in seen:
+        unfolding.check_snapshot(at)
+        seen.add(at)
+        yield (info := repo.lookup_snapshot(at))
+        at = info.parent_id
