@@ -146,7 +146,9 @@ def _alter_form(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
             if tensor.dim():
                 tensors[name] = torch.cat([tensor, tensor], rng.randrange(tensor.dim()))
         case 6:
-            tensors[name] = rng.choice([tensor[None], tensor.reshape(-1), tensor.t() if tensor.dim() == 2 else tensor])
+            tensors[name] = rng.choice(
+                [tensor[None], tensor.reshape(-1), tensor.t().contiguous() if tensor.dim() == 2 else tensor]
+            )
         case _:
             other = rng.choice(list(tensors))
             tensors[name], tensors[other] = tensors[other], tensor
