@@ -37,3 +37,9 @@ PLACES: Final = (
 
 NUMBERS: Final = ("zero", "one", "two", "three", "four")
 """Words for 0 to 4; no question counts further."""
+
+PARTS: Final = ("start", "middle", "end")
+"""The thirds of a stream."""
+
+TENTHS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+"""The tenths of a stream, from its start."""

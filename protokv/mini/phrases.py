@@ -2,14 +2,15 @@
 
 The first template of a type is the plainest and is used half of the time in training. A template may hold
 {shape}, {colour}, {place}, and {other} (a second shape). The vocabulary is derived from this table, so a
-new word means new weights.
+new word means new weights. The questions about order in `ORDER_TEMPLATES` have words that the shipped weights
+were not trained on; nothing asks them unless it names them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PLACES, SHAPES
+from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 
 TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "colour": (
@@ -102,3 +103,50 @@ CHANCE: Final[dict[str, float]] = {
     kind: 0.5 if kind.startswith("which") else 1 / len(answers) for kind, answers in ANSWERS.items()
 }
 """Type -> accuracy of a uniform guess among its answers (of the two that are named, for which_first/_last)."""
+
+ORDER_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
+    "before": (
+        "Did the {shape} appear before the {other}?",
+        "Was the {shape} seen before the {other}?",
+        "Did the {shape} come before the {other}?",
+    ),
+    "after": (
+        "Did the {shape} appear after the {other}?",
+        "Was the {shape} seen after the {other}?",
+        "Did the {shape} come after the {other}?",
+    ),
+    "third": (
+        "When did the {shape} appear?",
+        "When was the {shape} seen?",
+        "In which part of the video was the {shape}?",
+    ),
+    "tenth": (
+        "In which tenth of the video was the {shape}?",
+        "In which tenth of the video did the {shape} appear?",
+        "Which tenth was the {shape} seen in?",
+    ),
+}
+ORDER_TEMPLATES["middle_first"] = TEMPLATES["which_first"]
+ORDER_TEMPLATES["middle_last"] = TEMPLATES["which_last"]
+ORDER_TEMPLATES["middle_before"] = ORDER_TEMPLATES["before"]
+ORDER_TEMPLATES["middle_after"] = ORDER_TEMPLATES["after"]
+
+ORDER_TYPES: Final = tuple(ORDER_TEMPLATES)
+
+ORDER_ANSWERS: Final[dict[str, tuple[str, ...]]] = {
+    "before": ("yes", "no"),
+    "after": ("yes", "no"),
+    "third": PARTS,
+    "tenth": TENTHS,
+    "middle_first": SHAPES,
+    "middle_last": SHAPES,
+    "middle_before": ("yes", "no"),
+    "middle_after": ("yes", "no"),
+}
+"""Type -> every answer it can have."""
+
+ORDER_CHANCE: Final[dict[str, float]] = {
+    kind: 0.5 if kind in ("middle_first", "middle_last") else 1 / len(answers)
+    for kind, answers in ORDER_ANSWERS.items()
+}
+"""As CHANCE, of the questions about order."""

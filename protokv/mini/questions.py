@@ -16,6 +16,16 @@ A question is asked at `ask_s`, after [0, ask_s) has been seen, and only if the 
 | now | what is visible in the last half second | OVO-Bench OJR (real-time) | ask_s |
 | anything_now | is anything visible in it | OVO-Bench real-time, yes / no | ask_s |
 
+What only a model that reads time can answer is asked where it is named (`phrases.ORDER_TYPES`):
+
+| type | asks | evidence_s: end of |
+|---|---|---|
+| before, after | did one appear before / after another (yes / no) | the later one |
+| third, tenth | in which part of [0, ask_s) the only {shape} was | that event |
+| middle_first, _last, _before, _after | the same of two neither of which is the first or last event | the later one |
+
+A part of the stream is asked only of an event that is at least a tenth of a part away from the other parts.
+
 Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds.
 """
 
@@ -29,11 +39,17 @@ from typing import Final, Protocol
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PLACES, SHAPES
-from protokv.mini.phrases import TEMPLATES, TYPES
+from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.phrases import ORDER_TEMPLATES, ORDER_TYPES, TEMPLATES, TYPES
 from protokv.mini.world import World
 
 MOST_COUNTED: Final = 4
+_MIDDLE: Final = {
+    "middle_first": "which_first",
+    "middle_last": "which_last",
+    "middle_before": "before",
+    "middle_after": "after",
+}
 
 
 class Sighting(Protocol):
@@ -115,7 +131,18 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
             return []
         i = seconds.index(decisive)
         return [about(SHAPES[events[i].shape], i)]
-    if kind in ("which_first", "which_last"):
+    if kind in _MIDDLE:
+        seconds = [int(e.start_s) for e in events]
+        ends = {min(seconds), max(seconds)} if seconds else set()
+        return [f for f in find_facts(_MIDDLE[kind], events, ask_s) if not ends & {seconds[i] for i in f.evidence}]
+    if kind in ("third", "tenth"):
+        names = PARTS if kind == "third" else TENTHS
+        return [
+            about(names[part], i, shape=SHAPES[e.shape])
+            for i, e in indexed
+            if shapes[e.shape] == 1 and (part := _find_part(e, ask_s, len(names))) is not None
+        ]
+    if kind in ("which_first", "which_last", "before", "after"):
         single = [(i, e) for i, e in indexed if shapes[e.shape] == 1]
         found = []
         for i, one in single:
@@ -123,7 +150,10 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
                 if i == j or int(one.start_s) == int(two.start_s):
                     continue
                 first, last = (one, two) if one.start_s < two.start_s else (two, one)
-                answer = SHAPES[(first if kind == "which_first" else last).shape]
+                if kind in ("before", "after"):
+                    answer = "yes" if one is (first if kind == "before" else last) else "no"
+                else:
+                    answer = SHAPES[(first if kind == "which_first" else last).shape]
                 found.append(about(answer, i, j, shape=SHAPES[one.shape], other=SHAPES[two.shape]))
         return found
     if kind == "count":
@@ -138,7 +168,17 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
         return [Fact(SHAPES[events[now[0]].shape] if now else "nothing", tuple(now), ask_s)]
     if kind == "anything_now":
         return [Fact("yes" if now else "no", tuple(now), ask_s)]
-    raise ConfigError(f"expected one of the question types {', '.join(TYPES)}, got {kind!r}")
+    raise ConfigError(f"expected one of the question types {', '.join((*TYPES, *ORDER_TYPES))}, got {kind!r}")
+
+
+def _find_part(event: Sighting, ask_s: float, parts: int) -> int | None:
+    """Which of equal parts of [0, ask_s) an event lies in, or None where it is too close to another one."""
+    length_s = ask_s / parts
+    first = max(event.start_s - length_s / 10, 0.0)
+    last = min(event.end_s, ask_s) + length_s / 10
+    part = min(int(event.start_s / length_s), parts - 1)
+    inside = part * length_s <= first and (last <= (part + 1) * length_s or part == parts - 1)
+    return part if inside else None
 
 
 def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
@@ -152,7 +192,7 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
 
 def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
     """Phrase a fact as a question, with template number `phrasing`; None draws one, half of the time the first."""
-    templates = TEMPLATES[kind]
+    templates = TEMPLATES[kind] if kind in TEMPLATES else ORDER_TEMPLATES[kind]
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
     return templates[phrasing].format(**fact.slots)

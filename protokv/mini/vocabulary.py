@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.phrases import ANSWERS, TEMPLATES
+from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, TEMPLATES
 
 SPECIAL: Final = (
     "<|endoftext|>",
@@ -48,27 +49,33 @@ def split(text: str) -> list[str]:
     return _PIECE.findall(text.lower())
 
 
-@lru_cache(maxsize=1)
-def words() -> tuple[str, ...]:
-    """The whole vocabulary in id order: special tokens, then every word that a template or an answer uses."""
+def _words_of(templates: Iterable[str], answers: Iterable[str]) -> set[str]:
     fill = {"shape": "", "other": "", "colour": "", "place": ""}
-    found: set[str] = {"user", "assistant", "system", "!", ":", ";", "'"}
-    for phrasings in TEMPLATES.values():
-        for template in phrasings:
-            found.update(split(template.format(**fill)))
-    names: Iterable[str] = (*SHAPES, *COLOUR_NAMES, *PLACES, *(a for group in ANSWERS.values() for a in group))
-    for name in names:
-        found.update(split(name))
-    return (*SPECIAL, *sorted(found))
+    return {word for text in (*(t.format(**fill) for t in templates), *answers) for word in split(text)}
 
 
-@lru_cache(maxsize=1)
-def token_ids() -> dict[str, int]:
+@lru_cache(maxsize=2)
+def words(order: bool = False) -> tuple[str, ...]:
+    """The whole vocabulary in id order: special tokens, then every word that a template or an answer uses.
+
+    With `order`, the further words of questions about order follow, so that the ids of the others stay.
+    """
+    names = (*SHAPES, *COLOUR_NAMES, *PLACES, *chain.from_iterable(ANSWERS.values()))
+    found = _words_of(chain.from_iterable(TEMPLATES.values()), names)
+    known = (*SPECIAL, *sorted(found | {"user", "assistant", "system", "!", ":", ";", "'"}))
+    if not order:
+        return known
+    further = _words_of(chain.from_iterable(ORDER_TEMPLATES.values()), chain.from_iterable(ORDER_ANSWERS.values()))
+    return (*known, *sorted(further.difference(known)))
+
+
+@lru_cache(maxsize=2)
+def token_ids(order: bool = False) -> dict[str, int]:
     """Word -> token id."""
-    return {word: i for i, word in enumerate(words())}
+    return {word: i for i, word in enumerate(words(order))}
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str, order: bool = False) -> list[int]:
     """Token ids of `text`; a word outside the vocabulary becomes `<unk>`."""
-    table = token_ids()
+    table = token_ids(order)
     return [table.get(piece, table["<unk>"]) for piece in split(text)]

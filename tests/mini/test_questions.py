@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.phrases import ANSWERS, TEMPLATES, TYPES
+from protokv.mini.palette import COLOUR_NAMES, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, ORDER_TYPES, TEMPLATES, TYPES
 from protokv.mini.questions import find_facts, make_questions
 from protokv.mini.world import World, WorldConfig
 
@@ -22,7 +23,7 @@ NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
     """Which phrasing a question is and the words that were filled in, read back from its English alone."""
-    for number, template in enumerate(TEMPLATES[kind]):
+    for number, template in enumerate((TEMPLATES | ORDER_TEMPLATES)[kind]):
         pattern = re.escape(template)
         for name, choice in NAMED.items():
             pattern = pattern.replace(re.escape("{" + name + "}"), f"(?P<{name}>{choice})")
@@ -57,6 +58,7 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
         wanted = appeared(slots["shape"])
         return ({"yes"}, last_sight(wanted)) if wanted else ({"no"}, ask_s)
     by_start = sorted(events, key=lambda e: e.start_s)
+    last_s = by_start[-1].start_s if by_start else 0
     if kind in ("first", "last"):
         decisive = by_start[0 if kind == "first" else -1]
         rivals = [e for e in events if int(e.start_s) == int(decisive.start_s)]
@@ -66,6 +68,20 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
         assert len(wanted) == 2
         answer = wanted[0 if kind == "which_first" else 1]
         return {SHAPES[answer.shape]}, last_sight(wanted)
+    if kind in ORDER_TYPES and "other" in slots:
+        one, two = (next(e for e in events if SHAPES[e.shape] == slots[name]) for name in ("shape", "other"))
+        if kind.startswith("middle"):
+            assert not {one, two} & {e for e in events if int(e.start_s) in (int(by_start[0].start_s), int(last_s))}
+        wanted = "after" if kind in ("after", "middle_after") else "before"
+        if kind in ("middle_first", "middle_last"):
+            earlier, later = sorted((one, two), key=lambda e: e.start_s)
+            return {SHAPES[(earlier if kind == "middle_first" else later).shape]}, last_sight([one, two])
+        return {"yes" if (one.start_s < two.start_s) == (wanted == "before") else "no"}, last_sight([one, two])
+    if kind in ("third", "tenth"):
+        names = PARTS if kind == "third" else TENTHS
+        (wanted,) = appeared(slots["shape"])
+        inside = [t for t, there in zip(times, shown, strict=True) if wanted in there]
+        return {names[int(len(names) * t / ask_s)] for t in inside}, last_sight([wanted])
     if kind == "count":
         return {("one", "two", "three", "four")[len(events) - 1]}, last_sight(events)
     now = [SHAPES[e.shape] for e in shown[-1]]
@@ -87,12 +103,12 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
 ):
     world = World(WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29))
     events = world.events_until(ask_s)
-    for made in make_questions(world, ask_s, per_type=3, seed=asked_with):
+    for made in make_questions(world, ask_s, per_type=3, types=(*TYPES, *ORDER_TYPES), seed=asked_with):
         answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s)
         assert answers == {made.answer}
         assert made.evidence_s == last_seen
         assert made.evidence_s <= made.ask_s == ask_s
-        assert made.answer in ANSWERS[made.type]
+        assert made.answer in (ANSWERS | ORDER_ANSWERS)[made.type]
 
 
 @settings(max_examples=30, deadline=None)
@@ -106,12 +122,27 @@ def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(see
 
 
 def test_every_type_can_be_asked_and_in_every_phrasing():
-    seen: dict[str, set[int]] = {kind: set() for kind in TYPES}
+    templates = TEMPLATES | ORDER_TEMPLATES
+    seen: dict[str, set[int]] = {kind: set() for kind in templates}
     for seed in range(150):
-        world = World(WorldConfig(seed, 20, 9.0))
-        for made in make_questions(world, 20):
+        world = World(WorldConfig(seed, 20, 12.0))
+        for made in make_questions(world, 20, types=tuple(templates)):
             seen[made.type].add(_read(made.type, made.question)[0])
-    assert all(len(seen[kind]) == len(TEMPLATES[kind]) for kind in TYPES)
+    assert all(len(seen[kind]) == len(templates[kind]) for kind in templates)
+
+
+def test_questions_about_order_are_asked_only_where_they_are_named():
+    asked = {made.type for seed in range(20) for made in make_questions(World(WorldConfig(seed, 60)), 60)}
+    assert asked <= set(TYPES)
+    assert not set(TYPES) & set(ORDER_TYPES)
+
+
+def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
+    event = next(iter(World(WorldConfig(3, 60, 20.0)).events()))
+    moved = [replace(event, start_s=start, end_s=start + 2.0) for start in (8.0, 17.0, 19.0, 21.0, 30.0)]
+    facts = [find_facts("third", [event], 60) for event in moved]
+    assert [fact[0].answer if fact else None for fact in facts] == ["start", None, None, None, "middle"]
+    assert find_facts("tenth", [replace(event, start_s=57.0, end_s=60.0)], 60)[0].answer == "ten"
 
 
 def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():

@@ -8,14 +8,23 @@ import pytest
 
 from protokv.backbones import load_backbone
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.phrases import ANSWERS, CHANCE, TEMPLATES, TYPES
+from protokv.mini.phrases import (
+    ANSWERS,
+    CHANCE,
+    ORDER_ANSWERS,
+    ORDER_CHANCE,
+    ORDER_TEMPLATES,
+    ORDER_TYPES,
+    TEMPLATES,
+    TYPES,
+)
 from protokv.mini.training.forward import QUESTION_TOKENS
 from protokv.mini.training.tokenizer import build_tokenizer
 from protokv.mini.vocabulary import PADDED_SIZE, encode, split, token_ids, words
 
 
-def _every_question():
-    for phrasings in TEMPLATES.values():
+def _every_question(templates=TEMPLATES):
+    for phrasings in templates.values():
         for template in phrasings:
             for shape, colour, place in itertools.zip_longest(SHAPES, COLOUR_NAMES, PLACES, fillvalue="left"):
                 yield template.format(shape=shape, other="bar", colour=colour, place=place)
@@ -27,6 +36,18 @@ def test_every_template_and_answer_is_in_the_vocabulary_with_and_without_punctua
         assert token_ids()["<unk>"] not in encode(text)
         assert token_ids()["<unk>"] not in encode(text.rstrip("?.").upper())
     assert len(words()) == len(set(words())) <= PADDED_SIZE
+
+
+def test_words_of_order_follow_the_others_and_are_unknown_unless_asked_for():
+    assert words(order=True)[: len(words())] == words()
+    assert len(words(order=True)) == len(set(words(order=True))) <= PADDED_SIZE
+    assert "before" not in words()
+    texts = [*_every_question(ORDER_TEMPLATES), *(a for answers in ORDER_ANSWERS.values() for a in answers)]
+    assert not any(token_ids()["<unk>"] in encode(text, order=True) for text in texts)
+    framing = len(split("<|vision_end|> <|im_end|> <|im_start|> assistant"))
+    assert max(len(split(text)) for text in texts) + framing + 1 <= QUESTION_TOKENS
+    tokenizer = build_tokenizer(order=True)
+    assert [tokenizer(text)["input_ids"] for text in texts[::7]] == [encode(text, order=True) for text in texts[::7]]
 
 
 def test_every_question_with_its_longest_answer_fits_in_its_block():
@@ -64,5 +85,6 @@ def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
 
 def test_every_type_has_answers_and_a_chance_level():
     assert set(TYPES) == set(ANSWERS) == set(CHANCE)
-    assert all(0.1 <= c <= 0.5 for c in CHANCE.values())
+    assert set(ORDER_TYPES) == set(ORDER_ANSWERS) == set(ORDER_CHANCE)
+    assert all(0.1 <= c <= 0.5 for c in (CHANCE | ORDER_CHANCE).values())
     assert token_ids()["<unk>"] == encode("pancake")[0]

@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerFast
 from protokv.mini.vocabulary import CHAT_TEMPLATE, SPECIAL, token_ids
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer that lowercases, splits off punctuation and ignores white space."""
-    core = Tokenizer(models.WordLevel(token_ids(), unk_token="<unk>"))
+def build_tokenizer(order: bool = False) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer that lowercases, splits off punctuation and ignores white space; see `words`."""
+    core = Tokenizer(models.WordLevel(token_ids(order), unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
