@@ -192,6 +192,10 @@ class Session:
         for one, start_s in zip(steps, starts_s, strict=True):
             self._forward_and_append([one], [start_s])
 
+    def skip(self, step: StepTokens, start_s: float) -> None:
+        """Let a step go by that no question will depend on (`MemoryConfig.horizon`): the clock alone goes on."""
+        self.clock = self._place([step], [start_s])[0].clock
+
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         backbone = self.backbone
         with stage(self.timings, "forward"):

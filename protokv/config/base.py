@@ -85,6 +85,11 @@ class MemoryConfig:
         """K, prototypes of each layer and KV head."""
         return 0
 
+    @property
+    def horizon(self) -> int | None:
+        """How many of the last steps decide what a question reads; None: all."""
+        return None
+
     def changes(self) -> dict[str, Any]:
         """Settings other than the defaults of the name, the budget and the seed left out: what a table shows of them.
 

@@ -36,3 +36,8 @@ class LastFramesConfig(MemoryConfig):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"last_steps": (1, MOST_TOKENS)}
 
     last_steps: int = 4
+
+    @property
+    def horizon(self) -> int:
+        """N, and the step before them, behind which the first of them is placed where positions are compact."""
+        return max(self.last_steps + 1, self.recent_frames)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from protokv.backbones.base import Backbone
@@ -62,10 +62,14 @@ class Plan:
         steps = embedded = answers = 0
         for _, asked in self.asked:
             left = [one for one in asked if one.key not in done]
-            seeing = groupby((one for one in left if not one.variant.blind), key=lambda one: one.variant)
-            # A pass ends with its last question.
-            passes = [math.ceil(max(one.ask.at_s for one in own) * steps_per_second) for _, own in seeing]
-            steps, embedded, answers = steps + sum(passes), embedded + max(passes, default=0), answers + len(left)
+            answers += len(left)
+            last = 0
+            for variant, own in groupby((one for one in left if not one.variant.blind), key=lambda one: one.variant):
+                ends = sorted({math.ceil(one.ask.at_s * steps_per_second) for one in own})
+                # A pass ends with its last question; between two of them no more is encoded than the next depends on.
+                steps += sum(min(b - a, variant.config.horizon or b - a) for a, b in pairwise([0, *ends]))
+                last = max(last, ends[-1])
+            embedded += last
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),

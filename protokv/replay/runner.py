@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
@@ -17,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
 from protokv.generate import Decoding
 from protokv.replay.benchmarks import BENCHMARKS
@@ -150,8 +151,27 @@ class _Run:
     session: Session
     left: list[tuple[Ask, Trial]]
     blind: bool
+    waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
     busy_s: float = 0.0
     warm: bool = False
+
+    def watch(self, tokens: StepTokens, start_s: float) -> None:
+        """Take a step; where only the last ones decide an answer, these wait until there is a question."""
+        horizon = self.session.config.horizon
+        self.waiting.append((tokens, start_s))
+        if horizon is None:
+            self.catch_up()
+        elif len(self.waiting) > horizon:
+            self.session.skip(*self.waiting.popleft())
+
+    def catch_up(self) -> None:
+        """Take the steps that wait."""
+        began = time.perf_counter()
+        while self.waiting:
+            tokens, start_s = self.waiting.popleft()
+            self.session.take([tokens], [start_s])
+        synchronise(self.session.backbone)
+        self.busy_s += time.perf_counter() - began
 
     def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
         """Take what is to be asked until a stream time; causal queries, or the others, or all."""
@@ -207,10 +227,7 @@ def replay(
         tokens = runs[0].session.embed(step.images, step.time_s)
         for run in runs:
             if not run.blind:
-                began = time.perf_counter()
-                run.session.take([tokens], [step.time_s])
-                synchronise(backbone)
-                run.busy_s += time.perf_counter() - began
+                run.watch(tokens, step.time_s)
         now = _Moment(
             step.time_s + setup.frames_per_step / setup.fps, now.steps + 1, now.tokens_seen + len(tokens.embeddings)
         )
@@ -226,6 +243,8 @@ def replay(
 
 
 def _answer(backbone: Backbone, run: _Run, setup: Setup, now: _Moment, trials: Sequence[Trial]) -> Iterator[Row]:
+    if trials:
+        run.catch_up()
     for trial in trials:
         text = trial.prompt or trial.question
         if not run.warm:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched
 from protokv.replay.streams import WorldStream
+from protokv.session import Session
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),
@@ -39,12 +43,24 @@ def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
     assert all(parts[key].prediction == row.prediction for key, row in whole.rows.items())
 
 
-def test_the_cost_that_is_told_is_what_is_done(tiny: Backbone, stream: WorldStream, tmp_path: object) -> None:
-    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny))
-    cost = plan.cost()
+def test_the_cost_that_is_told_is_what_is_done(
+    tiny: Backbone, stream: WorldStream, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the last frames no more is encoded than a question depends on.
+    last = Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2))
+    plan = make_plan([stream], [*VARIANTS, last], DELAYS, Setup.of(tiny))
+    cost, taken, take = plan.cost(), Counter[str](), Session.take
+
+    def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
+        taken[session.config.name] += len(steps)
+        take(session, steps, starts_s)
+
+    monkeypatch.setattr(Session, "take", counted)
     events = list(run(plan, tiny, RowFile(f"{tmp_path}/r")))
     assert cost["answers"] == sum(isinstance(event, Row) for event in events)
-    assert cost["steps"] == len(VARIANTS) * sum(isinstance(event, Watched) for event in events)
+    assert cost["embedded"] == sum(isinstance(event, Watched) for event in events)
+    assert cost["steps"] == taken.total()
+    assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == cost["embedded"]
     assert plan.cost({event.key for event in events if isinstance(event, Row)})["answers"] == 0
 
 
