@@ -27,8 +27,7 @@ class CompressedMemory(LocalMemory):
     """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the config."""
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape = config, shape
-        self._intake = Intake(config, shape)
+        super().__init__(config, shape, rotary)
         self._slots = Slots(shape, far=config.budget, near=0)
         self._kept = KeptTokens(self._slots, shape)
 

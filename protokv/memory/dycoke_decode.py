@@ -26,26 +26,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.config import DyCokeDecodeConfig
 from protokv.context import Anchoring, Context, Segment
-from protokv.errors import ConfigError
-from protokv.memory.base import MemoryShape
 from protokv.memory.full import FullCache
-from protokv.rotary import Rotary, rotate
+from protokv.rotary import rotate
 
 
 class DyCokeDecode(FullCache):
     """The full cache; what a question recalls prunes itself."""
 
     hides_recent = False
-
-    def __init__(self, config: DyCokeDecodeConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        if shape.part_of is not None:
-            raise ConfigError(
-                f"the memory {config.name} cannot be spread over devices: a layer of it looks at what another one did",
-                hint="load the model on one device, or choose another memory",
-            )
-        super().__init__(config, shape, rotary)
+    undivided = "a layer of it looks at what another one did"
 
     def recall(self) -> Context:
         """Everything for the question, and a part of it for the answer. Each call is for one question."""

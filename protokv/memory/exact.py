@@ -10,19 +10,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from protokv.context import Context
-from protokv.memory.base import MemoryShape
+from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec
+from protokv.rotary import Rotary
 
 
 class ExactMemory(LocalMemory):
     """The prompt prefix and a ring of exact tokens."""
 
-    _slots: Slots
-    _near: NearWindow
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        self._slots, self._near = self._allocate(self._first_room())
+
+    def _first_room(self) -> int:
+        """Tokens that room is made for at first."""
+        return int(self._config.near_tokens)
+
+    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
+        slots = Slots(self._shape, far=0, near=capacity)
+        return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -32,6 +42,10 @@ class ExactMemory(LocalMemory):
     def parts(self) -> Sequence[StatePart]:
         """The prompt prefix and the window."""
         return self._slots, self._intake, self._near
+
+    def append(self, step: StepKV) -> None:
+        """Take one step; the oldest ones are forgotten to make room."""
+        self._near.append(self._admit(step, self._near.last_step))
 
     def context(self) -> Context:
         """All slots; their number changes only where the memory is unbounded and has grown."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from protokv.config import MemoryConfig
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
@@ -20,7 +19,6 @@ from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow
 from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, TensorSpec
-from protokv.rotary import Rotary
 
 _FIRST_TOKENS = 1 << 14
 
@@ -30,19 +28,13 @@ class FullCache(ExactMemory):
 
     bounded = False
 
-    def __init__(self, config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape = config, shape
-        self._intake = Intake(config, shape)
-        self._slots, self._near = self._allocate(min(config.budget, _FIRST_TOKENS))
-
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """The prompt prefix and a window of any number of tokens."""
         return (*Slots.declare(shape), *Intake.declare(), *NearWindow.declare(shape, None))
 
-    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = Slots(self._shape, far=0, near=capacity)
-        return slots, NearWindow(slots, self._shape.position_components)
+    def _first_room(self) -> int:
+        return min(int(self._config.budget), _FIRST_TOKENS)
 
     def append(self, step: StepKV) -> None:
         """Take one step, in a buffer of twice the size if this one is full."""

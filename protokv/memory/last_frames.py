@@ -22,16 +22,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from protokv.config import LastFramesConfig
 from protokv.context import Anchoring, Context, SlotContext
 from protokv.errors import StateCorrupt
-from protokv.memory.base import MemoryShape, StepKV
+from protokv.memory.base import StepKV
 from protokv.memory.exact import ExactMemory
-from protokv.memory.intake import Intake
 from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.slots import Slots
 from protokv.memory.state import Clock
-from protokv.rotary import Rotary
 
 
 class LastFrames(ExactMemory):
@@ -39,16 +36,9 @@ class LastFrames(ExactMemory):
 
     joins_steps = False
 
-    def __init__(self, config: LastFramesConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape = config, shape
-        self._intake = Intake(config, shape)
-        self._slots = Slots(shape, far=0, near=config.budget)
-        self._near: NearWindow = StepWindow(self._slots, shape.position_components, config.last_steps)
-
-    def append(self, step: StepKV) -> None:
-        """Take one step; the oldest ones are forgotten to make room."""
-        step = self._admit(step, self._near.last_step)
-        self._near.append(step)
+    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
+        slots = Slots(self._shape, far=0, near=capacity)
+        return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
 
     def context(self) -> Context:
         """The prompt prefix alone."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -21,20 +21,24 @@ from protokv.rotary import Rotary
 
 
 class LocalMemory(Memory):
-    """A memory in parts."""
+    """A memory in parts.
 
-    _config: Any
-    _shape: MemoryShape
+    Attributes:
+        undivided: why its layers must all be on one device; empty: they need not.
+    """
+
+    undivided: ClassVar[str] = ""
+
     _slots: Slots
-    _intake: Intake
 
-    @abstractmethod
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         """An empty memory.
 
         Raises:
             ConfigError: the config does not fit the model.
         """
+        self._config, self._shape, self._rotary = config, shape, rotary
+        self._intake = Intake(config, shape)
 
     @classmethod
     @abstractmethod

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, Segment
+from protokv.errors import ConfigError
 from protokv.layers import LayerRun, runs_of
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.memory.intake import find_usable
@@ -44,6 +45,11 @@ class LayerShards(Memory):
         Raises:
             ConfigError: the config does not fit the model, or this kind needs all layers on one device.
         """
+        if cls.undivided:
+            raise ConfigError(
+                f"the memory {config.name} cannot be spread over devices: {cls.undivided}",
+                hint="load the model on one device, or use another memory",
+            )
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary
         self._runs = runs_of(shape.layer_devices or [shape.device] * shape.layers)

@@ -26,27 +26,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.config import HermesConfig
-from protokv.errors import ConfigError
-from protokv.memory.base import MemoryShape
 from protokv.memory.compressed import CompressedMemory
 from protokv.memory.hermes.scores import DEEP, PROBES, band_of, measure_attention, rank
-from protokv.rotary import Rotary, turn
+from protokv.rotary import turn
 
 
 class Hermes(CompressedMemory):
     """At most M tokens a layer; a compression keeps a share of them."""
 
     joins_steps = False
-
-    def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        if shape.part_of is not None:
-            raise ConfigError(
-                "the memory hermes cannot be spread over devices: a layer's scores are smoothed with the next layer's",
-                hint="load the model on one device, or use another memory",
-            )
-        super().__init__(config, shape, rotary)
-        self._rotary = rotary
+    undivided = "a layer's scores are smoothed with the next layer's"
 
     def probes_for(self, tokens: int) -> Sequence[str]:
         """The three pseudo queries, where the step would exceed the budget."""

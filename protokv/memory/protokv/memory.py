@@ -39,8 +39,7 @@ class ProtoKV(LocalMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarise all older ones."""
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape, self._rotary = config, shape, rotary
-        self._intake = Intake(config, shape)
+        super().__init__(config, shape, rotary)
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
         self._slots = Slots(shape, far=K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)

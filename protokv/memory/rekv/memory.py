@@ -36,11 +36,8 @@ from protokv.context import Context
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.exact import ExactMemory
-from protokv.memory.intake import Intake
-from protokv.memory.near import NearWindow
 from protokv.memory.rekv.archive import Archive
 from protokv.memory.rekv.retrieval import Retrieval
-from protokv.memory.slots import Slots
 from protokv.memory.state import Clock, StatePart, TensorSpec
 from protokv.rotary import Rotary
 
@@ -53,10 +50,7 @@ class ReKV(ExactMemory):
     hides_recent = False
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        self._config, self._shape, self._rotary = config, shape, rotary
-        self._intake = Intake(config, shape)
-        self._slots = Slots(shape, far=0, near=config.near_tokens)
-        self._near = NearWindow(self._slots, shape.position_components)
+        super().__init__(config, shape, rotary)
         self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
 
     @classmethod
