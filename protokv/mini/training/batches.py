@@ -45,8 +45,8 @@ class Batch:
 
 @lru_cache(maxsize=65536)
 def _encoded(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant")
-    reply = encode(f"{answer} <|im_end|>")
+    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", order=True)
+    reply = encode(f"{answer} <|im_end|>", order=True)
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
 
 

@@ -1,0 +1,139 @@
+"""Whether a checkpoint reads order: accuracy by type and place of the evidence, intervals by bootstrap over worlds.
+
+Run: `python -m protokv.mini.training.evaluate_order`.
+
+Frames are really rendered and the whole cache is there. Types whose words the checkpoint's tokenizer lacks are not
+asked. Worlds of one index share their evidence, so an interval draws indices, not questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from protokv.mini import weights_folder
+from protokv.mini.phrases import CHANCE, ORDER_CHANCE, ORDER_TEMPLATES, TEMPLATES
+from protokv.mini.questions import Question
+from protokv.mini.training.batches import IGNORED, judge_answers, write_question
+from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
+from protokv.mini.training.model import TOKENS
+from protokv.mini.training.order_worlds import ASKED, PLACES, ask_order, make_order_world
+from protokv.mini.vocabulary import split
+from protokv.mini.world import World
+
+RESAMPLES: Final = 10_000
+BLOCK: Final = 16
+"""Questions that are read at once: more would hold large attention scores."""
+
+Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
+"""(type, place) -> right answers and questions of each world, `[worlds, 2]`."""
+
+
+def find_known_types(folder: Path, kinds: Sequence[str] = ASKED) -> tuple[str, ...]:
+    """Those of `kinds` of which the tokenizer in `folder` knows every word."""
+    known = set(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    templates = TEMPLATES | ORDER_TEMPLATES
+    fill = {"shape": "", "other": "", "colour": "", "place": ""}
+    return tuple(
+        kind for kind in kinds if known.issuperset(w for t in templates[kind] for w in split(t.format(**fill)))
+    )
+
+
+@torch.no_grad()
+def answer_all(model: Qwen2_5_VLForConditionalGeneration, world: World, asked: Sequence[Question]) -> list[bool]:
+    """Whether each question about the whole of `world` is answered right."""
+    K, dtype = world.config.length_s, model.lm_head.weight.dtype
+    frames = torch.from_numpy(world.frames(0, K)).view(K, 2, 84, 84, 3)
+    features = torch.cat([encode_steps(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)])
+    verdicts: list[bool] = []
+    for start in range(0, len(asked), BLOCK):
+        some = asked[start : start + BLOCK]
+        ids = np.zeros((1, len(some), QUESTION_TOKENS), np.int64)
+        labels = np.full(ids.shape, IGNORED, np.int64)
+        for i, question in enumerate(some):
+            write_question(ids[0, i], labels[0, i], question.question, question.answer)
+        truth = torch.from_numpy(labels)
+        logits = compute_logits(
+            model,
+            features.view(1, K * TOKENS, -1),
+            torch.from_numpy(ids),
+            torch.arange(K)[None],
+            torch.tensor([K]),
+            truth != IGNORED,
+        )
+        verdicts += judge_answers(logits, truth)
+    return verdicts
+
+
+def evaluate_order(
+    model: Qwen2_5_VLForConditionalGeneration, kinds: Sequence[str], worlds: int, per_type: int = 4
+) -> Verdicts:
+    """Right answers and questions by type and place of the evidence in `worlds` worlds a place."""
+    tally = {(kind, place): np.zeros((worlds, 2), np.int64) for kind in kinds for place in PLACES}
+    for index in range(worlds):
+        for place in PLACES:
+            world = make_order_world(place, index)
+            asked = ask_order(world, tuple(kinds), per_type)
+            for question, ok in zip(asked, answer_all(model, world, asked), strict=True):
+                tally[question.type, place][index] += (ok, 1)
+    return tally
+
+
+def bootstrap(counts: NDArray[np.int64], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the accuracy of `counts` `[worlds, 2]` (right, asked) when worlds are drawn anew."""
+    rng = np.random.default_rng(seed)
+    # How often each world is drawn.
+    drawn = rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), resamples)
+    right, asked = (drawn @ counts).T
+    low, high = np.quantile(right[asked > 0] / asked[asked > 0], (0.025, 0.975))
+    return float(low), float(high)
+
+
+def format_order_table(verdicts: Verdicts) -> Iterator[str]:
+    """The lines of a markdown table: a row a type, the places side by side, then all of them together."""
+    chance = CHANCE | ORDER_CHANCE
+    yield f"| question | chance | {' | '.join(PLACES)} | all | interval | n |"
+    yield "|---|---|" + "---|" * (len(PLACES) + 3)
+    for kind in dict.fromkeys(kind for kind, _ in verdicts):
+        by_place = [verdicts[kind, place] for place in PLACES]
+        shown = [f"{c[:, 0].sum() / c[:, 1].sum():.2f}" if c[:, 1].any() else "-" for c in by_place]
+        together = np.sum(by_place, axis=0)
+        right, asked = together.sum(0)
+        if not asked:
+            continue
+        low, high = bootstrap(together)
+        yield (
+            f"| {kind} | {chance[kind]:.2f} | {' | '.join(shown)} | {right / asked:.3f} | {low:.3f} to {high:.3f} "
+            f"| {asked} |"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of a checkpoint folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m protokv.mini.training.evaluate_order", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--model", type=Path, default=weights_folder(), help="checkpoint folder")
+    parser.add_argument("--worlds", type=int, default=64, help="worlds for each place of the evidence")
+    parser.add_argument("--types", help="question types, separated by commas (default: all that it has words for)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    kinds = options.types.split(",") if options.types else find_known_types(options.model)
+    for line in format_order_table(evaluate_order(model.eval(), kinds, options.worlds)):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

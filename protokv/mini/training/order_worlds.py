@@ -1,0 +1,60 @@
+"""Worlds in which only reading time answers: four events at the start, in the middle or at the end among 24 others.
+
+The 24 others share no shape, colour or place with the four, which come within a minute or, in every second world,
+within 16 seconds. Owns what is shown and what is asked; knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from protokv.mini.phrases import ORDER_TYPES
+from protokv.mini.questions import Question, find_facts, phrase, pick
+from protokv.mini.seeds import ORDER_CARD
+from protokv.mini.world import World, WorldConfig
+
+PLACES: Final = ("start", "middle", "end")
+DISTRACTORS: Final = 24
+CONTENT: Final = ("colour", "shape", "where", "at", "whether")
+ASKED: Final = (*(kind for kind in ORDER_TYPES if kind not in ("before", "after")), *CONTENT, "first", "last", "now")
+"""Types in the order of the table: order first, then what must not be lost for it."""
+
+_LENGTHS_S: Final = (180, 240, 300)
+_EVIDENCE_S: Final = (60, 16)
+
+
+def make_order_world(place: str, index: int) -> World:
+    """World number `index` with the evidence at `place`; what the evidence is depends on the index alone.
+
+    Of six worlds in a row, each has another pair of length and density.
+    """
+    length_s = _LENGTHS_S[index // 2 % len(_LENGTHS_S)]
+    evidence_s = _EVIDENCE_S[index % 2]
+    before_s = {"start": 0, "middle": length_s // 120 * 60, "end": length_s - evidence_s}[place]
+    return World(
+        WorldConfig(
+            ORDER_CARD[index],
+            length_s,
+            60 * DISTRACTORS / (length_s - evidence_s),
+            evidence_events=4,
+            evidence_s=evidence_s,
+            before_s=before_s,
+        )
+    )
+
+
+def ask_order(world: World, kinds: tuple[str, ...] = ASKED, per_type: int = 4) -> list[Question]:
+    """Up to `per_type` different facts of each type about the whole of `world`; the same for the same world."""
+    ask_s = world.config.length_s
+    events = world.events_until(ask_s)
+    asked = []
+    for number, kind in enumerate(kinds):
+        rng = np.random.default_rng([world.config.seed, 32, number, world.config.before_s])
+        left = find_facts(kind, events, ask_s)
+        for _ in range(min(per_type, len(left))):
+            fact = pick(rng, left)
+            left = [other for other in left if other is not fact]
+            asked.append(Question(phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, float(ask_s)))
+    return asked

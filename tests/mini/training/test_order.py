@@ -1,0 +1,90 @@
+"""The worlds and the measurement of order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protokv.mini import weights_folder
+from protokv.mini.phrases import ORDER_TYPES
+from protokv.mini.seeds import CARD, ORDER_CARD
+from protokv.mini.training.evaluate import LENGTHS
+from protokv.mini.training.evaluate_order import (
+    answer_all,
+    bootstrap,
+    evaluate_order,
+    find_known_types,
+    format_order_table,
+)
+from protokv.mini.training.model import make_model
+from protokv.mini.training.order_worlds import ASKED, DISTRACTORS, PLACES, ask_order, make_order_world
+from tests.mini.training.tiny import SMALL
+
+
+def _evidence(world):
+    start = world.config.before_s
+    return [e for e in world.events() if start <= e.start_s < start + world.config.evidence_s]
+
+
+def test_the_evidence_is_the_same_wherever_it_lies_and_among_24_others():
+    for index in range(12):
+        looks = set()
+        for place in PLACES:
+            world = make_order_world(place, index)
+            evidence = _evidence(world)
+            looks.add(tuple((e.shape, e.colour, e.place, e.start_s - world.config.before_s) for e in evidence))
+            assert len(evidence) == 4
+            assert abs(len(list(world.events())) - 4 - DISTRACTORS) <= 4
+            third = world.config.before_s * 3 / world.config.length_s
+            assert {"start": third == 0, "middle": 1 <= third < 2, "end": third >= 2}[place]
+        assert len(looks) == 1
+
+
+def test_worlds_of_order_are_of_the_card_and_of_no_other_table_of_it():
+    assert set(ORDER_CARD) < set(CARD)
+    others = {CARD.start + 10_000 * length + index for length in LENGTHS for index in range(4 * 96)}
+    assert not others & set(ORDER_CARD)
+    assert make_order_world("end", 63).config.seed in ORDER_CARD
+
+
+def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_asked():
+    kinds = set()
+    for index in range(6):
+        for place in PLACES:
+            world = make_order_world(place, index)
+            asked = ask_order(world)
+            assert asked == ask_order(world)
+            assert len({(q.type, q.question) for q in asked}) > 0.8 * len(asked)
+            kinds |= {q.type for q in asked}
+    assert kinds == set(ASKED)
+    assert {kind for kind in ORDER_TYPES if kind.startswith("middle")} < kinds
+
+
+def test_the_shipped_model_is_asked_what_it_has_words_for():
+    assert set(find_known_types(weights_folder())) == set(ASKED) - {"third", "tenth", "middle_before", "middle_after"}
+
+
+def test_blocks_of_questions_are_read_as_one_by_one():
+    model = make_model(1, **SMALL).eval()
+    world = make_order_world("start", 0)
+    asked = ask_order(world, ("colour", "where", "middle_first", "shape"), 6)
+    assert len(asked) > 16
+    assert answer_all(model, world, asked) == [answer_all(model, world, [q])[0] for q in asked]
+
+
+def test_an_interval_is_that_of_drawing_worlds():
+    # Worlds that are all right or all wrong: the interval of a share of 64 worlds, not of 640 questions.
+    counts = np.zeros((64, 2), np.int64)
+    counts[:, 1] = 10
+    counts[:48, 0] = 10
+    low, high = bootstrap(counts)
+    assert abs(low - (0.75 - 1.96 * (0.75 * 0.25 / 64) ** 0.5)) < 0.02
+    assert abs(high - (0.75 + 1.96 * (0.75 * 0.25 / 64) ** 0.5)) < 0.02
+    assert bootstrap(np.array([[3, 3], [5, 5]])) == (1.0, 1.0)
+
+
+def test_the_table_has_a_row_a_type_and_counts_what_was_asked():
+    verdicts = evaluate_order(make_model(1, **SMALL).eval(), ("middle_first", "colour"), worlds=2)
+    lines = list(format_order_table(verdicts))
+    assert len(lines) == 2 + 2
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[3].endswith("| 24 |")
