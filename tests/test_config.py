@@ -126,6 +126,19 @@ def test_settings_of_old_states_are_those_of_the_memory_that_they_named(
     assert MemoryConfig.from_dict(migrate(OLD | old)) == config
 
 
+@pytest.mark.parametrize(
+    ("budget", "rule", "blocked", "blocked_from"),
+    [(512, "auto", False, 512), (4000, "auto", False, 4096), (6000, "auto", True, 512), (4000, "blocked", True, 512)],
+)
+def test_a_state_goes_on_with_the_rule_that_made_it(budget: int, rule: str, blocked: bool, blocked_from: int) -> None:
+    # Until there was a setting, the blocked rule served from 4,096 prototypes on.
+    settings = {**DurableConfig(budget=budget).to_dict(), "rule": rule}
+    del settings["blocked_from"]
+    config = MemoryConfig.from_dict(migrate(settings))
+    assert isinstance(config, DurableConfig)
+    assert (config.is_blocked, config.blocked_from) == (blocked, blocked_from)
+
+
 def test_migration_leaves_what_is_new_or_unknown_alone() -> None:
     for name in CONFIGS:
         settings = MemoryConfig.of(name, budget=64).to_dict()

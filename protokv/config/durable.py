@@ -11,12 +11,9 @@ from protokv.errors import ConfigError
 
 Rule = Literal["auto", "exact", "blocked"]
 
-BLOCKED_FROM: Final = 4096
-"""Prototypes of a head from which on "auto" is the blocked rule: about 20 steps of 196 tokens.
-
-There it keeps what the exact one keeps (`protokv.memory.protokv.policies.blocked`). At 15 steps it does not where a
-stream has more to tell than fits.
-"""
+BLOCKED_FROM: Final = 512
+"""Prototypes of a head from which on "auto" is the blocked rule; what it keeps and costs is measured in
+`protokv.memory.protokv.policies.blocked`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +27,20 @@ class DurableConfig(PrototypeConfig):
     Attributes:
         rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
             grows with the bank and with what happens in the video; "blocked" plans many at once in bounded, fixed work
-            (`protokv.memory.protokv.policies.blocked`); "auto" is exact below 4096 prototypes and blocked from there
-            on, where it keeps what the exact one keeps.
+            (`protokv.memory.protokv.policies.blocked`); "auto" is exact in banks of fewer than `blocked_from`
+            prototypes and blocked in larger ones, where it keeps what the exact one keeps.
+        blocked_from: prototypes of a head.
         merge_mass_power: in the cost of a merge a prototype of mass n weighs n to this power: 1 is Ward's cost, 0 takes
             no notice of the mass.
     """
 
     name: ClassVar[str] = "durable"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1)}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "blocked_from": (2, 2**31)}
 
     pseudo_tokens: int = 1
     residual: bool = False
     rule: Rule = "auto"
+    blocked_from: int = BLOCKED_FROM
     merge_mass_power: float = 1.0
 
     def check(self) -> None:
@@ -56,5 +55,5 @@ class DurableConfig(PrototypeConfig):
     def is_blocked(self) -> bool:
         """Whether the rule that serves is the blocked one."""
         if self.rule == "auto":
-            return self.prototypes >= BLOCKED_FROM and not self.residual
+            return self.prototypes >= self.blocked_from and not self.residual
         return self.rule == "blocked"

@@ -7,6 +7,7 @@ a comparison of whole numbers or of such floats.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
-SHARE, PIVOTS, WIDTH, SAMPLE, SIDE, USUAL, MOST = 20, 64, 32, 512, 16, 64.0, 127.0
+LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
+# Of large banks and of small ones.
+SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
+
+
+Proposal = tuple[float, int, int]
+"""A cost, the slot to go into, and where it was found: no two of a head are equal."""
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class NaiveBlocked:
 
     def __init__(self, prototypes: int, heads: int, *, anchor: str = "recent", merge_mass_power: float = 1.0) -> None:
         self.K, self.anchor, self.power = prototypes, anchor, merge_mass_power
-        self.M = max(1, prototypes // SHARE)
+        self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
         # In how many plans something goes into what goes itself, and how often only some heads planned.
@@ -129,14 +136,23 @@ class NaiveBlocked:
         squares = self._squares(slots)
         costs = self._costs(slots, squares)
         place, content = self._by_place(slots), self._by_content(squares)
-        proposals: dict[int, tuple[float, int, int, int, int]] = {}
+        proposals: dict[int, Proposal] = {}
         for number, order in enumerate((place, content)):
-            for slot, (cost, before, partner, at) in self._nearest_heavier(slots, costs, order).items():
-                proposal = cost, before, partner, number, at
+            for slot, proposal in self._nearest_heavier(slots, costs, order, number):
                 if slot < filled:
                     proposals[slot] = min(proposal, proposals.get(slot, proposal))
-        cheapest = sorted(proposals, key=lambda slot: proposals[slot])[: self.M]
-        goes = {slot: proposals[slot][2] for slot in cheapest}
+        comes: dict[int, Proposal] = {}
+        for proposal in proposals.values():
+            comes[proposal[1]] = min(proposal, comes.get(proposal[1], proposal))
+
+        def turn(slot: int) -> tuple[bool, Proposal]:
+            own = proposals[slot]
+            # What it would go into goes itself, or something comes into it, at a lower cost.
+            waits = proposals.get(own[1], own) < own or comes.get(slot, own) < own
+            return waits, own
+
+        cheapest = sorted(proposals, key=turn)[: self.M]
+        goes = {slot: proposals[slot][1] for slot in cheapest}
         assert len(goes) == self.M
 
         def end(slot: int) -> int:
@@ -180,35 +196,29 @@ class NaiveBlocked:
         return sorted(range(self.K), key=near)
 
     def _nearest_heavier(
-        self, slots: list[Prototype], costs: list[list[float]], order: list[int]
-    ) -> dict[int, tuple[float, int, int, int]]:
-        """Of each slot the least cost in its block, of equal ones that of the heaviest partner; how many there are
-        heavier than the partner, which it is, and how many there are heavier than the slot."""
-        found = {}
-        width = self._width()
+        self, slots: list[Prototype], costs: list[list[float]], order: list[int], number: int
+    ) -> Iterator[tuple[int, Proposal]]:
+        """Each slot with the least cost in its block, of equal ones that of the heaviest partner; the last block is as
+        long as the others, so some slots are in two."""
+        width = min(self.K, WIDTH if self.K >= LARGE else WIDE)
         for start in range(0, len(order), width):
-            block = sorted(order[start : start + width], key=lambda slot: (-slots[slot].mass, slot))
+            last = start + width >= len(order)
+            block = sorted(
+                order[-width:] if last else order[start : start + width], key=lambda slot: (-slots[slot].mass, slot)
+            )
             for at, slot in enumerate(block[1:], 1):
-                cost, place = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
-                found[slot] = cost, place, block[place], at
-        return found
+                cost, before = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
+                yield slot, (cost, block[before], at + width * number + 2 * width * last)
 
     def _squares(self, slots: list[Prototype]) -> list[list[float]]:
-        """Squared distances of the sketches: whole numbers, rounded to bfloat16 once."""
+        """Squared distances of the sketches: whole numbers."""
         points = torch.stack(self.sketch_of(slots))
-        return (points[:, None] - points[None]).square().sum(2).float().bfloat16().tolist()
+        return (points[:, None] - points[None]).square().sum(2).tolist()
 
     def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
-        """Ward's costs: float32 without the bits that the number of a column takes."""
+        """Ward's costs, float32."""
         share = torch.stack([1 / self._weight(slot.mass) for slot in slots])
-        costs = torch.tensor(squares) / (share[:, None] + share[None])
-        return (costs.view(torch.int32) & ~(self._width() - 1)).view(torch.float32).tolist()
-
-    def _width(self) -> int:
-        width = 2
-        while width < min(self.K, WIDTH):
-            width *= 2
-        return width
+        return (torch.tensor(squares) / (share[:, None] + share[None])).tolist()
 
     def _weight(self, mass: int) -> Tensor:
         return torch.tensor(mass).float().pow(self.power) if mass else torch.tensor(0.0)

@@ -110,10 +110,10 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
         return {}
     K = config.prototypes
     planning = _planning_heads(K, B, T)
-    C, rows = SketchTables.of(D, torch.device("cpu")).empty.shape[-1], rows_of(K)
-    # A look at the pivots, and two at blocks of an order; the sketch is written once and read three times.
-    flop = 2 * rows * C * (PIVOTS + 2 * width_of(K))
-    plan = Work(planning * flop, planning * (K * 2 * D * 4 + rows * C * 2 * 4))
+    F, rows = SketchTables.of(D, torch.device("cpu")).size, rows_of(K)
+    # A look at the pivots, and two at blocks of an order; the sketch, of bytes, is written once and read thrice.
+    flop = 2 * rows * F * (PIVOTS + 2 * width_of(K))
+    plan = Work(planning * flop, planning * (K * 2 * D * 4 + rows * F * 4))
     # Centres of what goes and of what it goes into are read, the second and the token are written.
     merge = Work(B * T * 2 * D * 3, 4 * ring + B * T * 2 * D * 4 * 4)
     return {

@@ -104,7 +104,8 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     power=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     seed=st.integers(0, 2**16),
-    share=st.sampled_from([20, 5, 3]),
+    share=st.sampled_from([20, 14, 5, 3]),
+    large=st.booleans(),
     drops=st.sampled_from([0, 0, 2, 9]),
 )
 def test_the_rule_equals_the_rule_written_out_bit_for_bit(
@@ -119,6 +120,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     lengths: list[int],
     seed: int,
     share: int,
+    large: bool,
     drops: int,
 ) -> None:
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
@@ -126,8 +128,10 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     source.drops = drops
     # Plans that are a large part of a bank run out of proposals.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "SHARE", share)
-        patch.setattr(naive_blocked, "SHARE", share)
+        for module in (schedule, naive_blocked):
+            patch.setattr(module, "SHARE", share)
+            patch.setattr(module, "SMALL_SHARE", share)
+            patch.setattr(module, "LARGE", 0 if large else K + 1)
         held = Held(shape, K, anchor=anchor, power=power)
         naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power)
         for index, T in enumerate([K - K // 3, *lengths]):
@@ -240,7 +244,10 @@ def test_a_plan_that_no_stream_leaves_is_refused(name: str, change: Callable[[Te
 
 def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> None:
     assert find_policy(DurableConfig(budget=151)) is Agglomerative
-    assert find_policy(DurableConfig(budget=6000)) is BlockedRule
+    # What the embedded model has unless a budget is named, and the least of a 7B model.
+    assert find_policy(DurableConfig(budget=512)) is Agglomerative
+    assert find_policy(DurableConfig(budget=1000)) is BlockedRule
+    assert find_policy(DurableConfig(budget=1000, blocked_from=751)) is Agglomerative
     assert find_policy(DurableConfig(budget=6000, rule="exact")) is Agglomerative
     assert find_policy(DurableConfig(budget=151, rule="blocked")) is BlockedRule
     assert find_policy(DurableConfig(budget=6000, residual=True)) is Agglomerative

@@ -1,8 +1,8 @@
 """The nearest heavier neighbour of each prototype by Ward's cost, among those of its block of an order.
 
-A cost is a float32 that is not negative, rounded down to the bits that a column's number leaves free: so a cost and
-the column that it is found in are one int32, and the least of them is found in one pass; of equal ones the first
-column's. Knows nothing of what an order means.
+The last block of an order reaches back into the one before, so that all are whole. A cost is a float32 that is not
+negative, so its bits are ordered as it is; with the slot that it is the cost of going into below them it is one whole
+number. Knows nothing of what an order means.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.schedule import is_large
+from protokv.memory.protokv.policies.blocked.sketch import Sketch
 
-WIDTH = 32
-"""Prototypes of a block, at most; a power of two."""
+WIDTH, WIDE = 32, 128
+"""Prototypes of a block, at most, in large banks and in small ones."""
 SLOT_BITS = 20
 """A bank has fewer prototypes than 2 to this power."""
-# 31 bits of a cost and its column, those of a slot and these make up an int64.
-_ORIGIN_BITS = 12
+# 31 bits of a cost, those of a slot and these are a proposal; the bit above says that it has to wait.
+_ORIGIN_BITS = 11
+_WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 
 
 def width_of(prototypes: int) -> int:
     """The block's width for K prototypes."""
-    return min(WIDTH, max(2, 1 << (prototypes - 1).bit_length()))
+    return min(WIDTH if is_large(prototypes) else WIDE, prototypes)
 
 
 def rows_of(prototypes: int) -> int:
-    """Rows of a sketch of K prototypes: whole blocks."""
+    """Places of the blocks of K prototypes: whole blocks."""
     width = width_of(prototypes)
     return -(-prototypes // width) * width
 
@@ -39,15 +42,17 @@ class BlockTables:
 
     Attributes:
         width: of a block.
-        columns: of a block's rows, heaviest first, the columns that are heavier: their numbers, and all bits set
-            elsewhere; `[width, width]` int32.
-        starts: of each place of an order where its block begins, `[rows]` int64.
-        origins: a number for each place of a block in each of two orders, `[2, rows]` int64.
-        heads: where the rows of each head begin among those of all, `[heads]` int64.
+        lighter: of a block's rows, heaviest first, the columns that are not heavier: infinity, 0 elsewhere; `[width,
+            width]` float32.
+        cover: of each place of the blocks its place in an order, `[rows]` int64.
+        starts: of each place of the blocks where its own begins, `[rows]` int64.
+        origins: a number for each place of a block in each of two orders, another one in the last, `[2, rows]` int64.
+        heads: where the slots of each head begin among those of all, `[heads]` int64.
     """
 
     width: int
-    columns: Tensor
+    lighter: Tensor
+    cover: Tensor
     starts: Tensor
     origins: Tensor
     heads: Tensor
@@ -56,54 +61,72 @@ class BlockTables:
     def of(cls, prototypes: int, heads: int, device: torch.device) -> BlockTables:
         """The constants of so many heads of K prototypes."""
         width, rows = width_of(prototypes), rows_of(prototypes)
-        column = torch.arange(width, dtype=torch.int32).expand(width, -1)
-        columns = torch.where(column < column.t(), column, torch.iinfo(torch.int32).max)
+        lighter = torch.full((width, width), torch.inf).triu()
         place = torch.arange(rows)
-        origins = place % width + torch.tensor([[0], [width]])
-        begin = torch.arange(heads) * rows
-        return cls(width, *(part.to(device) for part in (columns, place - place % width, origins, begin)))
+        cover = torch.where(place < rows - width, place, place - (rows - prototypes))
+        # The last block may have some of the one before, with the same partners.
+        origins = place % width + (place >= rows - width) * 2 * width + torch.tensor([[0], [width]])
+        begin = torch.arange(heads) * prototypes
+        tables = (lighter, cover, place - place % width, origins, begin)
+        return cls(width, *(table.to(device) for table in tables))
 
 
 def nearest_heavier(
-    sketch: Tensor, mass: Tensor, share: Tensor, orders: Tensor, line: Tensor, tables: BlockTables
+    sketch: Sketch, mass: Tensor, share: Tensor, orders: Tensor, line: Tensor, tables: BlockTables
 ) -> Tensor:
     """Search all blocks of two orders.
 
     Args:
-        sketch: `[2, n, rows, C]`.
-        mass: `[n, rows]` int64. One is heavier than another if it has more mass, or as much and a lower slot.
-        share: `[n, rows]` float32, 1 / weight; where that is infinite a merge costs nothing.
-        orders: `[n, 2, rows]` int64, all slots in each.
-        line: `[rows]` int64, 0, 1, ...
-        tables: of rows.
+        sketch: of n heads.
+        mass: `[n, K]` int64. One is heavier than another if it has more mass, or as much and a lower slot.
+        share: `[n, K]` float32, 1 / weight; where that is infinite a merge costs nothing.
+        orders: `[n, 2, K]` int64, all slots in each.
+        line: `[K]` int64, 0, 1, ...
+        tables: of K.
 
     Returns:
-        Proposals `[n, rows]` int64: the bits of the least cost and of its column, below these the slot that it is the
-        cost of going into (`partners_of`), and last what makes no two of a head equal. Of both orders the lesser.
+        Proposals `[n, K]` int64: the bits of the least cost, below these the slot that it is the cost of going into
+        (`partners_of`), and last what makes no two of a head equal. Of all blocks the least. Who meets nobody heavier
+        proposes to go into itself, at an infinite cost.
     """
-    n, o, rows = orders.shape
-    width = tables.width
-    low, device = width - 1, orders.device
+    n, K = mass.shape
+    o, rows, width, device = 2, len(tables.cover), tables.width, mass.device
     # Each block from heavy to light, and by slot where masses are equal: in one number, which is sorted.
-    heavy = torch.sub(line, mass, alpha=1 << SLOT_BITS)[:, None].expand(n, o, rows)
-    orders = heavy.gather(2, orders).view(n, o, -1, width).sort(3).values.view(n, o, rows) & ((1 << SLOT_BITS) - 1)
+    heavy = torch.sub(line, mass, alpha=1 << SLOT_BITS)[:, None].expand(n, o, K)
+    heavy = heavy.gather(2, orders.index_select(2, tables.cover)).view(n, o, -1, width)
+    orders = heavy.sort(3).values.view(n, o, rows) & ((1 << SLOT_BITS) - 1)
     flat = (orders + tables.heads[:n, None, None]).view(-1)
-    sketch, share = sketch.view(2, n * rows, -1), share.view(-1)
-    best = torch.empty(n * o * rows, dtype=torch.int32, device=device)
+    points, norms, share = sketch.points.flatten(0, 1), sketch.norms.view(-1), share.view(-1)
+    best = torch.empty(n * o * rows, device=device)
+    column = torch.empty(n * o * rows, dtype=torch.int64, device=device)
     for part in parts_of(n * o * rows, device, width):
         own = flat[part]
-        points = sketch.index_select(1, own).view(2, len(own) // width, width, -1)
-        shares = share.index_select(0, own).view(-1, width)
-        squares = torch.bmm(points[1], points[0].transpose(1, 2))
-        cost = torch.div(squares, shares[:, :, None] + shares[:, None])
-        bits = cost.view(torch.int32).bitwise_and_(~low).bitwise_or_(tables.columns)
-        torch.amin(bits, 2, out=best[part].view(-1, width))
-    best = best.view(n, o, rows)
-    partner = orders.gather(2, (best & low) + tables.starts)
+        z = points.index_select(0, own).float().view(-1, width, points.shape[1])
+        norm, shares = (given.index_select(0, own).view(-1, width) for given in (norms, share))
+        cost = torch.baddbmm(norm[:, :, None] + norm[:, None], z, z.transpose(1, 2), alpha=-2)
+        cost.div_(shares[:, :, None] + shares[:, None]).add_(tables.lighter)
+        torch.min(cost, 2, out=(best[part].view(-1, width), column[part].view(-1, width)))
+    partner = orders.gather(2, column.view(n, o, rows) + tables.starts)
     named = torch.add(tables.origins, partner, alpha=1 << _ORIGIN_BITS)
-    proposals = torch.add(named, best, alpha=1 << (_ORIGIN_BITS + SLOT_BITS))
-    found = torch.empty_like(proposals).scatter_(2, orders, proposals)
-    return torch.minimum(found[:, 0], found[:, 1])
+    bits = best.view(torch.int32).view(n, o, rows)
+    proposals = torch.add(named, bits, alpha=1 << (_ORIGIN_BITS + SLOT_BITS))
+    return torch.empty_like(mass).scatter_reduce_(
+        1, orders.flatten(1), proposals.flatten(1), "amin", include_self=False
+    )
+
+
+def in_turn(proposals: Tensor, filled: int) -> Tensor:
+    """The proposals `[n, filled]` of the first slots, and behind all others those that have to wait.
+
+    If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
+    prototype waits where what it would go into goes itself at a lower cost, or where something comes into it at a lower
+    cost. Among those that do not wait nothing goes and is gone into, and there are always some: the cheapest of all.
+    """
+    proposals = proposals[:, :filled]
+    into = partners_of(proposals)
+    cheaper = proposals.gather(1, into).scatter_reduce_(1, into, proposals, "amin")
+    # Who proposes to go into itself waits as well: no other proposal is equal to its own.
+    return torch.add(proposals, proposals >= cheaper, alpha=_WAITS)
 
 
 def partners_of(proposals: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.sketch import Sketch
 
 PIVOTS = 64
 _SIDE = 16
-# Steps are below 2 ** 40; the bits of a pivot's number, and one to spare.
-_STEP_BITS, _NUMBER_BITS = 40, 7
+# Steps are below 2 ** 40, squared distances of sketches below 2 ** 23.
+_STEP_BITS, _SQUARE_BITS = 40, 23
 
 
 def by_place(mean: Tensor, last_step: Tensor, cells: Tensor) -> Tensor:
@@ -27,24 +28,19 @@ def by_place(mean: Tensor, last_step: Tensor, cells: Tensor) -> Tensor:
     return (cells[y, x] + last_step).argsort(dim=1, stable=True)
 
 
-def by_content(sketch: Tensor, prototypes: int, numbers: Tensor) -> Tensor:
-    """Slots `[n, K]` in order of their nearest pivot, of equally near ones the first, and of how near it is; `numbers`
-    is of `numbers_of`."""
-    n, K = sketch.shape[1], prototypes
-    count = len(numbers)
-    pivots = sketch[1, :, : K // count * count : K // count].transpose(1, 2)
-    best = torch.empty(n, K, dtype=torch.int32, device=sketch.device)
-    for part in parts_of(K, sketch.device):
-        # Floats that are not negative are ordered as their bits are, so bits and number in one: argmin in one pass.
-        bits = torch.bmm(sketch[0, :, part], pivots).view(torch.int16)
-        torch.amin(torch.add(numbers, bits, alpha=1 << _NUMBER_BITS), 2, out=best[:, part])
-    # The number moves to the top, and the bits of the distance move down.
-    return ((best << (32 - _NUMBER_BITS)) | (best >> _NUMBER_BITS)).argsort(dim=1, stable=True)
-
-
-def numbers_of(prototypes: int, device: torch.device) -> Tensor:
-    """Of the pivots of K prototypes, from 0: int32."""
-    return torch.arange(min(PIVOTS, prototypes), dtype=torch.int32, device=device)
+def by_content(sketch: Sketch) -> Tensor:
+    """Slots `[n, K]` in order of their nearest pivot, of equally near ones the first, and of how near it is."""
+    n, K, _ = sketch.points.shape
+    count = min(PIVOTS, K)
+    some = slice(0, K // count * count, K // count)
+    pivots, offsets = sketch.points[:, some].float().transpose(1, 2), sketch.norms[:, None, some]
+    found = torch.empty(n, K, dtype=torch.int64, device=offsets.device)
+    for part in parts_of(K, offsets.device):
+        norms = offsets + sketch.norms[:, part, None]
+        squares = torch.baddbmm(norms, sketch.points[:, part].float(), pivots, alpha=-2)
+        square, number = squares.min(2)
+        torch.add(square.int(), number, alpha=1 << _SQUARE_BITS, out=found[:, part])
+    return found.argsort(dim=1, stable=True)
 
 
 def cells_of(device: torch.device) -> Tensor:

@@ -1,10 +1,11 @@
 """A plan: the merges that a head will make next, all found at once.
 
 Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
-The cheapest M are the plan: nearly all propose, so there are always so many. A slot that is free weighs nothing, so it
-goes first. Several may go into one; what it weighs by then is not charged to the later ones, which was measured to make
-no difference. Where one goes into another that goes itself, both go into what is at the end of the line: what is gone
-into stays.
+The cheapest M are the plan, first of all those whose turn it is (`in_turn`): merges that touch each other only in
+what they go into. Nearly all propose, so there are always so many. A slot that is free weighs nothing, so it goes
+first. Several may go into one; what it weighs by then is not charged to the later ones, which was measured to make no
+difference. Where too few have their turn, and one goes into another that goes itself, both go into what is at the end
+of the line: what is gone into stays.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.nearest import (
     BlockTables,
+    in_turn,
     nearest_heavier,
     partners_of,
-    rows_of,
 )
-from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of, numbers_of
+from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of
 from protokv.memory.protokv.policies.blocked.sketch import SketchTables, sketch_of
 
 
@@ -44,12 +45,11 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Constants of a head size and a number of prototypes: `cells_of`, `numbers_of`, and the numbers of all rows."""
+    """Constants of a head size and a number of prototypes: `cells_of`, and the numbers of all slots."""
 
     sketch: SketchTables
     blocks: BlockTables
     cells: Tensor
-    numbers: Tensor
     line: Tensor
 
     @classmethod
@@ -59,8 +59,7 @@ class Tables:
             SketchTables.of(size, device),
             BlockTables.of(prototypes, heads, device),
             cells_of(device),
-            numbers_of(prototypes, device),
-            torch.arange(rows_of(prototypes), device=device),
+            torch.arange(prototypes, device=device),
         )
 
 
@@ -78,18 +77,11 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
         Slots that go, and those that they go into, `[n, M]` int64 each, cheapest first. No slot goes twice, or goes and
         is gone into.
     """
-    n, K = points.mass.shape
-    rows = len(tables.line)
-    sketch = sketch_of(points.key_center, points.value_center, tables.sketch, rows)
-    orders = torch.stack(
-        (by_place(points.mean, points.last_step, tables.cells), by_content(sketch, K, tables.numbers)), 1
-    )
-    mass = points.mass
-    if rows > K:
-        orders = torch.cat((orders, tables.line[K:].expand(n, 2, -1)), 2)
-        mass = torch.nn.functional.pad(mass, (0, rows - K))
-    proposals = nearest_heavier(sketch, mass, _share(mass, power), orders, tables.line, tables.blocks)
-    cheapest, gone = proposals[:, :filled].topk(merges, dim=1, largest=False)
+    sketch = sketch_of(points.key_center, points.value_center, tables.sketch)
+    orders = torch.stack((by_place(points.mean, points.last_step, tables.cells), by_content(sketch)), 1)
+    share = _share(points.mass, power)
+    proposals = nearest_heavier(sketch, points.mass, share, orders, tables.line, tables.blocks)
+    cheapest, gone = in_turn(proposals, filled).topk(merges, dim=1, largest=False)
     into = partners_of(cheapest)
     return gone, _ends_of_lines(gone, into, tables.line)
 

@@ -1,8 +1,9 @@
 """`Schedule`: which heads plan in which step, and how far each has carried its plan out.
 
-Heads take turns, so that every step plans for as many: of the model's heads, counted through its layers, every G-th. A
-plan holds K / 20 merges, enough for G steps. Everything here is whole numbers on the host that depend on the lengths of
-the steps alone, and it is the same for every part of a model that is spread over devices.
+Heads take turns, so that every step plans for as many: of the model's heads, counted through its layers, every G-th.
+A plan holds K / 20 merges, enough for G steps; in a small bank K / 14, which is a step of 196 tokens from K = 2,744
+on. Everything here is whole numbers on the host that depend on the lengths of the steps alone, and it is the same for
+every part of a model that is spread over devices.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-SHARE = 20
+SHARE, SMALL_SHARE = 20, 14
 """A plan is one part of the bank in so many."""
+LARGE = 4096
+"""Prototypes of a large bank. A smaller one is searched more widely (`nearest`), once a step if that is enough."""
+
+
+def is_large(prototypes: int) -> bool:
+    """Whether a bank of K prototypes is."""
+    return prototypes >= LARGE
 
 
 def merges_of(prototypes: int) -> int:
     """M, the merges of a plan: so few that what is new, and in no plan yet, is a small part of the bank."""
-    return max(1, prototypes // SHARE)
+    return max(1, prototypes // (SHARE if is_large(prototypes) else SMALL_SHARE))
 
 
 def pieces_of(tokens: int, most: int) -> Iterator[slice]:

@@ -2,13 +2,10 @@
 
 A centre [key; value] is folded to the sums of some components each with fixed random signs, which keeps squared
 distances in the mean (Achlioptas, 2003; https://doi.org/10.1016/S0022-0000(03)00025-4); what the head's centres have in
-common is taken off, and the rest is rounded to whole numbers z of at most 127. Whole numbers of that size are exact in
-bfloat16, and so are their products and sums in float32: distances do not depend on the order of adding, and so neither
-on the device nor on what else is computed beside them. Nothing of it is kept: it is a function of the bank.
-
-A row stands there twice, as `[z, 1, 1, 1, n1, n2, n3, 0 ...]` and as `[-2 z, n1, n2, n3, 1, 1, 1, 0 ...]`, where the
-squared norm |z|^2 = n1 + n2 + n3 in three numbers that are exact in bfloat16. One product of a first and a second form
-is a squared distance.
+common is taken off, and the rest is rounded to whole numbers z of at most 127, a byte each: in a search memory is read
+more than anything is computed. Products and sums of so small numbers are exact in float32, also where a device rounds
+their factors to 11 bits: distances do not depend on the order of adding, and so neither on the device nor on what else
+is computed beside them. Nothing of it is kept: it is a function of the bank.
 """
 
 from __future__ import annotations
@@ -36,14 +33,10 @@ class SketchTables:
     Attributes:
         size: F, numbers of a sketch: D, halved while at least 64 are left.
         signs: of `signs_of`.
-        empty: a row of no centre in both forms, `[2, 1, 1, C]` bfloat16; C is a multiple of 8: tensor cores want that.
-        digits: which bits of a squared norm are its three parts, `[3]` int32.
     """
 
     size: int
     signs: tuple[Tensor, Tensor]
-    empty: Tensor
-    digits: Tensor
 
     @classmethod
     def of(cls, size: int, device: torch.device) -> SketchTables:
@@ -51,10 +44,20 @@ class SketchTables:
         F = size
         while F % 2 == 0 and F >= 128:
             F //= 2
-        empty = torch.zeros(2, 1, 1, -(-(F + 6) // 8) * 8, dtype=torch.bfloat16)
-        empty[0, ..., F : F + 3], empty[1, ..., F + 3 : F + 6] = 1.0, 1.0
-        digits = torch.tensor([0xFF0000, 0xFF00, 0xFF], dtype=torch.int32)
-        return cls(F, signs_of(size, device), empty.to(device), digits.to(device))
+        return cls(F, signs_of(size, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Of the prototypes of some heads.
+
+    Attributes:
+        points: `[n, K, F]` int8, z.
+        norms: `[n, K]` float32, |z|^2.
+    """
+
+    points: Tensor
+    norms: Tensor
 
 
 def signs_of(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -65,48 +68,36 @@ def signs_of(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return signs[0], signs[1]
 
 
-def sketch_of(keys: Tensor, values: Tensor, tables: SketchTables, rows: int) -> Tensor:
+def sketch_of(keys: Tensor, values: Tensor, tables: SketchTables) -> Sketch:
     """The sketch of some heads.
 
     Args:
         keys: centres, `[n, K, D]` float32; zeros where a slot is free.
         values: likewise.
         tables: of D.
-        rows: of the result, at least K; those from K on are of no centre.
-
-    Returns:
-        `[2, n, rows, C]` bfloat16.
     """
     n, K, _ = keys.shape
-    F = tables.size
-    folded = torch.empty(n, K, F, device=keys.device)
-    for part in parts_of(K, keys.device):
-        _fold(keys[:, part], values[:, part], tables.signs, folded[:, part])
-    sample = folded[:, _some(K)]
+    some = _some(K)
+    sample = _fold(keys[:, some], values[:, some], tables)
     common = sample.median(1, keepdim=True).values
     usual = torch.linalg.vector_norm(sample - common, torch.inf, dim=2).median(1).values
     unit = usual.mul_(1 / _USUAL).clamp_(min=1e-30)[:, None, None]
-    sketch = tables.empty.expand(2, n, rows, -1).clone()
+    points = torch.empty(n, K, tables.size, dtype=torch.int8, device=keys.device)
+    norms = torch.empty(n, K, device=keys.device)
     for part in parts_of(K, keys.device):
-        whole = folded[:, part].sub_(common).div_(unit).round_().clamp_(-_MOST, _MOST)
-        sketch[0, :, part, :F] = whole
-        torch.mul(sketch[0, :, part, :F], -2.0, out=sketch[1, :, part, :F])
-        norm = whole.square_().sum(2).int()[..., None] & tables.digits
-        sketch[0, :, part, F + 3 : F + 6] = norm
-        sketch[1, :, part, F : F + 3] = norm
-    return sketch
+        whole = _fold(keys[:, part], values[:, part], tables).sub_(common).div_(unit).round_().clamp_(-_MOST, _MOST)
+        points[:, part] = whole
+        torch.sum(whole.square_(), 2, out=norms[:, part])
+    return Sketch(points, norms)
 
 
-def _fold(keys: Tensor, values: Tensor, signs: tuple[Tensor, Tensor], out: Tensor) -> None:
+def _fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
     # A sign changes no digit, so it is one rounding whether the product and the sum are fused or not.
-    if out.shape[-1] == keys.shape[-1]:
-        torch.addcmul(keys, values, signs[0], out=out)
-        return
-    folded = torch.addcmul(keys, values, signs[0])
-    while folded.shape[-1] > out.shape[-1]:
+    folded = torch.addcmul(keys, values, tables.signs[0])
+    while folded.shape[-1] > tables.size:
         half = folded.shape[-1] // 2
-        into = out if half == out.shape[-1] else None
-        folded = torch.addcmul(folded[..., :half], folded[..., half:], signs[1][:half], out=into)
+        folded = torch.addcmul(folded[..., :half], folded[..., half:], tables.signs[1][:half])
+    return folded
 
 
 def _some(rows: int) -> slice:
