@@ -7,6 +7,7 @@ those two differ in shape, colour and place. The centre of a moving shape stays 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -123,12 +124,21 @@ def place_evidence(rng: np.random.Generator, pools: Pools, end_s: int, moving: f
 
 
 def scatter_events(
-    rng: np.random.Generator, pools: Pools, start_s: int, end_s: int, per_minute: float, moving: float, overlap: float
+    rng: np.random.Generator,
+    pools: Pools,
+    start_s: int,
+    end_s: int,
+    per_minute: float,
+    moving: float,
+    overlap: float,
+    models: Sequence[Event] = (),
+    alike: float = 0.0,
 ) -> tuple[Event, ...]:
     """Events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
     The share `overlap` of them may still be visible when the next begins. Looks are drawn from `pools`; seven in ten
-    prefer a shape, colour and place that have not appeared between start_s and them.
+    prefer a shape, colour and place that have not appeared between start_s and them. The share `alike` has the colour
+    and the place of one of the `models`, and a shape of the pools.
     """
     seconds = end_s - start_s
     n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))
@@ -148,6 +158,12 @@ def scatter_events(
             _pick(rng, pools.colours, {e.colour for e in still}, {e.colour for e in shown}),
             _pick(rng, pools.places, {e.place for e in still}, {e.place for e in shown}),
         )
+        # Drawn behind everything else, and only where it is wanted: other worlds are what they have always been.
+        if alike and rng.random() < alike:
+            apart = [m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)]
+            if apart:
+                model = apart[int(rng.integers(len(apart)))]
+                look = (look[0], model.colour, model.place)
         found.append(make_event(rng, look, *_timed(rng, start, end), moving))
     return tuple(found)
 

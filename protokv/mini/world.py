@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,15 @@ from PIL import Image
 
 from protokv.errors import ConfigError
 from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
+from protokv.mini.noise import draw_noise
 from protokv.mini.scenery import Scenery, draw, make_scenery
 from protokv.mini.sprites import SIDES, paint
 
 TRAINING_SIDE: Final = 84
 MAX_EVIDENCE: Final = 4
+
+Backdrop = Literal["plain", "natural"]
+"""What is behind the shapes besides the scenery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,10 @@ class WorldConfig:
     `events_per_minute`, with shapes, colours and places that the evidence does not have (and one shape that never
     appears), so that questions about the evidence stay unambiguous. What the evidence is does not depend on where it
     lies. Each showing lies inside one block of `BLOCK_S` seconds.
+
+    Two things make a world harder. The share `alike` of the distracting events looks like the evidence: colour and
+    place of one of its events, and another shape. The backdrop "natural" puts drifting noise with the spectrum of
+    natural images behind everything.
     """
 
     seed: int = 0
@@ -47,6 +55,8 @@ class WorldConfig:
     evidence_s: int = 60
     before_s: int = 0
     again_s: int | None = None
+    alike: float = 0.0
+    backdrop: Backdrop = "plain"
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a field is out of range."""
@@ -54,7 +64,7 @@ class WorldConfig:
             raise ConfigError(f"expected length_s of at least 1 second, got {self.length_s}")
         if not 0 <= self.events_per_minute <= 40:
             raise ConfigError(f"expected events_per_minute in 0..40, got {self.events_per_minute}")
-        for name in ("moving", "overlap"):
+        for name in ("moving", "overlap", "alike"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"expected {name} in 0..1, got {getattr(self, name)}")
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
@@ -74,6 +84,10 @@ class WorldConfig:
                     f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
                     hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
                 )
+        if self.alike and not self.evidence_events:
+            raise ConfigError("alike is the share that looks like the evidence, and evidence_events is 0")
+        if self.backdrop not in get_args(Backdrop):
+            raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
         if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
             raise ConfigError(f"the evidence is shown again at {self.again_s} s, before it has been shown once")
 
@@ -114,7 +128,8 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
 def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     rng = np.random.default_rng([config.seed, 2, block])
     start_s, end_s = block * BLOCK_S, (block + 1) * BLOCK_S
-    pools, shown = Pools.everything(), []
+    pools, shown = Pools.everything(), list[int]()
+    evidence: tuple[Event, ...] = ()
     if config.evidence_events:
         own, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
         drawn = rng if block == 0 else np.random.default_rng([config.seed, 2, 0])
@@ -124,7 +139,17 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     # The rest of the block is for what distracts.
     for start in [*shown, end_s]:
         if start > start_s:
-            found += scatter_events(rng, pools, start_s, start, config.events_per_minute, config.moving, config.overlap)
+            found += scatter_events(
+                rng,
+                pools,
+                start_s,
+                start,
+                config.events_per_minute,
+                config.moving,
+                config.overlap,
+                evidence,
+                config.alike,
+            )
         if start < end_s:
             found += (event.later(start) for event in evidence)
             start_s = start + config.evidence_s
@@ -177,6 +202,8 @@ class World:
         native = next((s for s in SIDES if s >= side), SIDES[-1])
         scene = self.scene(time_s)
         picture = draw(scene.scenery, time_s - scene.start_s, native)
+        if self.config.backdrop == "natural":
+            picture += draw_noise((self.config.seed, scene.start_s), time_s - scene.start_s, native)
         for event in self.visible(time_s):
             x, y = event.centre(time_s)
             paint(picture, event.shape, event.size, event.tint, x, y)

@@ -19,7 +19,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini import WORLD_MARK
 from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts, phrase, pick
-from protokv.mini.world import World, WorldConfig
+from protokv.mini.world import Backdrop, World, WorldConfig
 from protokv.replay.placement import Before, place_evidence
 from protokv.replay.question_types import find_type
 from protokv.replay.questions import Question, load_questions
@@ -82,11 +82,15 @@ class Pressure:
         events_per_minute: distracting events.
         cut_s: shortest and longest scene in seconds; None: one background for ever.
         moving: share of the shapes that move.
+        alike: share of the distracting events that look like the evidence: its colour and place, another shape.
+        backdrop: what is behind everything.
     """
 
     events_per_minute: float = 6.0
     cut_s: tuple[int, int] | None = (6, 20)
     moving: float = 0.3
+    alike: float = 0.0
+    backdrop: Backdrop = "plain"
 
 
 class WorldStream(Stream):
@@ -134,13 +138,15 @@ class WorldStream(Stream):
             evidence_s=evidence_s,
             before_s=before_s,
             again_s=again_s,
+            alike=pressure.alike,
+            backdrop=pressure.backdrop,
         )
         self._world = World(config)
         self.name, self.length_s = f"world-{seed}", float(length_s)
         world = asdict(config) | {"cut_s": list(config.cut_s) if config.cut_s else None}
-        # Said where it says something: a stream with its evidence at the start is the one it has always been.
-        for name in ("before_s", "again_s"):
-            if not world[name]:
+        # Said where it says something: a stream that was there before a setting was is the one it has always been.
+        for name, plain in (("before_s", 0), ("again_s", None), ("alike", 0.0), ("backdrop", "plain")):
+            if world[name] == plain:
                 del world[name]
         self.facts = {"world": world}
         self.questions = find_lasting_questions(self._world, float(until_s), per_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from protokv.errors import ConfigError
+from protokv.mini.noise import draw_noise
 from protokv.mini.palette import COLOUR_NAMES, COLOURS
 from protokv.mini.world import World, WorldConfig
 
@@ -84,6 +86,51 @@ def test_the_evidence_does_not_depend_on_the_distracting_rate():
         World(WorldConfig(9, 600, rate, evidence_events=3, evidence_s=60)).events_until(60) for rate in (0.0, 30.0)
     )
     assert quiet == busy
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, alike=st.floats(0.2, 1.0), again=st.sampled_from([None, 180]))
+def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(seed, alike, again):
+    config = WorldConfig(seed, 400, 30.0, evidence_events=4, evidence_s=16, before_s=60, again_s=again, alike=alike)
+    world = World(config)
+    shown = [e for e in world.events() if 60 <= e.start_s < 76]
+    again_shown = world.repeats()
+    others = [e for e in world.events() if e not in shown and e not in again_shown]
+    models = {(e.colour, e.place) for e in shown}
+    twins = [e for e in others if (e.colour, e.place) in models]
+    assert abs(len(twins) / len(others) - alike) < 0.25
+    assert not {e.shape for e in shown} & {e.shape for e in others}
+    for e in others:
+        assert e in twins or (e.colour not in {c for c, _ in models} and e.place not in {p for _, p in models})
+    for half in range(2 * 400):
+        for attribute in ("shape", "colour", "place"):
+            visible = [getattr(e, attribute) for e in world.visible(half / 2)]
+            assert len(set(visible)) == len(visible)
+
+
+def test_without_look_alikes_and_backdrop_a_world_is_what_it_has_always_been():
+    digest = hashlib.sha256()
+    for seed, before in ((5_000_000, 0), (7, 120)):
+        world = World(WorldConfig(seed, 300, 20.0, evidence_events=4, evidence_s=16, before_s=before))
+        digest.update(repr(list(world.events())).encode())
+        digest.update(world.frame(33.5).tobytes())
+    assert digest.hexdigest() == "ac6d0f9005ed6b015025a8c1115ba5340168f802a0ed4e06fbb3a39ed9c6d0d6"
+
+
+def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape():
+    plain, natural = (
+        World(WorldConfig(5, 60, 12.0, cut_s=(20, 20), backdrop=backdrop)) for backdrop in ("plain", "natural")
+    )
+    assert list(plain.events()) == list(natural.events())
+    noise = draw_noise((5, 0), 3.0, 84)
+    power = np.abs(np.fft.fft2(noise.mean(-1))) ** 2
+    radius = np.hypot(np.fft.fftfreq(84)[:, None], np.fft.fftfreq(84)[None, :])
+    low, high = (power[(radius > a) & (radius < b)].mean() for a, b in ((0.02, 0.04), (0.16, 0.32)))
+    assert 16 < low / high < 256  # Power falls as 1 / f^2: 64 between octaves that lie a factor of 8 apart.
+    assert abs(noise.mean()) < 1
+    assert not np.array_equal(draw_noise((5, 0), 3.0, 84), draw_noise((5, 0), 6.0, 84))
+    event = next(e for e in natural.events() if e.end_s - e.start_s >= 2)
+    assert _looks_like(natural.frame(event.start_s + 0.5), event, event.start_s + 0.5)
 
 
 def test_the_rate_of_events_is_the_one_asked_for():
@@ -170,6 +217,9 @@ def test_any_side_is_drawn():
         {"cut_s": (1, 61)},
         {"evidence_events": 5},
         {"evidence_events": 3, "evidence_s": 11},
+        {"alike": 1.5},
+        {"alike": 0.5},
+        {"backdrop": "forest"},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong):
