@@ -77,6 +77,35 @@ class _Placed:
     clock: StreamClock
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Steps on their way into a memory: placed, and to be forwarded.
+
+    Attributes:
+        placed: the steps.
+        positions: of their tokens in the stream, `[T, P]`.
+        shown: where they are forwarded, `[T, P]`.
+        context: what they attend to besides themselves.
+        tail: takes their keys and values.
+    """
+
+    placed: Sequence[_Placed]
+    positions: Tensor
+    shown: Tensor
+    context: Context
+    tail: Tail
+
+    @property
+    def reads(self) -> list[StepTokens]:
+        """What is read of each step."""
+        return [one.read for one in self.placed]
+
+    @property
+    def embeddings(self) -> Tensor:
+        """Of all their tokens, `[T, E]`."""
+        return torch.cat([read.embeddings for read in self.reads])
+
+
 class Session:
     """Watch a stream step by step, ask at any time.
 
@@ -119,7 +148,7 @@ class Session:
         rate = backbone.default_fps if fps is None else fps
         if not 0 < rate <= MOST_FPS:
             raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
-        memory, prefix = build_memory(config, _shape_of(backbone), backbone.rotary), len(backbone.prefix_ids)
+        memory, prefix = build_memory(config, shape_of(backbone), backbone.rotary), len(backbone.prefix_ids)
         tail = backbone.new_tail(prefix)
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
@@ -147,7 +176,7 @@ class Session:
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
-        memory = restore_memory(config, _shape_of(backbone), backbone.rotary, state.tensors, clock)
+        memory = restore_memory(config, shape_of(backbone), backbone.rotary, state.tensors, clock)
         return cls(backbone, config, memory, clock)
 
     @torch.inference_mode()
@@ -197,31 +226,41 @@ class Session:
         self.clock = self._place([step], [start_s])[0].clock
 
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
-        backbone = self.backbone
         with stage(self.timings, "forward"):
-            placed = self._place(steps, starts_s)
-            reads, positions = [one.read for one in placed], torch.cat([one.positions for one in placed])
-            tail = backbone.new_tail(len(positions))
-            context = self._placed(self.memory.context())
-            if self.config.encode_with == "near":
-                context = context.without_far()
-            shown = self._shifted(positions, context)
-            backbone.forward(torch.cat([read.embeddings for read in reads]), shown, context, tail, steps=reads)
+            pending = self.place(steps, starts_s)
+            self.backbone.forward(pending.embeddings, pending.shown, pending.context, pending.tail, steps=pending.reads)
         with stage(self.timings, "memory"):
-            # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
-            keys = turn(tail.keys, shown, positions, backbone.rotary) if context.shift else tail.keys
-            counts = [len(one.positions) for one in placed]
-            split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
-            self.intact = False
-            for one, own_keys, own_values in zip(placed, *split, strict=True):
-                self._make_room(len(one.positions))
-                self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
-                moving = [component in backbone.moving for component in range(len(one.highest))]
-                self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
-                if isinstance(self.memory, WithRecent):
-                    self.memory.remember(recent_step(one.read, one.positions, self.clock.steps))
-                self.clock = one.clock
-            self.intact = True
+            self.append(pending)
+
+    @torch.inference_mode()
+    def place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> Pending:
+        """The first half of `take`: what it forwards. For streams whose steps share a forward (`side_by_side`)."""
+        placed = self._place(steps, starts_s)
+        positions = torch.cat([one.positions for one in placed])
+        context = self._placed(self.memory.context())
+        if self.config.encode_with == "near":
+            context = context.without_far()
+        shown = self._shifted(positions, context)
+        return Pending(placed, positions, shown, context, self.backbone.new_tail(len(positions)))
+
+    @torch.inference_mode()
+    def append(self, pending: Pending) -> None:
+        """Put what was placed and forwarded into the memory: the second half of `take`."""
+        backbone, context, tail = self.backbone, pending.context, pending.tail
+        # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
+        keys = turn(tail.keys, pending.shown, pending.positions, backbone.rotary) if context.shift else tail.keys
+        counts = [len(one.positions) for one in pending.placed]
+        split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
+        self.intact = False
+        for one, own_keys, own_values in zip(pending.placed, *split, strict=True):
+            self._make_room(len(one.positions))
+            self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
+            moving = [component in backbone.moving for component in range(len(one.highest))]
+            self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
+            if isinstance(self.memory, WithRecent):
+                self.memory.remember(recent_step(one.read, one.positions, self.clock.steps))
+            self.clock = one.clock
+        self.intact = True
 
     def _make_room(self, tokens: int) -> None:
         """Ask what a memory wants asked before it takes a step of this many tokens; for most memories nothing."""
@@ -418,7 +457,8 @@ class Session:
             )
 
 
-def _shape_of(backbone: Backbone) -> MemoryShape:
+def shape_of(backbone: Backbone) -> MemoryShape:
+    """What a memory must know of a backbone."""
     return MemoryShape(
         layers=backbone.layers,
         kv_heads=backbone.kv_heads,

@@ -50,6 +50,17 @@ class SlotContext(Context):
         """As they were given."""
         return None if self.positions is None else self.positions()[layer]
 
+    def of_heads(self, heads: slice) -> SlotContext:
+        """The same slots of some heads alone; nothing is copied."""
+        places = self.positions
+        return replace(
+            self,
+            keys=self.keys[:, heads],
+            values=self.values[:, heads],
+            bias=self.bias[:, heads],
+            positions=None if places is None else lambda: places()[:, heads],
+        )
+
     def finite_bias(self) -> Tensor:
         """`[L, H, N]` float32, `EMPTY` where a slot is."""
         if not self._finite:

@@ -35,6 +35,8 @@ class MemoryShape:
             `first_layer`; None: they are all.
         first_layer: see `part_of`.
         frames_per_step: sampled frames that make a step.
+        streams: streams of one model whose heads stand one behind the other among the `kv_heads`. What is drawn at
+            random is the same for each of them, as if it were alone.
     """
 
     layers: int
@@ -48,6 +50,7 @@ class MemoryShape:
     part_of: int | None = None
     first_layer: int = 0
     frames_per_step: int = 1
+    streams: int = 1
 
     @property
     def of_model(self) -> tuple[int, slice]:

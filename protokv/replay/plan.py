@@ -18,7 +18,7 @@ from protokv.errors import ConfigError, SourceError
 from protokv.replay.rows import Row, RowFile, Trial
 from protokv.replay.runner import Asked, Setup, Variant, Watched, replay
 from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
-from protokv.replay.streams import Stream
+from protokv.replay.streams import Stream, WorldStream
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def run(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     strict: bool = True,
+    side_by_side: int = 1,
 ) -> Iterator[Row | Watched | Unread]:
     """Do what is left of a plan; every row is in the file before it is yielded.
 
@@ -130,25 +131,39 @@ def run(
         results: where rows go, and what is done already.
         should_stop: asked after every step.
         strict: a video that turns out unreadable ends the run; otherwise it is told, and the next one is taken.
+        side_by_side: streams to watch at a time, where these follow each other, are procedural and of one length.
 
     Raises:
         ConfigError: the file holds results of another study.
         SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials.values())
-    for stream, asked in plan.asked:
-        left = [one for one in asked if one.key not in results.rows]
+    for group in _group(plan.asked, side_by_side):
+        left = [(stream, [one for one in asked if one.key not in results.rows]) for stream, asked in group]
         try:
-            for event in replay(backbone, stream, left, plan.setup, should_stop=should_stop):
+            for event in replay(backbone, left, plan.setup, should_stop=should_stop):
                 if isinstance(event, Row):
                     results.append(event)
                 yield event
         except SourceError as error:
             if strict:
                 raise
-            yield Unread(stream.name, error.message)
+            yield Unread(group[0][0].name, error.message)
         if should_stop():
             return
+
+
+def _group(asked: Sequence[tuple[Stream, list[Asked]]], most: int) -> Iterator[list[tuple[Stream, list[Asked]]]]:
+    """Procedural streams of one length that follow each other, so many at a time; all others by themselves."""
+
+    def length_of(one: tuple[Stream, list[Asked]]) -> tuple[float, bool]:
+        return one[0].length_s, isinstance(one[0], WorldStream)
+
+    for (_, procedural), alike in groupby(asked, key=length_of):
+        found = list(alike)
+        size = most if procedural else 1
+        for start in range(0, len(found), size):
+            yield found[start : start + size]
 
 
 @dataclass(frozen=True, slots=True)

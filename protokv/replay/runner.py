@@ -1,5 +1,8 @@
 """One pass over a stream serves all memories, questions and delays: steps are embedded once, asking is read-only.
 
+Several streams of one length may be watched side by side (`protokv.side_by_side`): the steps of all of them share a
+forward and a memory, which with a small model is several times as fast and gives the same answers.
+
 Owns the order of things and the clock of the latencies: every answer is timed around the same boundary (question in,
 first token, last token), after one question that is not counted. A benchmark's own query is asked before the first step
 that holds a later frame; a delay behind evidence, when the step that holds it has been seen. Knows no files of results
@@ -11,9 +14,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -27,6 +29,7 @@ from protokv.replay.schedule import SLACK_S, Ask, Schedule
 from protokv.replay.scoring import score
 from protokv.replay.streams import Stream
 from protokv.session import Session
+from protokv.side_by_side import SideBySide
 
 SHORT = Decoding(max_new_tokens=16)
 
@@ -148,36 +151,52 @@ class Watched:
 
 @dataclass(slots=True)
 class _Run:
+    """One stream under one memory."""
+
     session: Session
     left: list[tuple[Ask, Trial]]
-    blind: bool
-    waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
-    busy_s: float = 0.0
     warm: bool = False
-
-    def watch(self, tokens: StepTokens, start_s: float) -> None:
-        """Take a step; where only the last ones decide an answer, these wait until there is a question."""
-        horizon = self.session.config.horizon
-        self.waiting.append((tokens, start_s))
-        if horizon is None:
-            self.catch_up()
-        elif len(self.waiting) > horizon:
-            self.session.skip(*self.waiting.popleft())
-
-    def catch_up(self) -> None:
-        """Take the steps that wait."""
-        began = time.perf_counter()
-        while self.waiting:
-            tokens, start_s = self.waiting.popleft()
-            self.session.take([tokens], [start_s])
-        synchronise(self.session.backbone)
-        self.busy_s += time.perf_counter() - began
 
     def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
         """Take what is to be asked until a stream time; causal queries, or the others, or all."""
         due = [(ask.at_s <= until_s and causal in (None, ask.question.causal), ask, trial) for ask, trial in self.left]
         self.left = [(ask, trial) for is_due, ask, trial in due if not is_due]
         return [trial for is_due, _, trial in due if is_due]
+
+
+@dataclass(slots=True)
+class _Band:
+    """All streams under one memory, and the seconds that its updates took."""
+
+    memory: SideBySide
+    runs: list[_Run]
+    variant: Variant
+    waiting: deque[tuple[list[StepTokens], float]] = field(default_factory=deque)
+    busy_s: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to ask."""
+        return not any(run.left for run in self.runs)
+
+    def watch(self, tokens: list[StepTokens], start_s: float) -> None:
+        """Take a step of each stream; where only the last ones decide an answer, these wait for a question."""
+        if self.variant.blind:
+            return
+        horizon = self.variant.config.horizon
+        self.waiting.append((tokens, start_s))
+        if horizon is None:
+            self.catch_up()
+        elif len(self.waiting) > horizon:
+            self.memory.skip(*self.waiting.popleft())
+
+    def catch_up(self) -> None:
+        """Take the steps that wait."""
+        began = time.perf_counter()
+        while self.waiting:
+            self.memory.take(*self.waiting.popleft())
+        synchronise(self.runs[0].session.backbone)
+        self.busy_s += time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,83 +210,98 @@ class _Moment:
 
 def replay(
     backbone: Backbone,
-    stream: Stream,
-    asked: Iterable[Asked],
+    streams: Sequence[tuple[Stream, Sequence[Asked]]],
     setup: Setup,
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row | Watched]:
-    """Watch a stream once and ask every memory what it is to be asked.
+    """Watch a stream once, or several side by side, and ask every memory what it is to be asked.
 
     Args:
         backbone: the model; all memories share it.
-        stream: what to watch.
-        asked: of this stream, memory by memory; one that is asked nothing is not run.
+        streams: what to watch, each with what is asked of it, memory by memory; one that is asked nothing is not run.
+            Several are of one length.
         setup: of this backbone.
         should_stop: asked after every step.
 
     Yields:
-        A `Watched` after every step, and a `Row` for each answer.
+        A `Watched` after every step of all streams, named after the first, and a `Row` for each answer.
     """
-    runs = []
-    for variant, own in groupby(asked, key=lambda one: one.variant):
-        session = Session.start(backbone, variant.config, fps=setup.fps)
-        runs.append(_Run(session, [(one.ask, one.trial) for one in own], variant.blind))
-    if not runs:
+    asked: dict[Variant, list[list[tuple[Ask, Trial]]]] = {}
+    for number, (_, own) in enumerate(streams):
+        for one in own:
+            asked.setdefault(one.variant, [[] for _ in streams])[number].append((one.ask, one.trial))
+    bands = []
+    for variant, left in asked.items():
+        memory = SideBySide(backbone, variant.config, len(streams), fps=setup.fps)
+        bands.append(_Band(memory, [_Run(*pair) for pair in zip(memory.sessions, left, strict=True)], variant))
+    if not bands:
         return
-    now = _Moment()
-    for step in stream.steps(setup.fps, setup.frames_per_step):
-        newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
-        for run in runs:
-            # Up to a frame's own time a query may not see it.
-            yield from _answer(backbone, run, setup, now, run.pop(newest_s - 2 * SLACK_S, causal=True))
-        runs = [run for run in runs if run.left]
-        if not runs:
+    now, (first, _) = _Moment(), streams[0]
+    for steps in zip(*(stream.steps(setup.fps, setup.frames_per_step) for stream, _ in streams), strict=True):
+        start_s = steps[0].time_s
+        newest_s = start_s + (setup.frames_per_step - 1) / setup.fps
+        # Up to a frame's own time a query may not see it.
+        yield from _answer(backbone, bands, setup, now, newest_s - 2 * SLACK_S, causal=True)
+        bands = [band for band in bands if not band.is_done]
+        if not bands:
             return
-        tokens = runs[0].session.embed(step.images, step.time_s)
-        for run in runs:
-            if not run.blind:
-                run.watch(tokens, step.time_s)
-        now = _Moment(
-            step.time_s + setup.frames_per_step / setup.fps, now.steps + 1, now.tokens_seen + len(tokens.embeddings)
-        )
-        for run in runs:
-            yield from _answer(backbone, run, setup, now, run.pop(now.stream_time_s + SLACK_S, causal=False))
-        yield Watched(stream.name, now.stream_time_s, stream.length_s)
-        runs = [run for run in runs if run.left]
-        if should_stop() or not runs:
+        tokens = [bands[0].runs[0].session.embed(step.images, step.time_s) for step in steps]
+        for band in bands:
+            band.watch(tokens, start_s)
+        seen = now.tokens_seen + len(tokens[0].embeddings)
+        now = _Moment(start_s + setup.frames_per_step / setup.fps, now.steps + 1, seen)
+        yield from _answer(backbone, bands, setup, now, now.stream_time_s + SLACK_S, causal=False)
+        yield Watched(first.name, now.stream_time_s, first.length_s)
+        bands = [band for band in bands if not band.is_done]
+        if should_stop() or not bands:
             return
     # The last sampling time may lie a fraction of a step before the end that the container names.
-    for run in runs:
-        yield from _answer(backbone, run, setup, now, run.pop(math.inf))
+    yield from _answer(backbone, bands, setup, now, math.inf)
 
 
-def _answer(backbone: Backbone, run: _Run, setup: Setup, now: _Moment, trials: Sequence[Trial]) -> Iterator[Row]:
-    if trials:
-        run.catch_up()
-    for trial in trials:
-        text = trial.prompt or trial.question
-        if not run.warm:
-            run.session.ask(text, setup.decoding)
-            run.warm = True
-        synchronise(backbone)
-        answer = run.session.ask(text, setup.decoding)
-        found = score(trial, answer.text)
-        yield Row(
-            **{field.name: getattr(trial, field.name) for field in fields(trial)},
-            asked_s=now.stream_time_s,
-            prediction=answer.text,
-            correct=found.official,
-            strict=found.strict if trial.dataset else None,
-            judge=found.judge,
-            ttft_ms=round(answer.ttft_ms, 3),
-            total_ms=round(answer.total_ms, 3),
-            context_tokens=max(0, answer.context_tokens - len(backbone.prefix_ids)),
-            state_bytes=0 if run.blind else run.session.memory.bytes_held,
-            step_ms=round(1e3 * run.busy_s / max(1, now.steps), 3),
-            tokens_seen=now.tokens_seen,
-            device=str(backbone.device),
-        )
+def _answer(
+    backbone: Backbone,
+    bands: Sequence[_Band],
+    setup: Setup,
+    now: _Moment,
+    until_s: float,
+    *,
+    causal: bool | None = None,
+) -> Iterator[Row]:
+    for band in bands:
+        for number, run in enumerate(band.runs):
+            trials = run.pop(until_s, causal=causal)
+            if trials:
+                band.catch_up()
+            for trial in trials:
+                yield _ask(backbone, band, number, setup, now, trial)
+
+
+def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Moment, trial: Trial) -> Row:
+    run, text = band.runs[number], trial.prompt or trial.question
+    if not run.warm:
+        run.session.ask(text, setup.decoding)
+        run.warm = True
+    synchronise(backbone)
+    answer = run.session.ask(text, setup.decoding)
+    found = score(trial, answer.text)
+    return Row(
+        **{field.name: getattr(trial, field.name) for field in fields(trial)},
+        asked_s=now.stream_time_s,
+        prediction=answer.text,
+        correct=found.official,
+        strict=found.strict if trial.dataset else None,
+        judge=found.judge,
+        ttft_ms=round(answer.ttft_ms, 3),
+        total_ms=round(answer.total_ms, 3),
+        context_tokens=max(0, answer.context_tokens - len(backbone.prefix_ids)),
+        state_bytes=0 if band.variant.blind else band.memory.bytes_held(number),
+        step_ms=round(1e3 * band.busy_s / max(1, now.steps) / len(band.runs), 3),
+        tokens_seen=now.tokens_seen,
+        device=str(backbone.device),
+        side_by_side=len(band.runs),
+    )
 
 
 def synchronise(backbone: Backbone) -> None:

@@ -25,7 +25,7 @@ DELAYS = [0.0, 10.0, 20.0]
 def answers(backbone: Backbone, stream: WorldStream, done: Collection[str] = ()) -> list[Row]:
     setup = Setup.of(backbone, decoding=Decoding(max_new_tokens=3))
     asked = setup.asked(stream, schedule(stream.questions, DELAYS, stream.length_s), VARIANTS)
-    events = replay(backbone, stream, [one for one in asked if one.key not in done], setup)
+    events = replay(backbone, [(stream, [one for one in asked if one.key not in done])], setup)
     return [event for event in events if isinstance(event, Row)]
 
 
@@ -60,5 +60,5 @@ def test_finished_rows_are_not_asked_again_and_a_finished_memory_is_not_run(
 def test_a_pass_ends_with_its_last_question(tiny: Backbone, stream: WorldStream) -> None:
     setup = Setup.of(tiny)
     asked = setup.asked(stream, schedule(stream.questions, [0.0], stream.length_s), VARIANTS)
-    seen = [e for e in replay(tiny, stream, asked, setup) if isinstance(e, Watched)]
+    seen = [e for e in replay(tiny, [(stream, asked)], setup) if isinstance(e, Watched)]
     assert seen[-1].stream_time_s <= 17.0

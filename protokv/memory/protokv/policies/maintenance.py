@@ -29,11 +29,13 @@ class Recycler:
         seed: of what is drawn among them.
         of_model: how many layers the whole model has, and which of them the bank has: a part of a memory draws what
             the whole would. None: the bank has all.
+        streams: streams whose heads the bank has; all draw the same.
     """
 
     newest: Callable[[], FarTokens]
     seed: int
     of_model: tuple[int, slice] | None = None
+    streams: int = 1
 
     def draw(self, step: int, layers: int, heads: int, tokens: int) -> Tensor:
         """Uniform numbers in [0, 1) of each layer, head and token, `[L, H, T]` float32 on the CPU.
@@ -42,7 +44,8 @@ class Recycler:
         """
         whole, mine = self.of_model or (layers, slice(None))
         generator = torch.Generator().manual_seed(step_seed(self.seed, step))
-        return torch.rand(whole, heads, tokens, generator=generator)[mine]
+        drawn = torch.rand(whole, heads // self.streams, tokens, generator=generator)[mine]
+        return drawn.repeat(1, self.streams, 1)
 
 
 def step_seed(seed: int, step: int) -> int:

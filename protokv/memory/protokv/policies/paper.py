@@ -27,5 +27,5 @@ class PaperRule(Policy):
 
     def maintain_(self, newest: Callable[[], FarTokens], followers: Sequence[Follower], step: int) -> None:
         """Algorithm 2: age, merge, recycle."""
-        recycler = Recycler(newest, self._config.seed, self._shape.of_model)
+        recycler = Recycler(newest, self._config.seed, self._shape.of_model, self._shape.streams)
         maintain_(self._bank, followers, recycler, step, self._config)
