@@ -182,14 +182,38 @@ def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
         yield from tabulate_benchmark(report)
     for name in ("all", *report["curves"][0]["groups"]):
         yield grid(
-            ["memory", "budget", "n", *(format_delay(delay) for delay in report["delays_s"])],
+            ["memory", "budget", "state", "ms/step", "n", *(format_delay(delay) for delay in report["delays_s"])],
             (
-                (curve["memory"], curve["budget"], _counts(points), *_cells(points, report))
-                for curve in report["curves"]
+                (
+                    curve["memory"],
+                    curve["budget"],
+                    bytes_text(cost["state_bytes"]),
+                    f"{cost['step_ms']:.1f}",
+                    _counts(points),
+                    *_cells(points, report),
+                )
+                for curve, cost in zip(report["curves"], report["costs"], strict=True)
                 for points in [curve["all"] if name == "all" else curve["groups"][name]]
             ),
             title=f"accuracy against delay, {format_group(name)} (with 95 % interval)",
         )
+    for name in ("all", *report["curves"][0]["groups"]):
+        rows = [found for found in report["differences"] if found["group"] == name]
+        if rows:
+            yield grid(
+                ["memory", "budget", "less", "n", *(format_delay(delay) for delay in report["delays_s"])],
+                (
+                    (
+                        row["memory"],
+                        row["budget"],
+                        f"{row['than']} {row['than_budget']}",
+                        _counts(row["points"]),
+                        *_differences(row["points"], report),
+                    )
+                    for row in rows
+                ),
+                title=f"difference on the same questions, {format_group(name)}, in points (with 95 % interval)",
+            )
     yield grid(
         ["memory", "budget", "first", "p95", "answer", "p95", "step", "state", "seen/shown"],
         (
@@ -215,6 +239,14 @@ def _cells(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> It
         point = found.get(delay)
         marked = "*" if point and point["thin"] and report["benchmark"] else ""
         yield f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{marked}" if point else "-"
+
+
+def _differences(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[str]:
+    found = {point["delay_s"]: point for point in points}
+    for delay in report["delays_s"]:
+        point = found.get(delay)
+        three = [100 * point[name] for name in ("difference", "low", "high")] if point else []
+        yield f"{three[0]:+.0f} {three[1]:+.0f}..{three[2]:+.0f}" if point else "-"
 
 
 def _counts(points: Sequence[Mapping[str, Any]]) -> str:

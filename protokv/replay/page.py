@@ -109,12 +109,34 @@ def _tabulate_accuracy(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     tables = []
     for name in ("all", *(report["curves"][0]["groups"] if report["curves"] else ())):
         rows = []
-        for curve in report["curves"]:
+        for curve, cost in zip(report["curves"], report["costs"], strict=True):
             points = {p["delay_s"]: p for p in (curve["all"] if name == "all" else curve["groups"][name])}
-            rows.append([_name(report, curve), *(_format_point(points.get(delay)) for delay in delays)])
+            spent = [f"{cost['state_bytes'] / 1e3:.0f}", f"{cost['step_ms']:.1f}"]
+            rows.append([_name(report, curve), *spent, *(_format_point(points.get(delay)) for delay in delays)])
         title = f"{format_group(name).capitalize()}: accuracy with its 95 % interval"
-        tables.append({"title": title, "head": ["memory", *map(format_delay, delays)], "rows": rows})
+        head = ["memory", "state, kB", "step, ms", *map(format_delay, delays)]
+        tables.append({"title": title, "head": head, "rows": rows})
+    return [*tables, *_tabulate_differences(report)]
+
+
+def _tabulate_differences(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tables = []
+    for name in dict.fromkeys(found["group"] for found in report["differences"]):
+        rows = []
+        for found in (found for found in report["differences"] if found["group"] == name):
+            points = {point["delay_s"]: point for point in found["points"]}
+            pair = f"{found['memory']} {found['budget']} less {found['than']} {found['than_budget']}"
+            rows.append([pair, *(_format_difference(points.get(delay)) for delay in report["delays_s"])])
+        title = f"{format_group(name).capitalize()}: difference on the same questions in points, 95 % interval"
+        tables.append({"title": title, "head": ["memories", *map(format_delay, report["delays_s"])], "rows": rows})
     return tables
+
+
+def _format_difference(point: Mapping[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    share, low, high = (100 * point[name] for name in ("difference", "low", "high"))
+    return f"{share:+.0f} [{low:+.0f}, {high:+.0f}], n = {point['n']}"
 
 
 def _tabulate_costs(report: Mapping[str, Any]) -> dict[str, Any]:

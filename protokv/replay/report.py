@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from protokv.config import DEFAULT, FullConfig
 from protokv.replay.benchmark_report import summarise_benchmark
 from protokv.replay.metrics import Accuracy, measure_accuracy, measure_floor, quantile
 from protokv.replay.question_types import OTHER, find_type, order_groups
+from protokv.replay.resampling import compare, resample
 from protokv.replay.rows import Row
 
 FEW_QUESTIONS, FEW_VIDEOS = 100, 5
@@ -19,7 +21,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The whole report, plain JSON.
 
     `curves` has one entry per memory and budget with its accuracy at every delay, over all questions, by group and by
-    type; a point is `thin` if it stands on few questions or videos; `costs` what it cost; `benchmark` what a published
+    type; a point is `thin` if it stands on few questions or videos, and its interval is the wider one of Wilson's and
+    of a bootstrap over videos; `differences` has accuracy less that of another memory at the same budget, and of the
+    full cache, on the same questions; `costs` what it cost; `benchmark` what a published
     data set adds (`summarise_benchmark`), None of others; `reference` how many questions count their delay from the
     evidence, from the query time and from the end of the stream; `floor` and `floors` the accuracy of always giving the
     most frequent answer of a question's type; `setup` which model answered, where and how.
@@ -29,11 +33,11 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     overall = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s))
     grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, _group(row)))
     typed = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
-    videos: dict[Any, set[str]] = {}
+    scores: dict[Any, dict[str, list[float]]] = {}
     for row in rows:
         key = (row.memory, row.budget, row.delay_s)
         for cell in {key, (*key, _group(row)), (*key, row.type)}:
-            videos.setdefault(cell, set()).add(row.video)
+            scores.setdefault(cell, {}).setdefault(row.video, []).append(float(row.correct))
     questions = {(row.video, row.question_id): row for row in rows}
     present = {_group(row) for row in questions.values()}
     known = dict.fromkeys(name for dataset in {row.dataset: None for row in rows} for name in order_groups(dataset))
@@ -45,7 +49,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
     def points(found: dict[Any, Accuracy], *key: str) -> list[dict[str, Any]]:
         cells = [(delay, (*label, delay, *key)) for delay in delays]
-        return [_point(delay, found[cell], len(videos[cell])) for delay, cell in cells if cell in found]
+        return [_point(delay, found[cell], scores[cell]) for delay, cell in cells if cell in found]
 
     curves, costs = [], []
     for label in labels:
@@ -74,6 +78,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "setup": _describe_setup(rows),
         "delays_s": delays,
         "curves": curves,
+        "differences": _compare(rows, groups),
         "costs": costs,
     }
 
@@ -82,16 +87,58 @@ def _group(row: Row) -> str:
     return find_type(row.type, row.dataset).group
 
 
-def _point(delay: float, accuracy: Accuracy, videos: int) -> dict[str, Any]:
+def _point(delay: float, accuracy: Accuracy, scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    low, high = resample(scores)
     return {
         "delay_s": delay,
         "n": accuracy.n,
-        "videos": videos,
-        "thin": accuracy.n < FEW_QUESTIONS or videos < FEW_VIDEOS,
+        "videos": len(scores),
+        "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
         "accuracy": round(accuracy.share, 4),
-        "low": round(accuracy.low, 4),
-        "high": round(accuracy.high, 4),
+        # Videos that are all alike would have none, and few of them too narrow an interval.
+        "low": round(min(low, accuracy.low), 4),
+        "high": round(max(high, accuracy.high), 4),
     }
+
+
+def _compare(rows: Sequence[Row], groups: Sequence[str]) -> list[dict[str, Any]]:
+    """The default memory, or the first there is, less each other one at its budget; and less the full cache."""
+    labels = dict.fromkeys((row.memory, row.budget) for row in rows)
+    names = [name for name, _ in labels]
+    own = DEFAULT if DEFAULT in names else next(iter(names), "")
+    pairs = [
+        ((own, budget), other)
+        for budget in dict.fromkeys(budget for name, budget in labels if name == own)
+        for other in labels
+        if other[0] != own and (other[1] == budget or (other[0] == FullConfig.name and names.count(other[0]) == 1))
+    ]
+    found = []
+    for group in ("all", *groups):
+        cells: dict[Any, list[Row]] = {}
+        for row in rows:
+            if group in ("all", _group(row)):
+                cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
+        delays = sorted({delay for *_, delay in cells})
+        for one, other in pairs:
+            compared = [(d, compare(cells.get((*one, d), ()), cells.get((*other, d), ()))) for d in delays]
+            points = [
+                {
+                    "delay_s": delay,
+                    "n": difference.n,
+                    "videos": difference.videos,
+                    "difference": round(difference.share, 4),
+                    "low": round(difference.low, 4),
+                    "high": round(difference.high, 4),
+                }
+                for delay, difference in compared
+                if difference is not None
+            ]
+            if points:
+                found.append(
+                    {"group": group, "memory": own, "budget": one[1], "than": other[0], "than_budget": other[1]}
+                    | {"points": points}
+                )
+    return found
 
 
 def _cost(rows: Sequence[Row]) -> dict[str, Any]:
