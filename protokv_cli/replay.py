@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -17,7 +17,23 @@ from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.signals import stopping
 
-STUDIES = ("quick", "delay", "budgets", "ablation", "anchors", "allocation", "splits", "coefficients")
+if TYPE_CHECKING:
+    from protokv.mini.world import Backdrop
+
+STUDIES = (
+    "quick",
+    "delay",
+    "harder",
+    "hour",
+    "decay",
+    "modes",
+    "budgets",
+    "ablation",
+    "anchors",
+    "allocation",
+    "splits",
+    "coefficients",
+)
 PRESETS = (*(f"paper-table-{number}" for number in (1, 2, 3, 4, 6, 7, 9, 10, 11)), "paper-delays")
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
 
@@ -42,6 +58,18 @@ def replay(
         str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
     ] = None,
     moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
+    alike: Annotated[
+        float | None,
+        typer.Option("--alike", help="Share of the distraction with colour and place of the evidence, 0 to 1."),
+    ] = None,
+    backdrop: Annotated[
+        str | None,
+        typer.Option(
+            "--backdrop",
+            help="What is behind a procedural stream: plain, or natural for noise with the spectrum of photographs.",
+            autocompletion=values(("plain", "natural")),
+        ),
+    ] = None,
     evidence: Annotated[str, typer.Option("--evidence", help="Time that the evidence comes in, up to 1m.")] = "16s",
     before: Annotated[
         str | None,
@@ -72,8 +100,9 @@ def replay(
         str,
         typer.Option(
             "--study",
-            help="Memories, streams and delays to compare where no others are named: quick, delay, ablation, anchors, "
-            "allocation, splits, coefficients, budgets; or a table of the paper: paper-table-1, ..., paper-delays.",
+            help="Memories, streams and delays to compare where no others are named: quick, delay, harder, hour, "
+            "ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
+            "paper: paper-table-1, ..., paper-delays.",
             autocompletion=values((*STUDIES, *PRESETS)),
         ),
     ] = "quick",
@@ -127,6 +156,12 @@ def replay(
             help="Question types to ask, or all; the retrospective and unnamed if left out.",
         ),
     ] = None,
+    side_by_side: Annotated[
+        int,
+        typer.Option(
+            "--side-by-side", metavar="N", min=1, help="Procedural streams to watch at a time; they share forwards."
+        ),
+    ] = 1,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run goes on with what is there.")
     ] = Path("results.jsonl"),
@@ -205,6 +240,8 @@ def replay(
             evidence_s=round(parse_duration(evidence)),
             per_type=per_type,
             before=None if before is None else "mix" if before == "mix" else round(parse_duration(before)),
+            alike=alike,
+            backdrop=cast("Backdrop | None", backdrop),
         )
         request = Request(
             study=study,
@@ -252,7 +289,14 @@ def replay(
         cost = plan.cost(results.rows.keys())
         unread = dict(opened.missing)
         with stopping(out.warn) as stop, following(out, cost["answers"], unread) as follow:
-            for event in run(plan, backbone, results, should_stop=lambda: bool(stop), strict=strict or dataset is None):
+            for event in run(
+                plan,
+                backbone,
+                results,
+                should_stop=lambda: bool(stop),
+                strict=strict or dataset is None,
+                side_by_side=side_by_side,
+            ):
                 follow(event)
             keys = [key for key in plan.trials if key in results.rows]
             if referee and stop.exit is None:

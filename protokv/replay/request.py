@@ -17,6 +17,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
+from protokv.mini.world import Backdrop
 from protokv.replay.baselines import with_baselines
 from protokv.replay.benchmarks import Benchmark, find_benchmark
 from protokv.replay.dataset import Opened, open_dataset
@@ -45,6 +46,8 @@ class Worlds:
     evidence_s: int = 16
     per_type: int | None = None
     before: Before | None = None
+    alike: float | None = None
+    backdrop: Backdrop | None = None
 
     def open(self, study: Study) -> list[Stream]:
         """Make them.
@@ -59,6 +62,10 @@ class Worlds:
             after = replace(after, cut_s=self.cuts)
         if self.moving is not None:
             after = replace(after, moving=self.moving)
+        if self.alike is not None:
+            after = replace(after, alike=self.alike)
+        if self.backdrop is not None:
+            after = replace(after, backdrop=self.backdrop)
         return make_worlds(
             study.seeds if self.seeds is None else self.seeds,
             study.length_s if self.length_s is None else self.length_s,
@@ -168,7 +175,7 @@ class Request:
             self.setup(backbone, fps),
             wanted_s=LADDER if self.sources or self.dataset else find_study(self.study).delays_s,
             intersection=self.intersection,
-            types=self.types,
+            types=self._types(),
         )
 
     def setup(self, backbone: Backbone, fps: float | None) -> Setup:
@@ -202,6 +209,11 @@ class Request:
         if self.delays_s is None and self.dataset is not None:
             return (0.0,) if self.cell is None else self.cell.delays_s
         return self.delays_s
+
+    def _types(self) -> Sequence[str] | None:
+        if self.types is not None or self.sources or self.dataset is not None:
+            return self.types
+        return find_study(self.study).types
 
     def _variants(self, model: str) -> list[Variant]:
         cell = self.cell

@@ -4,6 +4,10 @@
 |---|---|---|
 | quick | the full cache, ours and the baselines | the delay sweep, small: a first look in a minute |
 | delay | the same and more, at three budgets, on 16 streams of 11 minutes | the delay sweep |
+| harder | the same, each down to where it breaks, among look-alikes; 32 streams of 8 minutes | - |
+| hour | three at compact positions, to an hour behind the evidence; 4 streams | - |
+| decay | the paper's configuration at 1/2 and 1/10 of the tokens, by readings of its idle rule | - |
+| modes | `durable` with residual statistics, S = 1, 2, 4 | - |
 | budgets | those of quick at a quarter, half, once and twice the budget | memory budgets |
 | ablation | near only, far only, without residuals, mass bias, continuity, decay | component ablations |
 | anchors | recent, first, average | rotary anchors |
@@ -23,14 +27,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from protokv.backbones import EMBEDDED
-from protokv.config import DEFAULT, FullConfig, MemoryConfig, PaperConfig
+from protokv.config import DEFAULT, DurableConfig, FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.mini.seeds import DEMONSTRATION, STUDY
 from protokv.replay.placement import Before
+from protokv.replay.question_types import WORLD
 from protokv.replay.runner import Variant
 from protokv.replay.streams import Pressure
 
 _CALM: Final = Pressure()
+_ALIKE: Final = Pressure(events_per_minute=20.0, alike=0.5)
+# The embedded model reads the order of two events among many too badly to tell memories apart by it.
+_CONTENT: Final = tuple(kind.name for kind in WORLD if kind.group == "content")
+_DECAYS: Final = (
+    "paper",
+    "without idle decay",
+    "decay once per idle interval",
+    "T_idle of 240 s at a step a second",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class Study:
         budgets: visual tokens kept.
         seeds, length_s, pressure, per_type, before: of the procedural streams; see `WorldStream`.
         delays_s: after the evidence.
+        types: of questions; None: those of which the answer lasts.
     """
 
     memories: Callable[[int], list[Variant]]
@@ -52,6 +67,7 @@ class Study:
     per_type: int = 2
     before: Before = "mix"
     delays_s: tuple[float, ...] = (0, 30, 120, 160)
+    types: tuple[str, ...] | None = None
 
     def variants(self, budgets: Sequence[int] | None = None) -> list[Variant]:
         """The memories at each budget; see `drop_repeated`.
@@ -200,6 +216,41 @@ def _compare_more(budget: int) -> list[Variant]:
     return name_memories(("full", "last-frames", *_BASELINES, "rekv", "dycoke"), [budget])
 
 
+# The least budget at which each is run among look-alikes: below it is known to have lost the evidence.
+_LEAST: Final = {
+    "full": 100,
+    "durable": 1,
+    "infinipot-v": 10,
+    "sliding-window": 40,
+    "rekv": 40,
+    "last-frames": 100,
+    "continuity": 20,
+    "paper": 40,
+}
+
+
+def _compare_until_broken(budget: int) -> list[Variant]:
+    return name_memories([name for name, least in _LEAST.items() if budget >= least], [budget])
+
+
+def _compare_compact(budget: int) -> list[Variant]:
+    found = name_memories(("durable", "infinipot-v", "sliding-window"), [budget])
+    return [Variant(one.label, one.config.with_fields({"positions": "compact"})) for one in found]
+
+
+def _compare_modes(budget: int) -> list[Variant]:
+    """`durable`, S pseudo-tokens for each prototype: as many centres, and residual statistics that show as several."""
+    residual: dict[str, Any] = {"residual": True, "allocation": "variance"}
+    rows: dict[str, dict[str, Any]] = {
+        "durable": {},
+        "S = 1, variance": residual,
+        "S = 2": {"pseudo_tokens": 2, "residual": True},
+        "S = 2, variance": {"pseudo_tokens": 2, **residual},
+        "S = 4, variance": {"pseudo_tokens": 4, **residual},
+    }
+    return [Variant(row, DurableConfig(budget=budget).with_fields(fields)) for row, fields in rows.items()]
+
+
 def _compare_around(budget: int) -> list[Variant]:
     """At a quarter, a half, the whole and the double of a budget."""
     return [variant for share in (1, 2, 4, 8) for variant in _compare(max(1, budget * share // 4))]
@@ -225,6 +276,53 @@ STUDIES: Final[dict[str, Study]] = {
         pressure=Pressure(events_per_minute=20.0),
         per_type=3,
         delays_s=(0, 30, 120, 300, 340),
+    ),
+    "harder": Study(
+        _compare_until_broken,
+        # 1/25, 1/100, 1/200, 1/400 and 1/1,000 of 4,320 tokens.
+        budgets=(173, 43, 22, 11, 4),
+        seeds=STUDY[2000:2032],
+        length_s=480,
+        pressure=_ALIKE,
+        per_type=3,
+        delays_s=(0, 60, 220),
+        types=_CONTENT,
+    ),
+    "hour": Study(
+        _compare_compact,
+        # 1/250, 1/500 and 1/1,000 of 32,400 tokens.
+        budgets=(130, 65, 32),
+        seeds=STUDY[2100:2104],
+        length_s=3660,
+        pressure=_ALIKE,
+        per_type=3,
+        before=0,
+        delays_s=(0, 600, 1800, 3600),
+        types=_CONTENT,
+    ),
+    "decay": Study(
+        _vary_paper({row: _ABLATION[row] for row in _DECAYS}),
+        # 1/2 and 1/10 of 4,320 tokens.
+        budgets=(2160, 432),
+        seeds=STUDY[2200:2204],
+        length_s=480,
+        pressure=Pressure(events_per_minute=20.0),
+        before=120,
+        per_type=3,
+        delays_s=(0, 90, 200, 300),
+        types=_CONTENT,
+    ),
+    "modes": Study(
+        _compare_modes,
+        # 1/200, 1/400 and 1/1,000 of 4,320 tokens.
+        budgets=(22, 11, 5),
+        seeds=STUDY[2300:2308],
+        length_s=480,
+        pressure=Pressure(events_per_minute=20.0),
+        before=120,
+        per_type=3,
+        delays_s=(0, 60, 220),
+        types=_CONTENT,
     ),
     "budgets": Study(_compare_around),
     # Codebooks are fitted to the first 512 residuals of a head, at about step 63: before that residuals show nothing.
