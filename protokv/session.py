@@ -24,10 +24,11 @@ from protokv.context import Anchoring, Context, RecordedContext
 from protokv.errors import ConfigError, PositionWarning, StateCorrupt
 from protokv.evidence import Evidence, find_evidence
 from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
-from protokv.memory import RecentStep, WithRecent, build_memory, restore_memory
+from protokv.memory import WithRecent, build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
 from protokv.records import StreamClock
 from protokv.rotary import turn
+from protokv.steps import coordinates_of, read_recent, recent_step, thinned
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
@@ -470,46 +471,3 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
     )
-
-
-def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:
-    """A step of which the visual tokens `kept` are left and all of its text; and which rows of the step these are.
-
-    Its `grid` stays that of the whole step.
-    """
-    every = torch.arange(len(tokens.embeddings), device=kept.device)
-    start, stop, _ = (tokens.visual or slice(None)).indices(len(every))
-    rows = torch.cat((every[:start], start + kept, every[stop:]))
-    left = replace(
-        tokens,
-        embeddings=tokens.embeddings[rows],
-        visual=slice(start, start + len(kept)),
-        deepstack=None if tokens.deepstack is None else tokens.deepstack[:, kept],
-    )
-    return left, rows
-
-
-def recent_step(tokens: StepTokens, positions: Tensor, step: int) -> RecentStep:
-    """A step that was forwarded at some positions, as a memory keeps it."""
-    start, stop, _ = (tokens.visual or slice(None)).indices(len(positions))
-    return RecentStep(tokens.embeddings, positions, tokens.grid, (start, stop), step, tokens.deepstack)
-
-
-def read_recent(recent: RecentStep) -> StepTokens:
-    """The inverse of `recent_step`."""
-    return StepTokens(recent.embeddings, recent.grid, slice(*recent.visual), recent.deepstack)
-
-
-def coordinates_of(tokens: StepTokens) -> Tensor:
-    """(x, y) of every token of a step, `[T, 2]` float32; text that is written around it stands in the middle."""
-    coordinates = torch.full((len(tokens.embeddings), 2), 0.5, device=tokens.embeddings.device)
-    coordinates[tokens.visual or slice(None)] = cell_centres(tokens.grid).to(coordinates.device)
-    return coordinates
-
-
-def cell_centres(grid: tuple[int, int]) -> Tensor:
-    """(x, y) of every token of a step in raster order, `[T, 2]` float32 in [0, 1], independent of resolution."""
-    rows, columns = grid
-    y = (torch.arange(rows, dtype=torch.float32) + 0.5) / rows
-    x = (torch.arange(columns, dtype=torch.float32) + 0.5) / columns
-    return torch.stack([x.repeat(rows), y.repeat_interleave(columns)], dim=-1)

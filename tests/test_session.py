@@ -16,7 +16,8 @@ from protokv.errors import ConfigError, PositionWarning, StateMismatch
 from protokv.generate import Decoding
 from protokv.memory import MEMORIES
 from protokv.rotary import turn
-from protokv.session import Session, cell_centres
+from protokv.session import Session
+from protokv.steps import cell_centres
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

@@ -18,7 +18,8 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.generate import Decoding
 from protokv.memory import Memory, build_memory
 from protokv.memory.base import MemoryShape
-from protokv.session import Session, thinned
+from protokv.session import Session
+from protokv.steps import thinned
 from tests.conftest import random_frames
 from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to
 

@@ -55,14 +55,14 @@ def test_a_stream_among_others_is_the_stream_alone(
             together.sessions[0].tensors()
 
 
-def test_rows_of_streams_side_by_side_are_those_of_each_alone(tiny: Backbone, tmp_path: object) -> None:
+def test_rows_of_streams_side_by_side_are_those_of_each_alone(embedded: Backbone, tmp_path: object) -> None:
     variants = [Variant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window", "full")]
     worlds = make_worlds(range(3), 30, Pressure(12.0), per_type=1)
-    plan = make_plan(worlds, variants, [0.0, 10.0], Setup.of(tiny))
+    plan = make_plan(worlds, variants, [0.0, 10.0], Setup.of(embedded))
     found = []
     for side_by_side in (1, 2):
         rows = RowFile(f"{tmp_path}/{side_by_side}")
-        list(run(plan, tiny, rows, side_by_side=side_by_side))
+        list(run(plan, embedded, rows, side_by_side=side_by_side))
         found.append(rows.rows)
     assert found[0].keys() == found[1].keys()
     for key, row in found[0].items():

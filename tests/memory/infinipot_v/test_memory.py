@@ -18,7 +18,7 @@ from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.infinipot_v.naive import NaiveInfiniPotV
 from protokv.memory.infinipot_v.redundancy import RecentSlots
-from protokv.session import cell_centres
+from protokv.steps import cell_centres
 from tests.memory.streams import World, copy_of, feed, same, shape_of
 
 TIE = 1e-5
