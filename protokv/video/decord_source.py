@@ -30,6 +30,7 @@ from protokv.video.pyav_source import PyAVSource, Wanted
 from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, Image
+from protokv.video.timeline import HOLE_S
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
 CHUNK_BYTES = 128 << 20
@@ -116,7 +117,7 @@ class DecordSource(PyAVSource):
 
     def _listed(self, report: DecodeReport) -> list[Shown] | None:
         """Every frame of the file in order of presentation; None where packets and frames are not one to one, or
-        a key frame is followed by one that is shown before it."""
+        a key frame is followed by one that is shown before it, or there is a hole that is to be judged."""
         listed: list[Shown] = []
         key_s = float("-inf")
         with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
@@ -124,7 +125,7 @@ class DecordSource(PyAVSource):
                 time_s = expected_s(self.probe, packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
                     return None
-                if self.probe.timeline.leaps(listed[-1].time_s if listed else 0.0, time_s):
+                if time_s - (listed[-1].time_s if listed else 0.0) > HOLE_S:
                     return None
                 key_s = time_s if packet.is_keyframe else key_s
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None

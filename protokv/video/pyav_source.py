@@ -14,6 +14,7 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import WITHOUT_INDEX, expected_s, opened, packets, reason, skip_to_key
+from protokv.video.holes import Ahead, Clock
 from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
@@ -155,8 +156,11 @@ def decode(
     key_s: float | None = None
     last_ticks: int | None = None
     last_s = max(0.0, report.start_s if drop_leading else 0.0)
+    interval_s = 1 / (probe.rate_fps or 25.0)
     marked: set[float] = set()
-    for packet in chain(packets, [None]):
+    ahead = Ahead(packets, lambda packet: expected_s(probe, packet))
+    clock = Clock(probe.timeline, ahead, last_s)
+    for packet in chain(ahead, [None]):
         if should_stop():
             return
         due_s = None if packet is None else expected_s(probe, packet)
@@ -182,15 +186,18 @@ def decode(
             if frame.interlaced_frame:
                 # The two fields of a frame may come in two packets.
                 report.stop_matching()
-            time_s = probe.time_s(ticks)
-            if drop_leading and key_s is not None and time_s < key_s:
+            stamped_s = probe.time_s(ticks)
+            if drop_leading and key_s is not None and stamped_s < key_s:
                 continue
+            time_s, moved = clock.place(stamped_s, interval_s, report.awaited)
+            if moved:
+                report.moved(time_s, stamped_s)
             if probe.timeline.leaps(last_s, time_s):
                 report.leapt(last_s, time_s)
                 continue
-            if not report.shown(time_s, corrupt=bool(frame.is_corrupt) or time_s in marked):
+            if not report.shown(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
                 continue
-            marked.discard(time_s)
+            marked.discard(stamped_s)
             last_ticks, last_s = ticks, time_s
             stated_s = float(frame.duration * probe.time_base) if frame.duration else None
             yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")

@@ -34,12 +34,20 @@ class DecodeReport:
             # A later one was given already (a damaged stream, or times that jump back): too late for this one.
             self._settle([time_s])
 
-    def shown(self, time_s: float, *, corrupt: bool = False) -> bool:
-        """A frame came back. False where it is not newer than the one before: it must not be given on."""
+    @property
+    def awaited(self) -> frozenset[float]:
+        """Times of the frames that were sent and have not come back."""
+        return frozenset(self._awaited)
+
+    def shown(self, time_s: float, sent_s: float | None = None, *, corrupt: bool = False) -> bool:
+        """A frame came back. False where it is not newer than the one before: it must not be given on.
+
+        `sent_s` is the time under which it was sent, where that was another.
+        """
         if self.last_s is not None and time_s <= self.last_s:
             return False
         self.last_s = time_s
-        self._awaited.discard(time_s)
+        self._awaited.discard(time_s if sent_s is None else sent_s)
         self._settle([t for t in self._awaited if t < time_s])
         self.met |= corrupt
         if corrupt and time_s >= self.start_s:
@@ -59,6 +67,14 @@ class DecodeReport:
         if not self.match or time_s is None:
             self._lost += 1
             self._mark(time_s if time_s is not None else self.last_s)
+
+    def moved(self, time_s: float, stamped_s: float) -> None:
+        """A frame of `time_s` has a time stamp that cannot be true."""
+        self.met = True
+        if time_s >= self.start_s:
+            self._damaged += 1
+            self._mark(time_s)
+        self._note(time_s, f"time stamps jump to {stamped_s:.0f} s")
 
     def leapt(self, before_s: float, time_s: float) -> None:
         """A frame came whose time cannot be true: it is left out, and lost at the time of the one before it."""

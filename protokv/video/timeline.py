@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A gap up to this, and a last frame that stays so long, need nothing else that speaks for them.
+HOLE_S = 2.0
+
 # No two frames of a file are further apart than this, whatever it declares.
 LONGEST_GAP_S = 3600.0
 
@@ -36,6 +39,7 @@ class Timeline:
 
     def duration_s(self, time_s: float, stated_s: float | None) -> float | None:
         """How long the frame at `time_s` stays; None where it does not say, or says what cannot be."""
-        if stated_s is None or stated_s <= 0 or self.leaps(time_s, time_s + stated_s):
+        if stated_s is None or stated_s <= 0:
             return None
-        return stated_s
+        declared = self.end_s is not None and time_s + stated_s <= self.end_s + HOLE_S
+        return stated_s if stated_s <= HOLE_S or declared else None

@@ -13,7 +13,7 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.timeline import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_WITHOUT_END_S, Timeline
+from protokv.video.timeline import BEYOND_END_PART, BEYOND_END_S, HOLE_S, LONGEST_GAP_WITHOUT_END_S, Timeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,22 +65,21 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(k
     with open_source(path) as source:
         frames = list(source.frames())
         assert all(a.time_s < b.time_s for a, b in pairwise(frames))
-        assert source.damage.frames_lost > 0
         assert "jump" in source.damage.message or "before the end" in source.damage.message
-        most = length_s * (1 + BEYOND_END_PART) + BEYOND_END_S
+        # Frames with such a stamp have the places that their order gives them; of MP4, FFmpeg keeps some to itself.
+        assert len(frames) == 250 or kind == "jumping_mp4"
         steps = list(read_steps(source, 2.0, 2))
-        assert len(steps) <= most
-        assert steps[-1].time_s <= most
+        assert steps[-1].time_s <= length_s + 1
 
 
-def test_a_cluster_with_a_damaged_time_loses_only_its_own_frames(jumping_mkv, number_in):
+def test_a_cluster_with_a_damaged_time_keeps_its_frames_and_moves_no_others(jumping_mkv, number_in):
     path, _ = jumping_mkv
     with open_source(path) as source:
-        numbers = [number_in(frame.image) for frame in source.frames()]
-        assert numbers[0] == 0
-        assert numbers[-1] == 249
-        assert len(numbers) + source.damage.frames_lost == 250
-        assert source.damage.frames_lost <= 60
+        frames = [(frame.time_s, number_in(frame.image)) for frame in source.frames()]
+        assert [number for _, number in frames] == list(range(250))
+        assert all(abs(time_s - number / 25) < 1e-6 for time_s, number in frames)
+        assert 40 <= source.damage.frames_damaged <= 60
+        assert source.damage.frames_lost == 0
 
 
 def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(write_clip, new_clip, tmp_path):
@@ -107,7 +106,10 @@ def test_a_timeline_believes_what_is_near_the_declared_end_and_nothing_beyond_it
     assert not declared.leaps(99.0, 119.0)
     assert declared.leaps(119.0, 121.0)
     assert declared.duration_s(99.0, 1e9) is None
-    assert declared.duration_s(99.0, 5.0) == 5.0
+    assert declared.duration_s(95.0, 5.0) == 5.0
+    assert declared.duration_s(99.0, 5.0) is None
+    assert declared.duration_s(99.9, HOLE_S) == open_ended.duration_s(99.9, HOLE_S) == HOLE_S
+    assert open_ended.duration_s(99.0, 5.0) is None
     assert not open_ended.leaps(1e6, 1e6 + LONGEST_GAP_WITHOUT_END_S)
     assert open_ended.leaps(0.0, LONGEST_GAP_WITHOUT_END_S + 1)
 
