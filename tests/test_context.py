@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from protokv.attention import plain
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.context import EMPTY, Anchoring, CompactContext, Context, Segment, SlotContext
+from protokv.context import EMPTY, Anchoring, CompactContext, Context, Segment, SlotContext, turning
 from protokv.context.compact import LATE
+from protokv.context.turning import Angles, moving_pairs, turn_
 from protokv.memory import build_memory
 from protokv.rotary import rotate, turn, unrotate
 from tests.memory.streams import PlainRotary, World, feed, shape_of, shown_to, small_config
@@ -209,6 +210,31 @@ def test_a_context_without_positions_says_so() -> None:
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
     with pytest.raises(ValueError, match="positions"):
         context.compacted(Anchoring(ROTARY, ORIGIN), 1)
+
+
+@pytest.mark.parametrize("rows", [7, 4096])
+def test_angles_looked_up_in_parts_turn_keys_as_their_own_angles_do(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turning, "_ROWS", rows)
+    g = torch.Generator().manual_seed(rows)
+    keys = torch.randn(2, 3, 11, 8, generator=g)
+    index, other = torch.randint(0, 5, (2, 2, 3, 11), generator=g)
+    positions, before = torch.tensor([[3], [-2], [0], [90], [7]]), torch.tensor([[1], [50], [4], [6], [0]])
+    by, back = (Angles.of(ROTARY, *given, 4) for given in ((positions, index), (before, other)))
+    for layer in range(2):
+        moved, turned = keys[layer].clone(), keys[layer].clone()
+        turn_(moved, layer, by)
+        torch.testing.assert_close(moved, rotate(keys[layer], *ROTARY(positions[index[layer]])))
+        turn_(turned, layer, by, back)
+        expected = turn(keys[layer], before[other[layer]], positions[index[layer]], ROTARY)
+        torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_pairs_that_move_are_turned() -> None:
+    time, every = torch.tensor([1, 0, 0]), torch.tensor([1, 1, 1])
+    # Of 4 pairs the frequencies are dealt out to 3 components in turn.
+    assert moving_pairs(PlainRotary(8), time, (0,), 8) == 4
+    assert moving_pairs(PlainRotary(6), time, (0,), 6) == 1
+    assert moving_pairs(PlainRotary(6), every, (0, 1, 2), 6) == 3
 
 
 @given(st.integers(0, 400_000), st.integers(0, 4000))

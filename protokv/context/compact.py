@@ -4,9 +4,9 @@ What a memory holds is bounded, so it can be shown at bounded positions: the nea
 distances inside it; what is older stands before it, every distinct time one position apart, newest next to the window.
 
 The near window's keys stay as they are: queries are turned instead, all by one angle. Far times move by one offset
-each, so far keys are turned, in each layer when it is first asked. Far out in the stream (`LATE`) the model's float32
-angles are coarse, and a key is only exact again if the very angle that it was rotated by is taken back: from there on
-near keys are turned too. Knows slots and no memory.
+each, so far keys are turned, in each layer when it is first asked and by angles that are looked up (`turning`). Far
+out in the stream (`LATE`) the model's float32 angles are coarse, and a key is only exact again if the very angle that
+it was rotated by is taken back: from there on near keys are turned too. Knows slots and no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from protokv.context.base import Anchoring, Context, Segment
-from protokv.rotary import rotate, turn
+from protokv.context.turning import Angles, moving_pairs, turn_
+from protokv.rotary import turn
 
 if TYPE_CHECKING:
     from protokv.context.slots import SlotContext
@@ -107,6 +108,7 @@ class CompactContext(Context):
         moves: `[L, H, F]` int64, what is added to the moving components of each far slot.
         moving: `[P]` int64, 1 for the components that move, else 0.
         near_turn: cos and sin `[D]`, what queries are turned by for the near window: `shift` positions.
+        span: positions set aside for older times.
         shift, next_position: see `Context`.
         hidden: whether far slots are.
     """
@@ -116,12 +118,15 @@ class CompactContext(Context):
     moves: Tensor
     moving: Tensor
     near_turn: tuple[Tensor, Tensor]
+    span: int
     shift: int
     next_position: int
     hidden: bool = False
     _older: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Where slots stood and where they are shown, once that is asked.
     _places: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+    # By what keys are turned, and what is taken back before.
+    _angles: list[Angles] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, slots: SlotContext, anchoring: Anchoring, span: int) -> CompactContext | None:
@@ -143,7 +148,7 @@ class CompactContext(Context):
         for component in anchoring.moving:
             moving[component].fill_(1)
         turn = anchoring.rotary(moving * shift)
-        return cls(slots, anchoring, moves, moving, turn, shift, highest + 1)
+        return cls(slots, anchoring, moves, moving, turn, span, shift, highest + 1)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """What is older, as it was turned when this layer was first asked, and the near window as it is."""
@@ -190,15 +195,45 @@ class CompactContext(Context):
 
     def _turned(self, layer: int) -> Segment:
         """The prompt prefix and the far slots of a layer, keys turned to where they are shown; late, the near ones."""
-        slots, far, rotary = self.slots, self.slots.far, self.anchoring.rotary
-        shown = slice(0, None if self.shift >= LATE else far.start if self.hidden else far.stop)
+        slots, far, late = self.slots, self.slots.far, self.shift >= LATE
+        shown = slice(0, None if late else far.start if self.hidden else far.stop)
         keys, values, bias = slots.keys[layer][:, shown], slots.values[layer][:, shown], slots.finite_bias()[layer]
-        if keys.shape[1] == far.start:
-            return Segment(keys, values, bias[:, shown])
-        prefix, old = keys[:, : far.start], keys[:, far.start :]
-        if self.shift >= LATE:
-            there, (here, _) = self.positions(), self._places
-            turned = turn(old, here[layer, :, far.start :], there[layer, :, far.start :], rotary)
-        else:
-            turned = rotate(old.float(), *rotary(self.moves[layer][..., None] * self.moving)).to(old.dtype)
-        return Segment(torch.cat((prefix, turned), 1), values, bias[:, shown])
+        if keys.shape[1] > far.start:
+            keys = keys.clone(memory_format=torch.contiguous_format)
+            if late and len(self.anchoring.moving) > 1:
+                there, (here, _) = self.positions(), self._places
+                old = keys[:, far.start :]
+                old.copy_(turn(old, here[layer, :, far.start :], there[layer, :, far.start :], self.anchoring.rotary))
+            else:
+                if not self._angles:
+                    self._angles.extend(self._angles_late() if late else self._angles_of_moves())
+                turn_(keys[:, far.start :], layer, *self._angles)
+        return Segment(keys, values, bias[:, shown])
+
+    def _angles_of_moves(self) -> list[Angles]:
+        """What far keys are turned by; a move is at least `-shift` and less than `span`."""
+        moves, every = self.moves, self.shift + self.span
+        if every > moves.numel():
+            return [self._angles_at(moves.reshape(-1), torch.arange(moves.numel(), device=moves.device).view_as(moves))]
+        index = (moves + self.shift).clamp(0, every - 1)
+        return [self._angles_at(torch.arange(-self.shift, self.span, device=moves.device), index)]
+
+    def _angles_late(self) -> list[Angles]:
+        """Of the times at which far and near slots are shown, and of those at which they stood."""
+        assert self.slots.positions is not None
+        (time,), far = self.anchoring.moving, self.slots.far
+        here, there = (places[:, :, far.start :, time] for places in (self.slots.positions(), self.positions()))
+        # Tokens of the near window are the same in all heads and layers.
+        F = far.stop - far.start
+        far_here, near_here = here[:, :, :F], here[0, 0, F:]
+        times, index = torch.unique(torch.cat((far_here.reshape(-1), near_here)), return_inverse=True)
+        near = index[far_here.numel() :].expand(*here.shape[:2], -1)
+        back = torch.cat((index[: far_here.numel()].view_as(far_here), near), 2)
+        # Free slots stand anywhere.
+        line = torch.arange(self.next_position, device=here.device)
+        return [self._angles_at(line, there.clamp(0, self.next_position - 1)), self._angles_at(times, back)]
+
+    def _angles_at(self, times: Tensor, index: Tensor) -> Angles:
+        rotary, moving = self.anchoring.rotary, self.moving
+        pairs = moving_pairs(rotary, moving, self.anchoring.moving, self.slots.keys.shape[-1])
+        return Angles.of(rotary, times[:, None] * moving, index, pairs)
