@@ -17,7 +17,7 @@ from tests.benchmarks import flat
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
-from tests.benchmarks.shapes.report import write
+from tests.benchmarks.shapes.report import summary, summary_rows, write
 from tests.benchmarks.shapes.run import Request, run
 from tests.benchmarks.shapes.stages import measure, see
 from tests.benchmarks.shapes.state_bytes import state_bytes
@@ -90,6 +90,31 @@ def test_a_run_measures_every_stage_of_every_memory(name: str, memories: list[st
     assert "GPU figures: not measured" in text
     assert "COMPUTED" in text
     assert json.loads((tmp_path / "shapes.json").read_text())["stages"] == document["stages"]
+
+
+def test_a_run_that_was_cut_short_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    asked, good = request("llava-ov-7b", ["sliding-window", "full"]), {"sliding-window": True, "full": True}
+    kept: list[dict[str, Any]] = []
+
+    def cut(document: dict[str, Any]) -> None:
+        assert "UNFINISHED" in write(tmp_path, "shapes", document)
+        kept.append(json.loads((tmp_path / "shapes.json").read_text()))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(asked, good, tmp_path, keep=cut)
+    begun: list[str] = []
+    document = run(asked, good, tmp_path, begun.append, earlier=kept[0])
+    assert [what for what in begun if " at " in what] == ["full at 24"]
+    window = [row for row in document["stages"] if row["memory"] == "sliding-window"]
+    assert window == [row for row in kept[0]["stages"] if row["memory"] == "sliding-window"]
+    assert [(row["memory"], row["budget"]) for row in summary_rows(document)] == [("sliding-window", 24), ("full", 24)]
+    assert "UNFINISHED" not in write(tmp_path, "shapes", document)
+    assert "sliding-window" in summary(document)
+    # Of another request nothing is taken over.
+    begun.clear()
+    run(replace(asked, rounds=1, memories=["sliding-window"]), good, tmp_path, begun.append, earlier=kept[0])
+    assert "sliding-window at 24" in begun
 
 
 def test_what_does_not_equal_its_literal_form_has_no_figure(tmp_path: Path) -> None:

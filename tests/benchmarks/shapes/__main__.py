@@ -10,8 +10,11 @@ has the shape of the first one's, and what differs is the vision tower.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +23,7 @@ from protokv.memory import MEMORIES
 from tests.benchmarks.conftest import RESULTS
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven
-from tests.benchmarks.shapes.report import write
+from tests.benchmarks.shapes.report import summary, write
 from tests.benchmarks.shapes.run import Request, run
 
 SOME = ["durable", "sliding-window", "full"]
@@ -35,8 +38,9 @@ def main() -> None:
     parser.add_argument("--memory", choices=sorted(MEMORIES), nargs="+")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
-    parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 3 on a CPU by default")
+    parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
     parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of the budget")
+    parser.add_argument("--resume", action="store_true", help="go on with a run of the same options that was cut short")
     parser.add_argument("--no-counts", action="store_true", help="leave out operations and waits")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file and the table")
     given = parser.parse_args()
@@ -45,7 +49,8 @@ def main() -> None:
         torch.set_num_threads(1)
     elif not torch.cuda.is_available():
         parser.error("there is no CUDA device on this machine; use --device cpu")
-    tell = lambda what: print(what, file=sys.stderr)  # noqa: E731
+    began = time.monotonic()
+    tell = lambda what: print(f"{time.monotonic() - began:4.0f} s  {what}", file=sys.stderr)  # noqa: E731
     tell("correctness")
     good, withheld = proven(given.memory or list(MEMORIES)), []
     for model in given.model:
@@ -56,7 +61,7 @@ def main() -> None:
             dtype=torch.bfloat16,
             budgets=[BUDGETS[name] for name in given.budget],
             memories=given.memory or (list(MEMORIES) if first else SOME),
-            rounds=given.rounds or (3 if on_cpu else 50),
+            rounds=given.rounds or (2 if on_cpu else 50),
             stream=given.stream,
             layers=given.layers or (1 if on_cpu else None),
             vocabulary=1000 if on_cpu else None,
@@ -65,9 +70,15 @@ def main() -> None:
             peak=(1024, 2**26) if on_cpu else (8192, 2**31),
         )
         tell(model)
+        name = f"shapes-{model}-{'-'.join(given.budget)}-{given.device}"
+        file = given.output / f"{name}.json"
+        earlier = json.loads(file.read_text()) if given.resume and file.exists() else None
+        keep = partial(write, given.output, name)
         with tempfile.TemporaryDirectory() as folder:
-            document = run(request, good, Path(folder), tell)
-        print(write(given.output, f"shapes-{model}-{'-'.join(given.budget)}-{given.device}", document))
+            document = run(request, good, Path(folder), tell, keep, earlier)
+        keep(document)
+        print(f"{model}, {given.device}\n\n{summary(document)}")
+        tell(f"wrote {file} and {file.with_suffix('.md').name}")
         withheld += document["withheld"]
     if withheld:
         sys.exit("some memories did not equal their literal form, and there are no figures of them")

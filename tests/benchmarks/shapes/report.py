@@ -16,6 +16,8 @@ from tests.benchmarks.shapes.work import Peak, Work
 # What a model of all layers takes as many times as long for as it has more of them, but for its head.
 _PER_LAYER = ("forward", "update", "update: plan", "update: merge", "context", "first token", "per token")
 NOT_MEASURED = "not measured"
+# Columns of the summary.
+_SHOWN = ("step behind the tower", "forward", "update", "context", "first token", "per token", "commit")
 
 
 def rows_of(
@@ -49,17 +51,41 @@ def stage_rows(stopwatch: Stopwatch, work: dict[str, Work], peak: Peak) -> list[
     return rows
 
 
+def summary_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each memory and budget: the medians of its stages in milliseconds, the update's worst round too, and
+    the bytes of a state of the whole model."""
+    stages = {(row["memory"], row["budget"], row["stage"]): row for row in document["stages"]}
+    states = {(row["memory"], row["budget"]): row["mb"] for row in document.get("states", ())}
+    rows = []
+    for memory, budget in dict.fromkeys((held["memory"], held["budget"]) for held in document["held"]):
+        found = {stage: stages[memory, budget, stage] for stage in _SHOWN}
+        row = {"memory": memory, "budget": budget} | {name: found[name]["median_ms"] for name in _SHOWN}
+        rows.append(row | {"update, worst": found["update"]["worst_ms"], "state, MB": states.get((memory, budget))})
+    return sorted(rows, key=lambda row: int(row["budget"]))
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Markdown, in columns that line up."""
     if not rows:
         return "none\n"
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [
-        "| " + " | ".join(columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join("" if (v := row.get(c)) is None else str(v) for c in columns) + " |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
+    cells = [columns, *(["" if (v := row.get(c)) is None else str(v) for c in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numbers = [any(isinstance(row.get(c), int | float) for row in rows) for c in columns]
+    head, *lines = (
+        "| " + " | ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True)) + " |"
+        for row in cells
+    )
+    rule = "|" + "|".join("-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numbers, strict=True)) + "|"
+    return "\n".join([head, rule, *lines]) + "\n"
+
+
+def summary(document: dict[str, Any]) -> str:
+    """What a terminal shows of a run: the medians, and what had no figure."""
+    parts = ["Medians, ms (see the notes of the file)", table(summary_rows(document))]
+    if document["withheld"]:
+        parts += ["Withheld", table(document["withheld"])]
+    return "\n".join(parts)
 
 
 def write(folder: Path, name: str, document: dict[str, Any]) -> str:
@@ -68,6 +94,9 @@ def write(folder: Path, name: str, document: dict[str, Any]) -> str:
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     machine = document["machine"] | {"most resident memory of the process, MB": document["resident_peak_mb"]}
     parts = [", ".join(f"{key} {value}" for key, value in machine.items()) + ".", *document["notes"]]
+    if "unfinished" in document:
+        parts.insert(0, "UNFINISHED: the run is still going on or was cut short; `--resume` goes on with it.")
+    parts += ["## Medians, ms", table(summary_rows(document)).rstrip()]
     for title in ("stages", "held", "withheld", "counts", "states"):
         if document.get(title):
             parts += [f"## {title.capitalize()}", table(document[title]).rstrip()]

@@ -64,7 +64,12 @@ class Request:
 
 
 def run(
-    request: Request, proven: dict[str, bool], folder: Path, tell: Callable[[str], None] = lambda _: None
+    request: Request,
+    proven: dict[str, bool],
+    folder: Path,
+    tell: Callable[[str], None] = lambda _: None,
+    keep: Callable[[dict[str, Any]], object] = lambda _: None,
+    earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document of a run.
 
@@ -73,6 +78,8 @@ def run(
         proven: of `oracles.proven`; what is not proven is not measured.
         folder: for the video.
         tell: is told what begins.
+        keep: is handed the document, unfinished, whenever a memory has been measured.
+        earlier: a document that was kept of the same request; what it has of a memory and a budget is taken over.
     """
     whole, cut, device, dtype = request.shape, request.cut, request.device, request.dtype
     tell("attention beside its plain form")
@@ -87,6 +94,7 @@ def run(
         "gb_s_of_a_copy": round(peak.bytes_s / 1e9, 1),
     }
     document: dict[str, Any] = {"machine": machine, "notes": _notes(request, error), "stages": [], "held": []}
+    document["unfinished"], document["resident_peak_mb"] = str(request), _resident_mb()
     document["withheld"] = [
         {"memory": name, "why": "it did not equal its literal form here"} for name in request.memories if not good[name]
     ]
@@ -105,10 +113,12 @@ def run(
     if cut.layers != whole.layers:
         tower[-1]["computed_ms"] = round(tower[-1]["median_ms"] * whole.vision_layers / cut.vision_layers, 1)
     document["stages"] += [{"memory": "any", "budget": ""} | row for row in tower]
+    document["states"] = state_bytes(whole, request.budgets)
+    measured_before = _take_over(document, earlier)
     weights = sum(p.nbytes for part in (backbone._text, backbone._head) for p in part.parameters())  # type: ignore[attr-defined]
     for budget in request.budgets:
         for name in request.memories:
-            if not good[name]:
+            if not good[name] or (name, budget) in measured_before:
                 continue
             tell(f"{name} at {budget}")
             config = MemoryConfig.of(name, budget=budget)
@@ -123,13 +133,27 @@ def run(
             )
             del measured
             gc.collect()
+            document["resident_peak_mb"] = _resident_mb()
+            keep(document)
     if request.counts:
         tell("counts")
         budget = request.budgets[-1]
         document["counts"] = [counts_of(MemoryConfig.of(name, budget=budget)) for name in request.memories]
-    document["states"] = state_bytes(whole, request.budgets)
-    document["resident_peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    del document["unfinished"]
     return document
+
+
+def _take_over(document: dict[str, Any], earlier: dict[str, Any] | None) -> set[tuple[str, int]]:
+    """Rows of a run of the same request that was cut short; which memories and budgets these are of."""
+    if earlier is None or earlier.get("unfinished") != document["unfinished"]:
+        return set()
+    document["stages"] += [row for row in earlier["stages"] if row["memory"] != "any"]
+    document["held"] += earlier["held"]
+    return {(row["memory"], row["budget"]) for row in earlier["held"]}
+
+
+def _resident_mb() -> int:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _notes(request: Request, error: float) -> list[str]:
@@ -150,7 +174,7 @@ def _notes(request: Request, error: float) -> list[str]:
     ]
     if request.device.type == "cpu":
         notes.append(
-            "Milliseconds are CPU time of this process on a busy machine with one thread (`commit`: by the clock). "
+            "Milliseconds are CPU time of this process with one thread (`commit`: by the clock). "
             f"GPU figures: {NOT_MEASURED}, there is no GPU in this machine."
         )
     if cut.layers != whole.layers:
