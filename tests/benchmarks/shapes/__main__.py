@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
     parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
-    parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of the budget")
+    parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of what fills a memory")
     parser.add_argument("--resume", action="store_true", help="go on with a run of the same options that was cut short")
     parser.add_argument("--no-counts", action="store_true", help="leave out operations and waits")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file and the table")

@@ -36,7 +36,7 @@ class Request:
         vocabulary: how many of its words beside fewer layers; all where None.
         budgets, memories: each with each.
         rounds: of every stage.
-        stream: tokens seen, as a multiple of the budget.
+        stream: tokens seen, as a multiple of those that fill a memory.
         peak: side of the product and bytes of the copy that tell what the device can do.
         video: frames, width and height of the file that is decoded.
     """
@@ -164,7 +164,7 @@ def _notes(request: Request, error: float) -> list[str]:
         "behind the tower`, a step without decoding and vision tower. `gflop`, `mbytes`: by arithmetic, of what was "
         "measured; `share_of_peak`: the time that this device's product and copy would need for them, over the median. "
         "Where they are empty, a stage has no fixed amount of work, or none that is counted. `peak_mb`: what torch "
-        "allocated above the level at the beginning of the stage, in a round of its own that is not timed.",
+        "allocated above the level at the beginning of the stage, in the first round, which is not timed.",
         "Before anything was measured, every memory in the table equalled its literal form on small streams, and "
         f"attention its plain form: up to {error:.1e} in {str(request.dtype)[6:]}, the bound being "
         f"{TOLERANCE[request.dtype]:.1e}.",

@@ -7,7 +7,7 @@ whole and in parts: what stands behind a colon is a part of what stands before i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,7 @@ def see(backbone: Backbone, shape: Shape, rounds: int) -> tuple[Stopwatch, list[
         prepared = stopwatch.time("preprocess", backbone.prepare, frames_of(shape, turn))
         steps.extend(stopwatch.time("vision tower", backbone.embed_steps, [prepared], [float(turn)]))
 
-    for turn in range(rounds + 1):
-        one(turn)
-        stopwatch.end_round(count=turn > 0)
-    stopwatch.peaks_of(lambda: one(rounds + 1))
+    _rounds(stopwatch, one, rounds)
     return stopwatch, steps
 
 
@@ -105,36 +102,30 @@ def measure(
         config: of the memory.
         steps: of `see`; more than rounds.
         rounds: steps, questions' tokens and commits that are timed, after one of each that is not.
-        stream: tokens seen before, as a multiple of the budget; at least as many as fill the memory.
+        stream: tokens seen before, as a multiple of those that fill the memory; of the budget where nothing bounds it.
     """
     session = Session.start(backbone, config)
     room = config.near_tokens + config.prototypes if config.prototypes else config.budget
-    fill(session, shape, int(max(room, stream * config.budget)) // shape.tokens + _MORE)
+    fill(session, shape, int(stream * room) // shape.tokens + _MORE)
     stopwatch = Stopwatch(backbone.device)
     with _Watched(session, stopwatch) as stages:
 
         def step(turn: int) -> None:
             start_s = session.clock.steps * session.clock.step_seconds
             stopwatch.time("step behind the tower", session.take, [steps[turn]], [start_s])
-
-        for turn in range(rounds + 1):
-            step(turn)
             for stage in stages:
                 stopwatch.none_in_this_round(stage)
-            stopwatch.end_round(count=turn > 0)
-        stopwatch.peaks_of(lambda: step(rounds + 1))
+
+        _rounds(stopwatch, step, rounds)
     _merge_is_the_rest(stopwatch)
 
-    def question() -> None:
+    def question(_: int) -> None:
         pieces = session.stream("what?", Decoding(2))
         stopwatch.time("first token", next, pieces)
         stopwatch.time("per token", next, pieces)
         pieces.close()
 
-    for turn in range(rounds + 1):
-        question()
-        stopwatch.end_round(count=turn > 0)
-    stopwatch.peaks_of(question)
+    _rounds(stopwatch, question, rounds)
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds + 1):
             path = Path(folder) / f"{turn}.safetensors"
@@ -147,6 +138,15 @@ def measure(
         visible = context.visible_tokens()
     slots = visible if keys is None else keys.shape[2]
     return Measured(stopwatch, session.memory.nbytes(), slots, visible, session.clock.tokens_seen)
+
+
+def _rounds(stopwatch: Stopwatch, one: Callable[[int], None], rounds: int) -> None:
+    """A round that warms up and tells the peaks, and those that are timed."""
+    stopwatch.peaks_of(lambda: one(0))
+    stopwatch.end_round(count=False)
+    for turn in range(1, rounds + 1):
+        one(turn)
+        stopwatch.end_round()
 
 
 class _Watched:
