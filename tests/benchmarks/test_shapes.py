@@ -113,7 +113,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_left(tmp_path: Path) -> N
     assert "sliding-window" in summary(document)
     # Of another request nothing is taken over.
     begun.clear()
-    run(replace(asked, rounds=1, memories=["sliding-window"]), good, tmp_path, begun.append, earlier=kept[0])
+    run(replace(asked, positions="compact", memories=["sliding-window"]), good, tmp_path, begun.append, earlier=kept[0])
     assert "sliding-window at 24" in begun
 
 

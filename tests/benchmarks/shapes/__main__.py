@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
     parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
+    parser.add_argument("--positions", choices=("stream", "compact"), help="of what is in memory")
     parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of what fills a memory")
     parser.add_argument("--resume", action="store_true", help="go on with a run of the same options that was cut short")
     parser.add_argument("--no-counts", action="store_true", help="leave out operations and waits")
@@ -63,6 +64,7 @@ def main() -> None:
             memories=given.memory or (list(MEMORIES) if first else SOME),
             rounds=given.rounds or (2 if on_cpu else 50),
             stream=given.stream,
+            positions=given.positions,
             layers=given.layers or (1 if on_cpu else None),
             vocabulary=1000 if on_cpu else None,
             # The same for every model.
@@ -70,7 +72,8 @@ def main() -> None:
             peak=(1024, 2**26) if on_cpu else (8192, 2**31),
         )
         tell(model)
-        name = f"shapes-{model}-{'-'.join(given.budget)}-{given.device}"
+        where = f"-{given.positions}" if given.positions else ""
+        name = f"shapes-{model}-{'-'.join(given.budget)}{where}-{given.device}"
         file = given.output / f"{name}.json"
         earlier = json.loads(file.read_text()) if given.resume and file.exists() else None
         keep = partial(write, given.output, name)

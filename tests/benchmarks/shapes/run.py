@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from protokv.config import MemoryConfig
+from protokv.config.base import Positions
 from tests.benchmarks.conftest import _machine
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import Shape, build
@@ -37,6 +38,7 @@ class Request:
         budgets, memories: each with each.
         rounds: of every stage.
         stream: tokens seen, as a multiple of those that fill a memory.
+        positions: at which what is in memory is shown; None: as each memory does by default.
         peak: side of the product and bytes of the copy that tell what the device can do.
         video: frames, width and height of the file that is decoded.
     """
@@ -48,6 +50,7 @@ class Request:
     memories: Sequence[str]
     rounds: int
     stream: float = 1.25
+    positions: Positions | None = None
     layers: int | None = None
     vocabulary: int | None = None
     counts: bool = True
@@ -121,7 +124,8 @@ def run(
             if not good[name] or (name, budget) in measured_before:
                 continue
             tell(f"{name} at {budget}")
-            config = MemoryConfig.of(name, budget=budget)
+            placed = {} if request.positions is None else {"positions": request.positions}
+            config = MemoryConfig.of(name, budget=budget, **placed)
             measured = measure(backbone, cut, config, steps, request.rounds, request.stream)
             work = work_of(cut, config, measured.slots, dtype)
             document["stages"] += rows_of(config, measured, work, peak, whole, cut)
@@ -172,6 +176,8 @@ def _notes(request: Request, error: float) -> list[str]:
         "layers, the attention of each included (about 200 operations of a step), at a small size.",
         "`states`: bytes of a full state of the whole model in bfloat16, by arithmetic on what the memories declare.",
     ]
+    if request.positions is not None:
+        notes.append(f"What is in memory is shown with positions={request.positions}.")
     if request.device.type == "cpu":
         notes.append(
             "Milliseconds are CPU time of this process with one thread (`commit`: by the clock). "
