@@ -1,7 +1,7 @@
 """The sealed document of a state: its header and what a form adds to it, as one JSON text that tells of any change.
 
-Owns the strict JSON that all forms read (no name twice, no NaN), the digest over the document, what a tensor in a state
-can be, and the one way to say that a state is damaged. Knows nothing of where the text is kept.
+Owns the digest over the document, what a tensor in a state can be, and the one way to say that a state is damaged.
+Knows nothing of where the text is kept.
 """
 
 from __future__ import annotations
@@ -55,18 +55,17 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
     return NAMES[dtype]
 
 
-def seal(state: State, limit: int, **parts: Any) -> str:
-    """The document of a state: its header, the parts that the form adds, and the digest of these.
+def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
+    """The document of a state: its header, the digests of all else, and the digest of these.
 
     Raises:
         StateError: The header could not be read again, or takes more than `limit` bytes, so it must not be written.
     """
     try:
         check_tensor_names(state.tensors)
-        document: dict[str, Any] = {"header": state.to_json(), **parts}
+        document: dict[str, Any] = {"header": state.to_json(), "digests": digests}
         Header.from_json(json.loads(canonical(document["header"])))
-        document["digest"] = document_digest(document)
-        text = canonical(document)
+        text = canonical({**document, "digest": document_digest(document)})
     except (TypeError, ValueError) as error:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
@@ -76,8 +75,8 @@ def seal(state: State, limit: int, **parts: Any) -> str:
     return text
 
 
-def unseal(document: dict[str, Any], part: str) -> tuple[Header, dict[str, Any]]:
-    """The header, and the part that the form added, an object.
+def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
+    """The header, and the digests of all else.
 
     Raises:
         StateCorrupt: It is not the one that was sealed, or makes no sense; the field is named.
@@ -91,26 +90,15 @@ def unseal(document: dict[str, Any], part: str) -> tuple[Header, dict[str, Any]]
     if not intact:
         raise StateCorrupt("header: it is not the one that was saved")
     header = Header.from_json(document.get("header"))
-    if set(document) != {"header", part} or not isinstance(document[part], dict):
-        raise StateCorrupt(f"header: expected {part}, an object, and no other part")
-    return header, document[part]
+    if set(document) != {"header", "digests"} or not isinstance(document["digests"], dict):
+        raise StateCorrupt("header: expected digests, an object, and no other part")
+    return header, document["digests"]
 
 
 def parse_json(data: bytes | str) -> dict[str, Any]:
-    """The JSON object in this text. Raises StateCorrupt for anything else."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            raise ValueError("a name is given twice")
-        return made
-
-    def refuse(text: str) -> None:
-        raise ValueError(f"{text} is not a number")
-
+    """The JSON object in this text, StateCorrupt for anything else. A digest tells whether it is what was saved."""
     try:
-        text = data if isinstance(data, str) else data.decode()
-        found = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StateCorrupt(f"header: not the JSON that was saved ({shown(error)})") from error
     if not isinstance(found, dict):

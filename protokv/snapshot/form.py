@@ -3,7 +3,7 @@
 A form is chosen by the path: by its suffix in the file system, by its scheme elsewhere. The module of a form is
 imported when it is first asked for, because some need more than the others. How writers are kept apart is the form's
 own affair: files have a lock beside them (`formats.local`), a repository of an object store has transactions. Which
-commits are kept, and what answers for a time, is not: that is for `history`. Knows nothing of models and memories.
+commits are kept, and what answers for a time, is not: that is for `api`. Knows nothing of models and memories.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from protokv.errors import StateError, UnknownForm
-from protokv.snapshot.document import Admit
+import torch
+from torch import Tensor
+
+from protokv.errors import StateCorrupt, StateError, UnknownForm
+from protokv.snapshot.document import Admit, Found, admitted
 from protokv.snapshot.schema import Header, State
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 StatePath = str | os.PathLike[str]
 
@@ -34,6 +39,34 @@ OBJECT_STORE = "protokv.snapshot.formats.icechunk:IcechunkForm"
 # What the name of a commit that is kept ends in: its stream time.
 MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+# A writer that commits faster than a state is read does not last.
+_ATTEMPTS = 20
+
+
+class Stored(ABC):
+    """A state as it lies in its form: its header and digests are read and verified, its tensors not yet.
+
+    Attributes:
+        header: of the state.
+        digests: of everything else, by the names that the form has for it.
+    """
+
+    header: Header
+    digests: Mapping[str, str]
+
+    @property
+    @abstractmethod
+    def found(self) -> Found:
+        """Shape and dtype of the tensors; StateCorrupt if they cannot lie there."""
+
+    @abstractmethod
+    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
+        """Those of `found`, contiguous and on the CPU, in memory of their own; with their digests verified or not."""
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that it takes where it is kept."""
 
 
 class Form(ABC):
@@ -66,17 +99,10 @@ class Form(ABC):
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Take the right to write, without waiting.
-
-        Raises:
-            StateError: a state could not be written there.
-            StateLocked: somebody else writes it.
-        """
+        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another writes it."""
 
     @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         """Give it back."""
 
     @abstractmethod
@@ -89,22 +115,8 @@ class Form(ABC):
         """
 
     @abstractmethod
-    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read a state, tensors contiguous and on the CPU, in memory of their own.
-
-        Args:
-            at: one of `kept`; where None, what is current.
-            verify: check the digest of every tensor; the header's is checked in any case.
-            admit: asked before memory is taken for the tensors.
-        """
-
-    @abstractmethod
-    def read_header(self, at: str | None = None) -> Header:
-        """Read and verify the header alone."""
-
-    @abstractmethod
-    def stored_bytes(self) -> int:
-        """Bytes that the current commit takes where it is kept; kept commits are not counted."""
+    def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
+        """What `read` makes of one of `kept`, or of what is current, that was not replaced meanwhile."""
 
     @abstractmethod
     def kept(self) -> Iterator[tuple[str, Header]]:
@@ -121,6 +133,49 @@ class Form(ABC):
     @abstractmethod
     def retire(self, at: str) -> None:
         """Remove a kept commit. What cannot be removed stays, without an error."""
+
+    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
+        """Read a state, tensors contiguous and on the CPU, in memory of their own.
+
+        Args:
+            at: one of `kept`; where None, what is current.
+            verify: check the digest of every tensor; the header's is checked in any case.
+            admit: asked before memory is taken for the tensors.
+        """
+
+        def read(stored: Stored) -> State:
+            admitted(stored.header, stored.found, admit)
+            tensors = stored.tensors(verify)
+            for name, tensor in tensors.items():
+                if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+                    raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
+            return State.of(stored.header, tensors)
+
+        return self.look(at, read)
+
+    def read_header(self, at: str | None = None) -> Header:
+        """Read and verify the header alone."""
+        return self.look(at, lambda stored: stored.header)
+
+    def stored_bytes(self) -> int:
+        """Bytes that the current commit takes where it is kept; kept commits are not counted."""
+        return self.look(None, lambda stored: stored.nbytes())
+
+
+def settled(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T:
+    """What `read` makes of what `look` sees, again for as long as reading fails and `look` sees something else by then.
+
+    Raises:
+        StateError: It never comes to rest.
+    """
+    for _ in range(_ATTEMPTS):
+        seen = look()
+        try:
+            return read(seen)
+        except Exception:
+            if look() == seen:
+                raise
+    raise StateError(f"{os.fspath(path)} is replaced faster than it can be read", hint="try again")
 
 
 def is_url(path: StatePath) -> bool:

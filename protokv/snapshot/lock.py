@@ -14,12 +14,12 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
 from protokv.errors import StateError, StateLocked
+from protokv.snapshot.commit import writing
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 # What opening a link, a folder or a device in the place of the lock file ends in.
@@ -41,34 +41,27 @@ class Lock:
         self._lock = FileLock(self.file, blocking=False, thread_local=False, fallback_to_soft=False)
 
     def __enter__(self) -> Self:
-        """Take it.
-
-        Raises:
-            StateLocked: another process, or another writer in this one, holds it.
-            StateError: the file beside the state cannot be made.
-        """
-        try:
-            # The library would make a folder that is not there.
-            self.file.parent.stat()
-            self._lock.acquire()
-            self.held = True
-        except Timeout:
-            raise StateLocked(
-                f"the state {self.path} is being written by another writer",
-                hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
-            ) from None
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                why = error.strerror or str(error)
+        """Take it. StateLocked if another holds it, in this process or not; StateError if the file cannot be made."""
+        with writing(self.path):
+            try:
+                # The library would make a folder that is not there.
+                self.file.parent.stat()
+                self._lock.acquire()
+                self.held = True
+            except Timeout:
+                raise StateLocked(
+                    f"the state {self.path} is being written by another writer",
+                    hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
+                ) from None
+            except OSError as error:
                 if error.errno in _NOT_OURS:
-                    why = f"{self.file.name} beside it is no lock file of ours"
-                hint = "free some space" if error.errno == errno.ENOSPC else "choose a folder that you may write to"
-                raise StateError(f"cannot lock the state {self.path}: {why}", hint=hint) from error
+                    what = f"cannot write the state {self.path}: {self.file.name} beside it is no lock file of ours"
+                    raise StateError(what, hint="remove it, or write elsewhere") from error
+                if error.errno not in _UNSUPPORTED:
+                    raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         """Give it back and remove the file."""
         # While it is still locked: the library takes no lock on a file that is gone by then, so nobody who has it open
         # is let in beside the next one. Windows removes no open file; there it stays and does no harm.

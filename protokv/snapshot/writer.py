@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
-from protokv.snapshot import history
+from protokv.snapshot.api import commit
 from protokv.snapshot.form import StatePath, form_of
 from protokv.snapshot.schema import State
 
@@ -75,9 +74,7 @@ class Writer:
         self._form.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         """Wait for the write in flight and give the right back. Raises what that write failed with."""
         try:
             if self._pool is not None:
@@ -85,7 +82,7 @@ class Writer:
             if kind is None:
                 self.landed()
         finally:
-            self._form.__exit__(kind, error, trace)
+            self._form.__exit__()
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
         """Save a state whose tensors may change as soon as this returns.
@@ -137,7 +134,7 @@ class Writer:
         return self._write(replace(state, tensors=tensors))
 
     def _write(self, state: State) -> Committed:
-        history.commit(self._form, state, self._keep)
+        commit(self._form, state, self._keep)
         return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())
 
 

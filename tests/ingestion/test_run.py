@@ -79,7 +79,7 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
-    monkeypatch.setattr("protokv.snapshot.history.commit", refuse)
+    monkeypatch.setattr("protokv.snapshot.writer.commit", refuse)
     path, seen = tmp_path / "s.safetensors", []
     run = ingest(Prepared(4, 200), path, CONFIG, backbone=tiny, every=Every(n_steps=3), background=True)
     with pytest.raises(StateError, match="the disk is gone"):

@@ -8,13 +8,13 @@ reached the disk or not, in any order and in part. `Lossy` carries out every cal
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from protokv.snapshot.filesystem import FileSystem
+from tests.snapshot.disk import Disk, File
 
 
 class Killed(BaseException):
@@ -53,14 +53,14 @@ def _scan(folder: Path) -> Names:
     return Names(dict(found), dict(found))
 
 
-class Lossy(FileSystem):
+class Lossy(Disk):
     # Whether this system can let two names change places in one act.
     exchanges = True
 
     def __init__(self, root: Path, at: int | None = None) -> None:
         self.root, self.at, self.calls = root, at, []
         self.tree = _scan(root)
-        self._open: dict[int, Bytes] = {}
+        self._open: dict[BinaryIO, Bytes] = {}
 
     def _folder(self, path: Path) -> Names:
         node = self.tree
@@ -77,12 +77,12 @@ class Lossy(FileSystem):
         if self.at is not None and len(self.calls) >= self.at:
             raise Killed
 
-    def create(self, path: Path) -> BinaryIO:
+    def create(self, path: Path) -> File:
         self._alive()
         file = super().create(path)
         node = Bytes()
         self._folder(path.parent).change(**{path.name: node})
-        self._open[id(file)] = node
+        self._open[file._file] = node
         try:
             self._called("create")
         except Killed:
@@ -93,13 +93,13 @@ class Lossy(FileSystem):
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         self._alive()
         super().write(file, data)
-        self._open[id(file)].now += bytes(data)
+        self._open[file].now += bytes(data)
         self._called("write")
 
-    def sync(self, file: BinaryIO) -> None:
+    def sync(self, file: File) -> None:
         self._alive()
         file.flush()
-        node = self._open[id(file)]
+        node = self._open[file._file]
         node.durable = node.now
         self._called("sync")
 
@@ -154,10 +154,6 @@ class Lossy(FileSystem):
         self._folder(path.parent).change(**{path.name: Names()})
         self._called("make_folder")
 
-    def leftovers(self, folder: Path, prefix: str) -> Iterable[Path]:
-        self._alive()
-        return super().leftovers(folder, prefix)
-
     def survivors(self, random: Random, n: int) -> Iterator[Names]:
         """All that was done, nothing that was not synced, and `n` chances in between."""
         yield _surviving(self.tree, lambda: 1.0)
@@ -191,10 +187,10 @@ def survivor(tree: Names, folder: Path) -> Path:
     return folder
 
 
-class Fast(FileSystem):
+class Fast(Disk):
     """The real file system without waiting for the disk: for what is not the crash itself."""
 
-    def sync(self, file: BinaryIO) -> None:
+    def sync(self, file: File) -> None:
         file.flush()
 
     def sync_folder(self, folder: Path) -> None:

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from protokv.errors import StateError, StateNotFound
-from protokv.snapshot import FORMS, StreamClock, history, load, save
-from protokv.snapshot.filesystem import FileSystem
+from protokv.snapshot import FORMS, StreamClock, filesystem, load, save
+from protokv.snapshot.api import commit
 from protokv.snapshot.form import form_of
+from tests.snapshot.disk import Disk
 from tests.snapshot.lossy import Fast, Killed, Lossy, survivor
 from tests.snapshot.nursery import Nursery
 
@@ -30,8 +31,9 @@ def at(make_state, step: int):
     return make_state(clock=StreamClock(step, float(step), step, step, 1.0, 1), tensors=tensors)
 
 
-def put(state, path: Path, keep: int | None, fs: FileSystem) -> None:
-    history.commit(type(form_of(path))(path, fs), state, keep)
+def put(state, path: Path, keep: int | None, disk: Disk) -> None:
+    with disk:
+        commit(form_of(path), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
@@ -151,7 +153,7 @@ def _needs_room(name: str):
         self.calls += 1
         if self.calls >= self.at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return getattr(Fast, name)(self, *arguments)
+        return getattr(super(Full, self), name)(*arguments)
 
     return call
 
@@ -160,7 +162,7 @@ for _name in ("create", "write", "sync", "make_folder", "link"):
     setattr(Full, _name, _needs_room(_name))
 
 
-def refusal(state, path: Path, keep: int | None, fs: FileSystem) -> StateError | None:
+def refusal(state, path: Path, keep: int | None, fs: Disk) -> StateError | None:
     """What the commit is refused with, if it is."""
     try:
         put(state, path, keep, fs)
@@ -254,7 +256,7 @@ def killed_at_random(nursery, suffix, folder, n_kills, *, keep, background, fram
             assert len(kept(path)) == (keep or 1) - 1
             assert not [p.name for p in folder.iterdir() if p.name.startswith(f".a{suffix}") and "lock" not in p.name]
             for one in (path, *kept(path)):
-                Fast().remove(one)
+                filesystem.remove(one)
             ended, reached = ended + 1, 0
     return ended
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
-from protokv.snapshot import FORMS, StreamClock, history, load, moments, read_header, save
+from protokv.snapshot import FORMS, StreamClock, api, load, moments, read_header, save
 from protokv.snapshot.form import form_of
-from protokv.snapshot.sources import Segment, fingerprints, next_segment, segment_of
+from protokv.snapshot.sources import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.snapshot.writer import Writer
 
 EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
@@ -25,7 +25,7 @@ def at(make_state, step: int, **changes):
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
-    history.commit(form_of(path), state, keep)
+    api.commit(form_of(path), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
@@ -158,8 +158,8 @@ def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
 @pytest.mark.parametrize("source", [None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}])
 def test_a_source_without_a_fingerprint_is_never_taken_for_another(source, make_state, tmp_path):
     past, now = (at(make_state, step, source=source) for step in (1, 2))
-    assert not history.is_before(past, now)
-    assert history.is_before(at(make_state, 1), at(make_state, 2))
+    assert not is_before(past, now)
+    assert is_before(at(make_state, 1), at(make_state, 2))
 
 
 def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_path):
@@ -315,10 +315,10 @@ class TestWriter:
             commit_and(bad, tmp_path / "a.safetensors", lambda _: 1 / 0)
 
     def test_at_most_one_write_is_in_flight(self, make_state, tmp_path, monkeypatch):
-        from protokv.snapshot import history
+        from protokv.snapshot import writer as module
 
         running, most = [], []
-        real = history.commit
+        real = module.commit
 
         def counted(*arguments):
             running.append(1)
@@ -326,7 +326,7 @@ class TestWriter:
             real(*arguments)
             running.pop()
 
-        monkeypatch.setattr(history, "commit", counted)
+        monkeypatch.setattr(module, "commit", counted)
         with Writer(tmp_path / "a.safetensors", background=True) as writer:
             landed = [one for step in range(1, 30) for one in writer.commit(at(make_state, step))]
             landed += writer.landed(wait=True)

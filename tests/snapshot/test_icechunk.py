@@ -363,7 +363,7 @@ def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newe
     make_state, same_state, address, monkeypatch
 ):
     save(at(make_state, 1), address)
-    real, steps = icechunk_form.read_state, iter((2,))
+    real, steps = hierarchy.Hierarchy.tensors, iter((2,))
 
     def read_late(*arguments, **options):
         for step in steps:
@@ -372,7 +372,7 @@ def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newe
             save(at(make_state, step), address)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(icechunk_form, "read_state", read_late)
+    monkeypatch.setattr(hierarchy.Hierarchy, "tensors", read_late)
     assert load(address).clock.steps in (1, 2)
 
 

@@ -151,7 +151,7 @@ def test_a_file_system_without_locks_is_said_to_hold_none(number, tmp_path, monk
 
 
 def test_a_folder_that_is_not_there_is_one_error(tmp_path):
-    with pytest.raises(StateError, match=r"cannot lock the state .*no/a"), Lock(tmp_path / "no" / "a"):
+    with pytest.raises(StateError, match=r"cannot write the state .*no/a"), Lock(tmp_path / "no" / "a"):
         pass
 
 
@@ -167,7 +167,7 @@ def test_a_lock_file_that_cannot_be_ours_is_refused_and_nothing_is_made_through_
         case _:
             lock.mkdir()
     with (
-        pytest.raises(StateError, match=r"cannot lock the state .*a: \.a\.lock beside it is no lock file"),
+        pytest.raises(StateError, match=r"cannot write the state .*a: \.a\.lock beside it is no lock file"),
         Lock(tmp_path / "a"),
     ):
         pass

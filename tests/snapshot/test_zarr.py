@@ -15,9 +15,9 @@ import zarr
 from protokv.errors import StateError
 from protokv.memory.state import TensorSpec
 from protokv.snapshot import check_target, load, save
-from protokv.snapshot.filesystem import FileSystem
 from protokv.snapshot.formats import hierarchy
 from protokv.snapshot.formats.zarr import ZarrForm
+from tests.snapshot.disk import Disk
 from tests.snapshot.form_tests import LocalFormTests
 
 _SLOT = ("layer", "kv_head", "prototype")
@@ -124,7 +124,7 @@ class TestZarr(LocalFormTests):
     def test_everything_is_synced_before_the_commit(self, at, make_state):
         order, opened = [], {}
 
-        class Noting(FileSystem):
+        class Noting(Disk):
             def create(self, path):
                 file = super().create(path)
                 opened[file.fileno()] = path
@@ -154,7 +154,8 @@ class TestZarr(LocalFormTests):
         path = at()
         for seed in (0, 1):
             order.clear()
-            ZarrForm(path, Noting()).replace(make_state(seed=seed))
+            with Noting():
+                ZarrForm(path).replace(make_state(seed=seed))
             commit = order.index(("replace", path))
             made = {target for what, target in order[:commit] if what == "create"}
             synced = {target for what, target in order[:commit] if what == "sync"}
@@ -181,7 +182,7 @@ class TestZarr(LocalFormTests):
 
     @pytest.mark.parametrize("reader", [load, lambda path: save(load(path), path)])
     def test_a_commit_cut_off_between_two_moves_is_undone_by_who_comes_next(self, reader, at, make_state, same_state):
-        class TwoMoves(FileSystem):
+        class TwoMoves(Disk):
             def exchange(self, a, b):
                 return False
 
@@ -194,12 +195,13 @@ class TestZarr(LocalFormTests):
             cut = gone = False
 
         path, fs = at(), TwoMoves()
-        for seed in (0, 1):
-            ZarrForm(path, fs).replace(make_state(seed=seed))
+        with fs:
+            for seed in (0, 1):
+                ZarrForm(path).replace(make_state(seed=seed))
         assert [one.name for one in path.parent.iterdir()] == ["a.zarr"]
         fs.cut = True
-        with pytest.raises(KeyboardInterrupt):
-            ZarrForm(path, fs).replace(make_state(seed=2))
+        with pytest.raises(KeyboardInterrupt), fs:
+            ZarrForm(path).replace(make_state(seed=2))
         assert not path.exists()
         reader(path)
         assert same_state(load(path), make_state(seed=1))

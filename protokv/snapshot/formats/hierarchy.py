@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -35,8 +36,9 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from protokv.errors import StateCorrupt, shown
 from protokv.snapshot.digest import bytes_digest
-from protokv.snapshot.document import DTYPES, KEY, Admit, admitted, dtype_name, parse_json, seal, unseal
-from protokv.snapshot.schema import Header, State, check_tensor_names
+from protokv.snapshot.document import DTYPES, KEY, Found, dtype_name, parse_json, seal, unseal
+from protokv.snapshot.form import Stored
+from protokv.snapshot.schema import State, check_tensor_names
 
 # The metadata of a group or an array, in its place.
 ROOT = "zarr.json"
@@ -51,33 +53,14 @@ _METADATA_LIMIT_BYTES = 1 << 16
 # Below this a thread costs more than the digest.
 _SMALL_BYTES = 1 << 16
 
+_BUFFERS = default_buffer_prototype()
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
-_Size = Annotated[int, Meta(ge=0, lt=2**40)]
-_Shape = Annotated[tuple[_Size, ...], Meta(max_length=16)]
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
 
 
-class _Array(msgspec.Struct):
-    """What is taken from the metadata of an array; all else in them must be as we write it."""
-
-    class _Grid(msgspec.Struct):
-        class _Regular(msgspec.Struct):
-            chunk_shape: _Shape
-
-        configuration: _Regular
-
-    shape: _Shape
-    data_type: str
-    chunk_grid: _Grid
-    attributes: dict[str, Any] = {}
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Of the tensor; None where it is none that a state can hold."""
-        is_bfloat16 = self.data_type == "uint16" and self.attributes.get("torch_dtype") == "bfloat16"
-        return torch.bfloat16 if is_bfloat16 else _DTYPES.get(self.data_type)
-
-
-def write_state(state: State, store: Store, separator: str = ".", there: Mapping[str, str] | None = None) -> None:
+def write_state(
+    state: State, store: Store, separator: str = ".", there: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """Write a state into a store; the root's metadata, and so the document, come last.
 
     Args:
@@ -86,13 +69,18 @@ def write_state(state: State, store: Store, separator: str = ".", there: Mapping
         separator: of the keys of chunks.
         there: digests of what is in the store already, by key; that is not written again.
 
+    Returns:
+        Digests of all that the state consists of but the root's metadata, by key.
+
     Raises:
         StateError: the state could not be read again. Nothing is written then.
     """
     for name, tensor in state.tensors.items():
         dtype_name(name, tensor.dtype)
-    seal(state, DOCUMENT_LIMIT_BYTES // 2, digests={})
-    sync(_write(state, _Noting(store, there or {}), separator))
+    seal(state, DOCUMENT_LIMIT_BYTES // 2, {})
+    noting = _Noting(store, there or {})
+    sync(_write(state, noting, separator))
+    return noting.digests
 
 
 async def _write(state: State, store: _Noting, separator: str) -> None:
@@ -110,78 +98,72 @@ async def _write(state: State, store: _Noting, separator: str) -> None:
         made = await _create(store, name, array.shape, array.dtype, _chunk_shape(tensor), separator, dims, attributes)
         if array.size:
             await made.setitem(..., array)
-    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, digests=store.digests)
+    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, store.digests)
     root: dict[str, Buffer] = {}
     await asynchronous.create_group(store=MemoryStore(root), attributes={KEY: json.loads(text)})
     await store.set(ROOT, root[ROOT])
 
 
-def read_document(root: bytes | None) -> tuple[Header, dict[str, str]]:
-    """The header, and the digest of everything else by its key, that the metadata of a root group tell of.
+class Hierarchy(Stored):
+    """A state in a store of the zarr library. StateCorrupt if the root group is not that of a state."""
 
-    Raises:
-        StateCorrupt: It is no such document, or is not the one that was saved.
-        StateMismatch: The format is newer than this version reads.
-    """
-    if root is None or len(root) > DOCUMENT_LIMIT_BYTES:
-        raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
-    group = parse_json(root)
-    attributes = group.get("attributes")
-    if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
-        raise StateCorrupt("not a group of zarr version 3")
-    if not isinstance(attributes.get(KEY), dict):
-        raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
-    return unseal(attributes[KEY], "digests")
+    def __init__(self, store: Store, sizes: Callable[[Collection[str]], Mapping[str, int]]) -> None:
+        """Read the document.
 
+        Args:
+            store: where it is.
+            sizes: tells bytes by key, 0 for what is not in the store.
+        """
+        found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
+        if found is None:
+            raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
+        group = parse_json(found.to_bytes())
+        attributes = group.get("attributes")
+        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
+            raise StateCorrupt("not a group of zarr version 3")
+        if not isinstance(attributes.get(KEY), dict):
+            raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
+        self.header, self.digests = unseal(attributes[KEY])
+        self._store, self._sizes = store, sizes
 
-def read_state(
-    document: tuple[Header, Mapping[str, str]],
-    store: Store,
-    sizes: Mapping[str, int],
-    *,
-    verify: bool,
-    admit: Admit | None,
-) -> State:
-    """The state of a document.
+    @cached_property
+    def found(self) -> Found:
+        """Shape and dtype of the tensors, whose metadata and sizes of chunks are held against each other."""
+        found = sync(_described(_Checking(self._store, self.digests, verify=False), self._sizes(self.digests)))
+        check_tensor_names(found)
+        return found
 
-    Args:
-        document: as `read_document` gives it.
-        store: where the rest is.
-        sizes: bytes of what is in the store, by key.
-        verify: compare the chunks with their digests; metadata are compared in any case.
-        admit: asked before a chunk is read.
+    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
+        """The arrays."""
+        return sync(_read(_Checking(self._store, self.digests, verify), self.found))
 
-    Raises:
-        StateCorrupt: naming the tensor.
-    """
-    return sync(_read(*document, _Checking(store, document[1], verify), sizes, admit))
+    def nbytes(self) -> int:
+        """Bytes of the root and of all that it names."""
+        return sum(self._sizes([ROOT, *self.digests]).values())
 
 
-async def _read(
-    header: Header, digests: Mapping[str, str], store: _Checking, sizes: Mapping[str, int], admit: Admit | None
-) -> State:
-    described: dict[str, _Array] = {}
-    for key in digests:
+async def _described(store: _Checking, sizes: Mapping[str, int]) -> Found:
+    found = {}
+    for key in store.digests:
         if key.endswith(f"/{ROOT}"):
-            small = 0 < sizes.get(key, 0) <= _METADATA_LIMIT_BYTES
-            found = await store.get(key, default_buffer_prototype()) if small else None
-            if found is None:
+            small = 0 < sizes[key] <= _METADATA_LIMIT_BYTES
+            if (data := await store.get(key, _BUFFERS) if small else None) is None:
                 raise StateCorrupt(f"{shown(key)}: such metadata are missing")
-            metadata = parse_json(found.to_bytes())
+            metadata = parse_json(data.to_bytes())
             if metadata.get("node_type") != "group":
                 name = key.removesuffix(f"/{ROOT}").replace("/", ".")
-                described[name] = await _checked(name, metadata, sizes)
-    check_tensor_names(described)
-    admitted(header, {name: (one.shape, one.dtype or torch.bool) for name, one in described.items()}, admit)
+                found[name] = await _checked(name, metadata, sizes)
+    return found
+
+
+async def _read(store: _Checking, found: Found) -> dict[str, Tensor]:
     tensors = {}
-    for name, one in described.items():
+    for name, (shape, dtype) in found.items():
         array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")
         values = np.asarray(await array.getitem(...))
-        if one.dtype == torch.bool and values.size and int(values.view(np.uint8).max()) > 1:
-            raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
-        tensor = torch.from_numpy(values) if values.size else torch.empty(one.shape, dtype=one.dtype)
-        tensors[name] = tensor.view(torch.bfloat16) if one.dtype == torch.bfloat16 else tensor
-    return State.of(header, tensors)
+        tensor = torch.from_numpy(values) if values.size else torch.empty(shape, dtype=dtype)
+        tensors[name] = tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+    return tensors
 
 
 def _chunk_shape(tensor: Tensor) -> list[int]:
@@ -223,33 +205,35 @@ async def _create(
     )
 
 
-async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> _Array:
-    """What an array's metadata say, if they are such as we write and all of its chunks are there in their size."""
+async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> tuple[_Shape, torch.dtype]:
+    """Shape and dtype of an array whose metadata are such as we write, and whose chunks are there in their size."""
     where = f"tensor {shown(name)}"
     try:
-        found = msgspec.convert(metadata, _Array)
-    except msgspec.ValidationError as error:
-        raise StateCorrupt(f"{where}: {shown(error)}") from None
-    chunks = found.chunk_grid.configuration.chunk_shape
-    if found.dtype is None or len(chunks) != len(found.shape) or 0 in chunks:
-        raise StateCorrupt(f"{where}: no tensor has such a dtype, or is cut like this")
+        shape = msgspec.convert(metadata.get("shape"), _Shape)
+        chunks = msgspec.convert(metadata["chunk_grid"]["configuration"]["chunk_shape"], _Shape)
+        kept_as, told = metadata["data_type"], metadata["attributes"].get("torch_dtype")
+        dtype = torch.bfloat16 if (kept_as, told) == ("uint16", "bfloat16") else _DTYPES[kept_as]
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
+    if len(chunks) != len(shape) or 0 in chunks:
+        raise StateCorrupt(f"{where}: no tensor is cut like this")
     separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
     made: dict[str, Buffer] = {}
-    array = await _create(MemoryStore(made), name, found.shape, found.data_type, chunks, separator)
+    array = await _create(MemoryStore(made), name, shape, kept_as, chunks, separator)
     expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
     for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
         if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
             raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
-    takes = math.prod(chunks) * array.dtype.itemsize
     if array.nchunks > len(sizes):
         raise StateCorrupt(f"{where}: chunks of it are missing")
+    takes = math.prod(chunks) * dtype.itemsize
     for place in np.ndindex(*array.cdata_shape):
         key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(place)}"
         if (size := sizes.get(key, 0)) != takes:
             raise StateCorrupt(
                 f"{where}: its chunk {shown(key)} is {f'{size} bytes instead of {takes}' if size else 'missing'}"
             )
-    return found
+    return shape, dtype
 
 
 class _Noting(WrapperStore[Store]):
@@ -281,16 +265,16 @@ class _Checking(WrapperStore[Store]):
 
     def __init__(self, store: Store, digests: Mapping[str, str], verify: bool) -> None:
         super().__init__(store)
-        self._digests, self._verify = digests, verify
+        self.digests, self._verify = digests, verify
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         data = await self._store.get(key, prototype, byte_range)
-        if key not in self._digests:
+        if key not in self.digests:
             return None
         place = f"tensor {shown(key.rpartition('/')[0].replace('/', '.'))}"
         if data is None:
             raise StateCorrupt(f"{place}: {shown(key)} is missing")
-        if (self._verify or key.endswith(ROOT)) and await _digest(data) != self._digests[key]:
+        if (self._verify or key.endswith(ROOT)) and await _digest(data) != self.digests[key]:
             raise StateCorrupt(f"{place}: its bytes are not those that were saved")
         return data
 

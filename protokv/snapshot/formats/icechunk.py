@@ -13,28 +13,24 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from protokv.errors import StateCorrupt, StateError, StateLocked
-from protokv.snapshot.document import Admit, not_found
-from protokv.snapshot.form import Form, StatePath
-from protokv.snapshot.formats.hierarchy import DOCUMENT_LIMIT_BYTES, ROOT, read_document, read_state, write_state
+from protokv.errors import StateError, StateLocked
+from protokv.snapshot.document import not_found
+from protokv.snapshot.form import Form, StatePath, Stored, settled
+from protokv.snapshot.formats.hierarchy import ROOT, Hierarchy, write_state
 from protokv.snapshot.formats.repository import EMPTY, GRACE, MAIN, collect, explained, make_repository, open_repository
 from protokv.snapshot.formats.unfolding import Unfolding
 from protokv.snapshot.schema import Header, State
 
 T = TypeVar("T")
-
-# A reader is overtaken by a writer, and what it reads collected, only once in a while.
-_ATTEMPTS = 5
 
 # Metadata of a commit by which its writer knows it again.
 _MARK = "mark"
@@ -73,9 +69,7 @@ class IcechunkForm(Form):
         self.locked = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         """Nothing is held."""
         self.locked, self._repo = False, None
 
@@ -86,12 +80,11 @@ class IcechunkForm(Form):
             session = self._repo.writable_session(MAIN)
             if session.snapshot_id != self._base:
                 raise self._lost()
-            there = {}
+            there: Mapping[str, str] = {}
             with suppress(StateError):
-                there = _document(session.store)[1]
-            write_state(state, session.store, _SEPARATOR, there)
+                there = Hierarchy(session.store, partial(_sizes, session.store)).digests
+            now = write_state(state, session.store, _SEPARATOR, there)
             # Arrays and groups that are no more. Chunks that an array no longer has go with its metadata.
-            now = _document(session.store)[1]
             for folder in sorted(_folders(there) - _folders(now)):
                 sync(session.store.delete_dir(folder))
             if session.has_uncommitted_changes:
@@ -103,28 +96,18 @@ class IcechunkForm(Form):
                     collect(self._repo, self._unfolding)
                 self._collected = datetime.now(UTC)
 
-    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read a snapshot; where None, the tip of the main branch."""
+    def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
+        """What `read` makes of a snapshot; where None, of the tip of the main branch."""
+        with explained(self._address, "read"):
+            if (repo := self._repo or open_repository(self._address)) is None:
+                raise not_found(self._address)
 
-        def read(store: IcechunkStore) -> State:
-            document = _document(store)
-            sizes = _sizes(store, document[1])
-            return read_state(document, store, sizes, verify=verify, admit=admit)
+            def newest() -> str:
+                if (tip := repo.lookup_branch(MAIN)) == EMPTY:
+                    raise not_found(self._address)
+                return at or tip
 
-        return self._reading(at, read, chunks=True)
-
-    def read_header(self, at: str | None = None) -> Header:
-        """Read and verify the header of a snapshot; where None, of the tip of the main branch."""
-        return self._reading(at, lambda store: _document(store)[0])
-
-    def stored_bytes(self) -> int:
-        """Bytes of the tensors and of what names them at the tip of the main branch."""
-
-        def count(store: IcechunkStore) -> int:
-            digests = _document(store)[1]
-            return sum(_sizes(store, {ROOT: "", **digests}).values())
-
-        return self._reading(None, count, chunks=True)
+            return settled(self._address, newest, lambda snapshot: read(self._stored(repo, snapshot)))
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """What the branches of kept commits hold."""
@@ -157,30 +140,17 @@ class IcechunkForm(Form):
             assert self._repo is not None, "the right to write is taken before"
             self._repo.delete_branch(_KEPT + at)
 
-    def _reading(self, at: str | None, read: Callable[[IcechunkStore], T], *, chunks: bool = False) -> T:
-        """What `read` makes of the store of a snapshot; once more where a writer came in between.
-
-        `chunks`: whether it looks up any, or metadata alone.
-        """
-        for _ in range(_ATTEMPTS):
-            with explained(self._address, "read"):
-                repo = self._repo or open_repository(self._address)
-                tip = EMPTY if repo is None else repo.lookup_branch(MAIN)
-                if repo is None or tip == EMPTY:
-                    raise not_found(self._address)
-                try:
-                    return read(self._store(repo, at or tip, chunks=chunks))
-                except (IcechunkError, StateCorrupt):
-                    if at is not None or repo.lookup_branch(MAIN) == tip:
-                        raise
-        raise StateError(f"{self._address} is replaced faster than it can be read", hint="try again")
-
-    def _store(self, repo: Repository, snapshot: str, *, chunks: bool) -> IcechunkStore:
-        """The store of a snapshot that may be unfolded. StateError if it may not."""
+    def _stored(self, repo: Repository, snapshot: str) -> Stored:
+        """A snapshot; what is larger than it may be is not unfolded."""
         self._unfolding.check_snapshot(snapshot)
-        if chunks:
-            self._unfolding.check_manifests(repo.lookup_snapshot(snapshot))
-        return repo.readonly_session(snapshot_id=snapshot).store
+        store = repo.readonly_session(snapshot_id=snapshot).store
+
+        def sizes(keys: Collection[str]) -> dict[str, int]:
+            if set(keys) != {ROOT}:
+                self._unfolding.check_manifests(repo.lookup_snapshot(snapshot))
+            return _sizes(store, keys)
+
+        return Hierarchy(store, sizes)
 
     def _commit(self, repo: Repository, session: Session, message: str) -> str:
         mark = secrets.token_hex(8)
@@ -199,10 +169,9 @@ class IcechunkForm(Form):
     def _check_ours(self, repo: Repository) -> str:
         """The newest snapshot, StateError if it is no state; nothing at all is as good as one."""
         tip = repo.lookup_branch(MAIN)
-        store = None if tip == EMPTY else self._store(repo, tip, chunks=True)
         try:
-            if store is not None:
-                _document(store)
+            if tip != EMPTY:
+                self._stored(repo, tip)
         except StateError as error:
             raise StateError(
                 f"cannot write the state {self._address}: what is there is no state of ours",
@@ -215,12 +184,6 @@ class IcechunkForm(Form):
             f"the state {self._address} was committed to by another writer meanwhile",
             hint="nothing of it is overwritten; go on from what is there now, or write elsewhere",
         )
-
-
-def _document(store: IcechunkStore) -> tuple[Header, dict[str, str]]:
-    small = 0 < _sizes(store, [ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES
-    found = sync(store.get(ROOT, default_buffer_prototype())) if small else None
-    return read_document(None if found is None else found.to_bytes())
 
 
 def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:

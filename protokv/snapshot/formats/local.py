@@ -14,29 +14,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
-import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, shown
-from protokv.snapshot.commit import check_place, keep_as, recover, replace, retire, sweep, writing
+from protokv.snapshot.commit import keep_as, recover, replace, retire, writing
 from protokv.snapshot.digest import copy_and_digest, tensor_digests
-from protokv.snapshot.document import NAMES, Admit, admitted, dtype_name, parse_json, reading, seal, unseal
-from protokv.snapshot.filesystem import DISK, FileSystem, Sink, write_file
-from protokv.snapshot.form import MOMENT, Form, StatePath
+from protokv.snapshot.document import NAMES, Found, dtype_name, parse_json, reading, seal, unseal
+from protokv.snapshot.filesystem import write_file
+from protokv.snapshot.form import MOMENT, Form, Stored, settled
 from protokv.snapshot.lock import Lock
 from protokv.snapshot.schema import Header, State, check_tensor_names
-from protokv.snapshot.sources import same_stream
 
 T = TypeVar("T")
 
 # A real header takes some 20 kB.
 HEADER_LIMIT_BYTES = 1 << 20
 
-# A writer that commits faster than a state is read does not last.
-_ATTEMPTS = 20
+# Systems allow 255 bytes; the names of kept commits and of what a commit makes add at most so many.
+_LONGEST_NAME_BYTES = 255 - 48
 
 
 class LocalForm(Form):
@@ -45,15 +42,14 @@ class LocalForm(Form):
     Attributes:
         suffix: what its paths end in.
         kind: what a state is there: a file, or a folder.
-        fs: the calls that its commits make.
     """
 
     suffix: ClassVar[str]
     kind: ClassVar[str] = "file"
 
-    def __init__(self, path: StatePath, fs: FileSystem = DISK) -> None:
-        super().__init__(path)
-        self.fs = fs
+    @abstractmethod
+    def open(self, target: Path) -> Stored:
+        """The state at a path; what a library raises on what is none may pass through."""
 
     @property
     def target(self) -> Path:
@@ -62,12 +58,19 @@ class LocalForm(Form):
 
     def check_target(self) -> None:
         """Whether a state could be put there; what a link points to is what is replaced."""
-        target = check_place(self.path)
         with writing(self.path):
-            recover(target, self.fs)
+            target, what = self.target, f"cannot write the state {self.path}"
+            if not target.parent.is_dir():
+                raise StateError(f"{what}: there is no folder {Path(self.path).parent}", hint="Make it first.")
+            if not os.access(target.parent, os.W_OK):
+                raise StateError(f"{what}: {Path(self.path).parent} is read-only", hint="Choose another folder.")
+            if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
+                why = f"its name takes more than {_LONGEST_NAME_BYTES} bytes"
+                raise StateError(f"{what}: {why}", hint="choose a shorter name")
+            recover(target)
             there = "nothing" if not target.exists() else "folder" if target.is_dir() else "file"
-        if there not in ("nothing", self.kind):
-            raise StateError(f"cannot write the state {self.path}: it is a {there}", hint="Choose another name.")
+            if there not in ("nothing", self.kind):
+                raise StateError(f"{what}: it is a {there}", hint="Choose another name.")
 
     def __enter__(self) -> Self:
         """Take the lock."""
@@ -76,44 +79,39 @@ class LocalForm(Form):
         self.locked = self._lock.held
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         """Give the lock back."""
         self.locked = False
-        self._lock.__exit__(kind, error, trace)
+        self._lock.__exit__()
 
-    def steady(self, path: StatePath, read: Callable[[Path], T]) -> T:
-        """What `read` makes of a state in this form that was not replaced meanwhile.
+    def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
+        """What `read` makes of the file or folder that has the name."""
+        path = at or self.path
+        target = Path(os.path.realpath(path))
 
-        Raises:
-            StateError: as `Form`; also what `read` raises, if that was not because of a commit.
-        """
+        def look() -> tuple[int, ...]:
+            """What tells one state at a path from the next."""
+            recover(target)
+            found = target.stat()
+            kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(found.st_mode), "pipe or device")
+            if kind != self.kind:
+                raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
+            return found.st_dev, found.st_ino, found.st_mtime_ns
+
+        def read_whole(seen: tuple[int, ...]) -> T:
+            try:
+                found = read(self.open(target))
+            except (StateError, PermissionError):
+                raise
+            except Exception as error:
+                # Whatever a library raises on what is no state.
+                raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
+            if look() != seen:
+                raise StateError("it was replaced meanwhile")
+            return found
+
         with reading(path):
-            target = Path(os.path.realpath(path))
-            for _ in range(_ATTEMPTS):
-                recover(target, self.fs)
-                before = self._identity(target)
-                try:
-                    found = read(target)
-                except Exception as error:
-                    # Whatever a library raises on what is no state.
-                    if self._identity(target) != before:
-                        continue
-                    if isinstance(error, (StateError, PermissionError)):
-                        raise
-                    raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
-                if self._identity(target) == before:
-                    return found
-        raise StateError(f"{os.fspath(path)} is replaced faster than it can be read", hint="try again")
-
-    def _identity(self, target: Path) -> tuple[int, ...]:
-        """What tells one state at a path from the next."""
-        found = target.stat()
-        kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(found.st_mode), "pipe or device")
-        if kind != self.kind:
-            raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
-        return found.st_dev, found.st_ino, found.st_mtime_ns
+            return settled(path, look, read_whole)
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Commits beside the state whose name is that of their time, oldest first; no links."""
@@ -128,27 +126,24 @@ class LocalForm(Form):
                             yield str(one), header
 
     def keep(self, header: Header) -> None:
-        """Give the state a second name, unless something else than a commit of this stream has it."""
+        """Give the state a second name."""
         target = self.target
         name = target.with_name(f"{target.name}@{header.clock.stream_time_s:010.3f}s")
-        there = dict(self.kept()).get(str(name))
-        if not os.path.lexists(name) or (there is not None and same_stream(there, header)):
+        if not os.path.lexists(name):
             with writing(self.path):
-                sweep(target, self.fs)
-                keep_as(target, name, self.fs)
+                keep_as(target, name)
 
     def retire(self, at: str) -> None:
         """Remove a second name. Somebody may be reading it; then the next commit removes it."""
         with suppress(OSError):
-            retire(self.target, Path(at), self.fs)
-            self.fs.sync_folder(self.target.parent)
+            retire(self.target, Path(at))
 
 
 class FileForm(LocalForm):
     """A form that is one file: the document with a digest of every tensor, and the tensors."""
 
     @abstractmethod
-    def fill(self, sink: Sink, document: str, tensors: Mapping[str, Tensor]) -> None:
+    def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
         """Write contiguous CPU tensors, and the document; StateError if that takes a head too long to be read."""
 
     @abstractmethod
@@ -163,57 +158,44 @@ class FileForm(LocalForm):
         """Put the file in place."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
         named = {name: (dtype_name(name, tensor.dtype), tensor) for name, tensor in tensors.items()}
-        document = seal(state, HEADER_LIMIT_BYTES, digests=tensor_digests(named, state.format_version))
+        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(named, state.format_version))
         with writing(self.path):
-            replace(
-                self.target,
-                lambda temporary: write_file(temporary, lambda sink: self.fill(sink, document, tensors), self.fs),
-                self.fs,
-            )
+            replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
-    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read the file."""
+    def open(self, target: Path) -> Stored:
+        """The file, its tensors mapped."""
+        return _File(*self.map(target), target.stat().st_size)
 
-        def read(target: Path) -> State:
-            header, digests, mapped = self._checked(target)
-            admitted(header, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mapped.items()}, admit)
-            named = {name: (NAMES[tensor.dtype], tensor) for name, tensor in mapped.items()}
-            tensors = {}
-            for name, (tensor, digest) in copy_and_digest(named, header.format_version).items():
-                if verify and digest != digests[name]:
-                    raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")
-                if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-                    raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
-                tensors[name] = tensor
-            return State.of(header, tensors)
 
-        return self.steady(at or self.path, read)
-
-    def read_header(self, at: str | None = None) -> Header:
-        """Read and verify the header alone."""
-        return self.steady(at or self.path, lambda target: self._checked(target)[0])
-
-    def stored_bytes(self) -> int:
-        """Bytes of the file."""
-        return self.steady(self.path, lambda target: target.stat().st_size)
-
-    def _checked(self, target: Path) -> tuple[Header, Mapping[str, str], dict[str, Tensor]]:
-        """The header, the digests, and the tensors as they lie in the file, not read yet."""
-        document, mapped = self.map(target)
+class _File(Stored):
+    def __init__(self, document: object, mapped: object, size: int) -> None:
         if not isinstance(document, str) or not isinstance(mapped, dict):
             raise StateCorrupt("there is no state of protokv in this file")
-        header, digests = unseal(parse_json(document), "digests")
-        if set(digests) != set(mapped):
+        self.header, self.digests = unseal(parse_json(document))
+        self._mapped, self._size = mapped, size
+        if set(self.digests) != set(mapped):
             raise StateCorrupt("digests: expected one for every tensor and no other")
-        check_tensor_names(digests)
-        taken = 0
+        check_tensor_names(self.digests)
         for name, one in mapped.items():
             if not isinstance(one, Tensor) or one.dtype not in NAMES or one.device.type != "cpu":
                 raise StateCorrupt(f"tensor {name}: expected a tensor")
             if not one.is_contiguous():
                 raise StateCorrupt(f"tensor {name}: its numbers do not lie in order")
-            taken += one.nbytes
         # Or bytes that are named many times would unfold.
-        if taken > target.stat().st_size:
+        if (taken := sum(one.nbytes for one in mapped.values())) > size:
             raise StateCorrupt(f"tensors of {taken} bytes do not fit the file")
-        return header, digests, mapped
+
+    @property
+    def found(self) -> Found:
+        return {name: (tuple(one.shape), one.dtype) for name, one in self._mapped.items()}
+
+    def tensors(self, verify: bool) -> dict[str, Tensor]:
+        named = {name: (NAMES[one.dtype], one) for name, one in self._mapped.items()}
+        copied = copy_and_digest(named, self.header.format_version)
+        for name, (_, digest) in copied.items():
+            if verify and digest != self.digests[name]:
+                raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")
+        return {name: tensor for name, (tensor, _) in copied.items()}
+
+    def nbytes(self) -> int:
+        return self._size

@@ -13,13 +13,13 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, shown
 from protokv.snapshot.document import KEY
-from protokv.snapshot.filesystem import Sink
 from protokv.snapshot.formats.local import HEADER_LIMIT_BYTES, FileForm
 
 _MOST_MEMBERS = 4096
@@ -36,13 +36,17 @@ class PtForm(FileForm):
 
     suffix = ".pt"
 
-    def fill(self, sink: Sink, document: str, tensors: Mapping[str, Tensor]) -> None:
+    def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
         """What torch.save makes of both."""
         # Names stand in both; the rest of a tensor takes some 150 bytes.
         takes = 2 * len(document) + 400 * len(tensors)
         if takes > HEADER_LIMIT_BYTES:
             raise StateError(f"the header of the state takes {takes} bytes, at most {HEADER_LIMIT_BYTES} are allowed")
-        torch.save({KEY: document, "tensors": _apart(tensors)}, sink)  # type: ignore[arg-type]
+        try:
+            torch.save({KEY: document, "tensors": _apart(tensors)}, file)
+        except RuntimeError as error:
+            # How torch stumbled over the error of the file.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def map(self, target: Path) -> tuple[object, object]:
         """Nothing is read but the pickle."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import safe_open
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch import Tensor
 from protokv.errors import StateCorrupt, StateError
 from protokv.snapshot.digest import raw
 from protokv.snapshot.document import KEY, NAMES
-from protokv.snapshot.filesystem import Sink
 from protokv.snapshot.formats.local import HEADER_LIMIT_BYTES, FileForm
 
 
@@ -27,7 +27,7 @@ class SafetensorsForm(FileForm):
 
     suffix = ".safetensors"
 
-    def fill(self, sink: Sink, document: str, tensors: Mapping[str, Tensor]) -> None:
+    def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
         """Length of the head, head, tensors."""
         # Widest elements first, so that every tensor begins at a multiple of its element size.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -43,9 +43,9 @@ class SafetensorsForm(FileForm):
             raise StateError(
                 f"the header of the state takes {len(head)} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
             )
-        sink.write(len(head).to_bytes(8, "little") + head)
+        file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
-            sink.write(raw(tensors[name]).data)
+            file.write(raw(tensors[name]).data)
 
     def map(self, target: Path) -> tuple[object, object]:
         """Nothing is read but the head, whose length is checked before."""
