@@ -8,6 +8,7 @@ video formats and no command line.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch,
 from protokv.memory import MemoryShape, declare_state
 from protokv.memory.migration import migrate_shapes
 from protokv.memory.packing import pack
-from protokv.memory.state import check_shapes
+from protokv.memory.state import TensorSpec, check_shapes
 from protokv.records import BackboneIdentity
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.document import Found
-from protokv.snapshot.schema import Header
+from protokv.snapshot.schema import Header, Legend
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings, stage
 
@@ -53,8 +54,13 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs),
-        legends={spec.name: spec for spec in specs},
+        legends=legends_of(specs),
     )
+
+
+def legends_of(specs: Iterable[TensorSpec]) -> dict[str, Legend]:
+    """What the tensors of a memory are, by name, for whoever opens its state without this library."""
+    return {spec.name: Legend(spec.dims, spec.meaning, spec.unit) for spec in specs}
 
 
 def config_of(header: Header) -> MemoryConfig:

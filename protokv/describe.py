@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from protokv import snapshot
-from protokv.checkpoint import admit, config_of, shape_of
+from protokv.checkpoint import admit, config_of, legends_of, shape_of
 from protokv.chronicle import Chronicle
 from protokv.compare import compare
 from protokv.config import MemoryConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import declare_state, restore_memory
 from protokv.memory.base import Memory
-from protokv.memory.state import TensorSpec, shapes_of
+from protokv.memory.state import shapes_of
 from protokv.overwriting import check_not_read, check_replaceable
 from protokv.snapshot import State, StatePath
+from protokv.snapshot.schema import Legend
 from protokv.snapshot.writer import Writer
 from protokv.watched import sources_of
 
@@ -178,12 +179,12 @@ def _written(path: StatePath) -> str | None:
         return None
 
 
-def _legends(state: State) -> dict[str, TensorSpec]:
+def _legends(state: State) -> dict[str, Legend]:
     """What the tensors of a state are; nothing where it makes no sense, which is no reason not to copy it."""
     try:
         config = config_of(state)
         shape = shape_of(state, shapes_of(state.tensors))
-        return {spec.name: spec for spec in declare_state(config, shape)}
+        return legends_of(declare_state(config, shape))
     except (StateCorrupt, ConfigError):
         return {}
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
+from protokv.segments import fingerprints
 from protokv.snapshot import Header, StatePath, is_url, read_header
-from protokv.snapshot.sources import fingerprints
 
 
 def check_not_read(target: StatePath, *inputs: object) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from protokv.backbones import EMBEDDED
 from protokv.mini import WORLD_MARK
 from protokv.records import StreamClock
+from protokv.segments import records_of
 from protokv.snapshot.schema import Header
-from protokv.snapshot.sources import records_of
 from protokv.video import Damage
 
 

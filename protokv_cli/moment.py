@@ -53,7 +53,7 @@ def _at_real_time(text: str, state: str, lived: list[Any], now: float) -> float:
 def _lived(header: Header) -> list[Any]:
     """The chronicles of the live sources of a state, in order."""
     from protokv.chronicle import Chronicle
-    from protokv.snapshot.sources import records_of
+    from protokv.segments import records_of
 
     return [found for one in records_of(header) if (found := Chronicle.of(one)) is not None]
 

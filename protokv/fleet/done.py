@@ -17,8 +17,8 @@ from protokv.fleet.recipe import Recipe
 from protokv.ingestion.growth import fingerprint_of as watched_as
 from protokv.ingestion.growth import has_grown_from
 from protokv.records import BackboneIdentity
+from protokv.segments import records_of
 from protokv.snapshot import Header
-from protokv.snapshot.sources import records_of
 from protokv.video import Damage
 from protokv.video.fingerprint import fingerprint_of
 from protokv.video.registry import kind_of

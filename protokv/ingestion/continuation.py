@@ -17,8 +17,8 @@ from protokv.config import MemoryConfig
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.growth import Growth, fingerprint_of
 from protokv.ingestion.live import LiveSource
+from protokv.segments import Segment, next_segment, records_of, segment_of
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.sources import Segment, next_segment, records_of, segment_of
 from protokv.video import Source
 
 

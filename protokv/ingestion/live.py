@@ -17,7 +17,7 @@ from protokv.chronicle import Chronicle
 from protokv.errors import ConfigError, SourceError
 from protokv.ingestion.events import Back, Lost, Slow
 from protokv.ingestion.feed import Connected, Feed, Gone, Sampled
-from protokv.snapshot.sources import Segment
+from protokv.segments import Segment
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource

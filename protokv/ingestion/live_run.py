@@ -17,8 +17,8 @@ from protokv.ingestion.every import Every
 from protokv.ingestion.growth import Growth
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.watching import Run
+from protokv.segments import Segment
 from protokv.session import Session
-from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings
 from protokv.video import Source, Step

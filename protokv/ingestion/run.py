@@ -29,9 +29,9 @@ from protokv.ingestion.live_run import LiveRun
 from protokv.ingestion.watching import Run
 from protokv.object_store import is_object
 from protokv.overwriting import check_not_read
+from protokv.segments import Segment
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
-from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Decoder, Source, address, open_source

@@ -20,9 +20,9 @@ from protokv.ingestion.ahead import AHEAD, ReadyStep, Stop, read_ahead
 from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
 from protokv.ingestion.every import Every
 from protokv.ingestion.growth import Growth
+from protokv.segments import Segment
 from protokv.session import Session
 from protokv.snapshot import stored_bytes
-from protokv.snapshot.sources import Segment
 from protokv.snapshot.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps

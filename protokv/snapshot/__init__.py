@@ -15,6 +15,4 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_") or name not in (api := import_module("protokv.snapshot.api")).__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(api, name)
+    return getattr(import_module("protokv.snapshot.api"), name)

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from protokv.errors import StateError, StateNotFound
 from protokv.records import BackboneIdentity, StreamClock
+from protokv.segments import is_before, same_stream
 from protokv.snapshot.document import Admit
-from protokv.snapshot.form import DEFAULT_SUFFIX, FORMS, Form, StatePath, form_of, form_to_read, is_url, settled
+from protokv.snapshot.form import DEFAULT_SUFFIX, FORMS, Form, StatePath, form_of, is_url, settled
 from protokv.snapshot.schema import FORMAT_VERSION, Header, State
-from protokv.snapshot.sources import is_before, same_stream
 
 __all__ = [
     "DEFAULT_SUFFIX",
@@ -40,11 +40,7 @@ ROUNDING_S = 5e-4
 
 
 def check_target(path: StatePath) -> None:
-    """Whether a state could be written to `path`: asked before hours of work, not after them.
-
-    Raises:
-        StateError: The suffix names no form, or the place is missing, may not be written to, or holds something else.
-    """
+    """Whether a state could be written to `path`: asked before hours of work, not after them. StateError if not."""
     form_of(path).check_target()
 
 
@@ -100,7 +96,7 @@ def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, adm
         StateCorrupt: The state is damaged or hostile; the tensor or field is named where it can be.
         StateError: It cannot be read.
     """
-    form = form_to_read(path)
+    form = form_of(path, to_read=True)
     if at_s is None:
         return form.read(verify=verify, admit=admit)
     latest = at_s + ROUNDING_S
@@ -123,12 +119,12 @@ def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, adm
 
 def read_header(path: StatePath) -> Header:
     """Read and verify the header alone. Raises as `load` does."""
-    return form_to_read(path).read_header()
+    return form_of(path, to_read=True).read_header()
 
 
 def stored_bytes(path: StatePath) -> int:
     """Bytes that the state takes where it is kept. Raises as `load` does."""
-    return form_to_read(path).stored_bytes()
+    return form_of(path, to_read=True).stored_bytes()
 
 
 def moments(path: StatePath) -> list[float]:
@@ -136,7 +132,7 @@ def moments(path: StatePath) -> list[float]:
 
     Raises as `load`.
     """
-    return [time_s for time_s, _ in _moments(form_to_read(path))]
+    return [time_s for time_s, _ in _moments(form_of(path, to_read=True))]
 
 
 def _moments(form: Form) -> list[tuple[float, str | None]]:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,18 +22,30 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protokv.errors import StateError
+
 T = TypeVar("T")
+
+# What a state can hold, by the names that safetensors gives them.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # What is copied and hashed at a time: small enough to be hashed while it is in the cache.
 _PIECE_BYTES = 1 << 20
 
 # More threads do not help: a few cores hash as fast as memory delivers.
 THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> None: ...
-    def hexdigest(self) -> str: ...
 
 
 def raw(tensor: Tensor) -> NDArray[np.uint8]:
@@ -45,22 +57,29 @@ def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8], v
     """Digest of a tensor given by the name of its dtype, its shape and its bytes, as a format version has it."""
     digest = _begun(dtype, shape, version)
     digest.update(data.data)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
-def tensor_digests(tensors: Mapping[str, tuple[str, Tensor]], version: int) -> dict[str, str]:
-    """Digests of contiguous CPU tensors given by name as dtype name and tensor; a few at a time."""
-    return _of_each(tensors, lambda dtype, t: tensor_digest(dtype, tuple(t.shape), raw(t), version))
+def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """StateError naming the tensor that a state cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
 
 
-def copy_and_digest(tensors: Mapping[str, tuple[str, Tensor]], version: int) -> dict[str, tuple[Tensor, str]]:
+def tensor_digests(tensors: Mapping[str, Tensor], version: int) -> dict[str, str]:
+    """Digests of contiguous CPU tensors by name; a few at a time."""
+    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), raw(one), version))
+
+
+def copy_and_digest(tensors: Mapping[str, Tensor], version: int) -> dict[str, tuple[Tensor, str]]:
     """Copy contiguous CPU tensors, and digest the copies while they are made; a few at a time.
 
     What was digested is what is returned, even if the source is a file that changes meanwhile.
     """
 
-    def copy(dtype: str, tensor: Tensor) -> tuple[Tensor, str]:
-        made, digest = torch.empty_like(tensor), _begun(dtype, tuple(tensor.shape), version)
+    def copy(tensor: Tensor) -> tuple[Tensor, str]:
+        made, digest = torch.empty_like(tensor), _begun(NAMES[tensor.dtype], tuple(tensor.shape), version)
         source, target = raw(tensor), raw(made)
         for begin in range(0, len(source), _PIECE_BYTES):
             piece = target[begin : begin + _PIECE_BYTES]
@@ -86,15 +105,15 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(document).encode()).hexdigest()
 
 
-def _begun(dtype: str, shape: tuple[int, ...], version: int) -> _Hash:
-    digest: _Hash = hashlib.sha256() if version < 3 else xxhash.xxh3_128()
+def _begun(dtype: str, shape: tuple[int, ...], version: int) -> Any:
+    digest: Any = hashlib.sha256() if version < 3 else xxhash.xxh3_128()
     digest.update(memoryview(f"{dtype}{list(shape)}\n".encode()))
     return digest
 
 
-def _of_each(tensors: Mapping[str, tuple[str, Tensor]], call: Callable[[str, Tensor], T]) -> dict[str, T]:
+def _of_each(tensors: Mapping[str, Tensor], call: Callable[[Tensor], T]) -> dict[str, T]:
     """What `call` makes of each, in threads where that pays: hashing and copying release the interpreter."""
-    if THREADS == 1 or sum(tensor.nbytes for _, tensor in tensors.values()) < 4 * _PIECE_BYTES:
-        return {name: call(*one) for name, one in tensors.items()}
+    if THREADS == 1 or sum(tensor.nbytes for tensor in tensors.values()) < 4 * _PIECE_BYTES:
+        return {name: call(tensor) for name, tensor in tensors.items()}
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(tensors, pool.map(lambda one: call(*one), tensors.values()), strict=True))
+        return dict(zip(tensors, pool.map(call, tensors.values()), strict=True))

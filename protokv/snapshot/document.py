@@ -1,6 +1,6 @@
 """The sealed document of a state: its header and what a form adds to it, as one JSON text that tells of any change.
 
-Owns the digest over the document, what a tensor in a state can be, and the one way to say that a state is damaged.
+Owns the digest over the document, and the one way to say that a state is damaged.
 Knows nothing of where the text is kept.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,27 +16,11 @@ from typing import Any
 import torch
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
-from protokv.machine import memory_bytes
 from protokv.snapshot.digest import canonical, document_digest
 from protokv.snapshot.schema import Header, State, check_tensor_names
 
 # Under which the document stands in whatever a form writes.
 KEY = "protokv"
-
-# What a state can hold, by the names that safetensors gives them.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _NOT_A_STATE = "the file is damaged, or is not a state of protokv"
 
@@ -46,13 +29,6 @@ Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 Admit = Callable[[Header, Found], None]
 """Asked before memory is taken for the tensors of a state; StateCorrupt if such a state cannot be."""
-
-
-def dtype_name(name: str, dtype: torch.dtype) -> str:
-    """The name of a dtype; StateError naming the tensor if a state cannot hold it."""
-    if dtype not in NAMES:
-        raise StateError(f"tensor {name}: a state cannot hold {dtype}")
-    return NAMES[dtype]
 
 
 def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
@@ -70,9 +46,14 @@ def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
         raise StateError(f"the state cannot be written: {error.message}") from error
-    if len(text) > limit:
-        raise StateError(f"the header of the state takes {len(text)} bytes, at most {limit} are allowed")
+    check_length(len(text), limit)
     return text
+
+
+def check_length(takes: int, limit: int) -> None:
+    """StateError if a header of so many bytes could not be read again."""
+    if takes > limit:
+        raise StateError(f"the header of the state takes {takes} bytes, at most {limit} are allowed")
 
 
 def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
@@ -131,21 +112,10 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StateError(f"cannot read the state {where}: {why}") from error
 
 
-def admitted(header: Header, found: Found, admit: Admit | None) -> None:
-    """Refuse what this machine has no memory for, and what `admit` refuses, before memory is taken for it.
-
-    Files may have holes: what a state says it holds need not have been received.
-
-    Raises:
-        StateError: there is less memory than that.
-        StateCorrupt: as `admit`.
-    """
-    if admit is not None:
-        admit(header, found)
-    takes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
-    there = memory_bytes()
-    if there is not None and takes > there:
-        raise StateError(f"the state holds {takes} bytes of tensors, this machine has {there} bytes of memory")
+def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:
+    """The error of a place that a state must not be written to."""
+    what = f"cannot write the state {os.fspath(path)}: what is there is no state of ours"
+    return StateError(what + why, hint="Remove it, or choose another name.")
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:

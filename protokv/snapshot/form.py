@@ -8,6 +8,7 @@ commits are kept, and what answers for a time, is not: that is for `api`. Knows 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, UnknownForm
-from protokv.snapshot.document import Admit, Found, admitted
+from protokv.machine import memory_bytes
+from protokv.snapshot.document import Admit, Found
 from protokv.snapshot.schema import Header, State
 
 S = TypeVar("S")
@@ -91,11 +93,7 @@ class Form(ABC):
 
     @abstractmethod
     def check_target(self) -> None:
-        """Whether a state could be written there: asked before hours of work, not after them.
-
-        Raises:
-            StateError: The place is missing, may not be written to, or holds something that is no state.
-        """
+        """StateError if the place is missing, may not be written to, or holds something that is no state."""
 
     @abstractmethod
     def __enter__(self) -> Self:
@@ -124,27 +122,23 @@ class Form(ABC):
 
     @abstractmethod
     def keep(self, header: Header) -> None:
-        """Let what is current, whose header this is, be a kept commit as well, unless its name is taken.
-
-        Raises:
-            StateError: It cannot be.
-        """
+        """Let what is current, whose header this is, be a kept commit as well, unless its name is taken. StateError."""
 
     @abstractmethod
     def retire(self, at: str) -> None:
         """Remove a kept commit. What cannot be removed stays, without an error."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read a state, tensors contiguous and on the CPU, in memory of their own.
-
-        Args:
-            at: one of `kept`; where None, what is current.
-            verify: check the digest of every tensor; the header's is checked in any case.
-            admit: asked before memory is taken for the tensors.
-        """
+        """Read one of `kept`, or where None what is current; all else is as `api.load` has it."""
 
         def read(stored: Stored) -> State:
-            admitted(stored.header, stored.found, admit)
+            found, there = stored.found, memory_bytes()
+            if admit is not None:
+                admit(stored.header, found)
+            # Files may have holes: what a state says it holds need not have been received.
+            takes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
+            if there is not None and takes > there:
+                raise StateError(f"the state holds {takes} bytes of tensors, this machine has {there} bytes of memory")
             tensors = stored.tensors(verify)
             for name, tensor in tensors.items():
                 if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
@@ -163,11 +157,7 @@ class Form(ABC):
 
 
 def settled(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T:
-    """What `read` makes of what `look` sees, again for as long as reading fails and `look` sees something else by then.
-
-    Raises:
-        StateError: It never comes to rest.
-    """
+    """What `read` makes of what `look` sees, again where that fails and `look` sees something else by then."""
     for _ in range(_ATTEMPTS):
         seen = look()
         try:
@@ -183,17 +173,16 @@ def is_url(path: StatePath) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def form_of(path: StatePath) -> Form:
-    """The form that a state at this path has.
+def form_of(path: StatePath, *, to_read: bool = False) -> Form:
+    """The form of a state at this path. StateError if its suffix names none, or what the form needs is not installed.
 
-    Raises:
-        StateError: The suffix names no form, or what the form needs is not installed.
+    What is to be read under another suffix has the default form, which says what it is if it is no state.
     """
-    suffix = suffix_of(path)
-    if suffix is None and not is_url(path):
+    suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
+    if not suffix and not is_url(path):
         known = ", ".join(sorted(FORMS))
         raise UnknownForm(f"expected a path that ends in one of {known}, got {path}", hint="choose another name")
-    module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix or ""]).partition(":")
+    module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix]).partition(":")
     try:
         made: Form = getattr(import_module(module), name)(path)
     except ImportError as error:
@@ -202,15 +191,6 @@ def form_of(path: StatePath) -> Form:
             hint="pip install 'protokv[object-store]'",
         ) from error
     return made
-
-
-def form_to_read(path: StatePath) -> Form:
-    """As `form_of`; what has another suffix is read as the default form, which says what it is if it is no state."""
-    if is_url(path) or suffix_of(path):
-        return form_of(path)
-    from protokv.snapshot.formats.safetensors import SafetensorsForm
-
-    return SafetensorsForm(path)
 
 
 def suffix_of(path: StatePath) -> str | None:

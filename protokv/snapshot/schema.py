@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -47,7 +47,11 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, one a field."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(Header)}
+        found: dict[str, Any] = msgspec.to_builtins({f.name: getattr(self, f.name) for f in fields(Header)})
+        if self.backbone.revision is None:
+            # Only models of the hub have one.
+            del found["backbone"]["revision"]
+        return found
 
     @classmethod
     def from_json(cls, data: object) -> Header:
@@ -80,20 +84,12 @@ class Header:
             raise StateCorrupt(f"{where.rstrip('`') or 'header'}: {shown(what)}") from None
 
 
-class Legend(Protocol):
-    """What a tensor is, for whoever opens a state without this library; it decides nothing."""
+class Legend(NamedTuple):
+    """What a tensor is, for whoever opens a state without this library: names of its axes, what it holds, its unit."""
 
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """Names of its axes."""
-
-    @property
-    def meaning(self) -> str:
-        """What it holds; may be empty."""
-
-    @property
-    def unit(self) -> str:
-        """Of its elements; may be empty."""
+    dims: tuple[str, ...]
+    meaning: str
+    unit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +129,6 @@ def check_tensor_names(names: Iterable[str]) -> None:
         groups |= {".".join(parts[:n]) for n in range(1, len(parts))}
     for name in found & groups:
         raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BackboneIdentity):
-        # Only models of the hub have one.
-        return {name: one for name, one in asdict(value).items() if name != "revision" or one is not None}
-    if isinstance(value, StreamClock):
-        return asdict(value)
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _depth(value: object) -> int:

@@ -32,12 +32,7 @@ class Committed:
 
 
 class Writer:
-    """The right to write to a path, as a context manager.
-
-    Attributes:
-        path: where the state goes.
-        locked: whether a second writer is refused; not so where a file system has no locks.
-    """
+    """The right to write to a path, as a context manager."""
 
     def __init__(self, path: StatePath, *, keep: int | None = None, background: bool | None = None) -> None:
         """Nothing is touched yet.
@@ -61,16 +56,11 @@ class Writer:
 
     @property
     def locked(self) -> bool:
-        """Whether a second writer is refused."""
+        """Whether a second writer is refused; not so where a file system has no locks."""
         return self._form.locked
 
     def __enter__(self) -> Self:
-        """Take it.
-
-        Raises:
-            StateError: a state could not be written there.
-            StateLocked: somebody else writes it.
-        """
+        """Take it. StateError if a state could not be written there; StateLocked if somebody else writes it."""
         self._form.__enter__()
         return self
 
@@ -99,12 +89,13 @@ class Writer:
             StateError: this one or the one in flight cannot be written; what was there before still is.
         """
         landed = self.landed(wait=True)
-        if wait or not self._pays(state):
+        on_device = {tensor.device for tensor in state.tensors.values() if tensor.is_cuda}
+        if wait or not (bool(on_device) if self._background is None else self._background):
             return [*landed, self._write(state)]
-        copy = replace(state, tensors={name: _copied(tensor) for name, tensor in state.tensors.items()})
-        ready = {
-            t.device: torch.cuda.current_stream(t.device).record_event() for t in copy.tensors.values() if t.is_cuda
-        }
+        # Where they are, in memory of their own.
+        copied = {name: tensor.detach().clone() for name, tensor in state.tensors.items()}
+        copy = replace(state, tensors=copied)
+        ready = {device: torch.cuda.current_stream(device).record_event() for device in on_device}
         self._pool = self._pool or ThreadPoolExecutor(1, "protokv-commit")
         self._flying = self._pool.submit(self._bring_and_write, copy, ready)
         return landed
@@ -115,11 +106,6 @@ class Writer:
             return []
         flying, self._flying = self._flying, None
         return [flying.result()]
-
-    def _pays(self, state: State) -> bool:
-        if self._background is None:
-            return any(tensor.is_cuda for tensor in state.tensors.values())
-        return self._background
 
     def _bring_and_write(self, state: State, ready: dict[torch.device, torch.cuda.Event]) -> Committed:
         # On streams of its own, or the copy to the host would wait for the model and the model for it.
@@ -136,8 +122,3 @@ class Writer:
     def _write(self, state: State) -> Committed:
         commit(self._form, state, self._keep)
         return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """The same values in memory of their own: on a CUDA device there, else on the host."""
-    return tensor.detach().clone() if tensor.is_cuda else tensor.detach().to("cpu", copy=True)

@@ -15,8 +15,8 @@ from protokv.checkpoint import save, to_state
 from protokv.config import DurableConfig
 from protokv.errors import ConfigError, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
+from protokv.segments import fingerprints
 from protokv.session import Session
-from protokv.snapshot.sources import fingerprints
 from protokv.video import Damage, Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.snapshot.nursery import Prepared

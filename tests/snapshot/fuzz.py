@@ -35,8 +35,7 @@ from protokv.errors import StateCorrupt, StateMismatch
 from protokv.generate import Decoding
 from protokv.session import Session
 from protokv.snapshot import State
-from protokv.snapshot.digest import canonical, document_digest, raw, tensor_digest
-from protokv.snapshot.document import NAMES
+from protokv.snapshot.digest import NAMES, canonical, document_digest, raw, tensor_digest
 from tests.conftest import random_frames
 from tests.snapshot.mutations import STRANGE
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
+from protokv.segments import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.snapshot import FORMS, StreamClock, api, load, moments, read_header, save
 from protokv.snapshot.form import form_of
-from protokv.snapshot.sources import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.snapshot.writer import Writer
 
 EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))

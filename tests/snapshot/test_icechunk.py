@@ -25,9 +25,9 @@ from protokv.snapshot.formats import hierarchy
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
+from protokv.object_store import repository
+from protokv.object_store.unfolding import Unfolding
 from protokv.snapshot.formats import icechunk as icechunk_form
-from protokv.snapshot.formats import repository
-from protokv.snapshot.formats.unfolding import Unfolding
 from protokv.snapshot.writer import Writer
 from tests.snapshot.form_tests import FormTests
 from tests.snapshot.s3 import BUCKET, S3Server

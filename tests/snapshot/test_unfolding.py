@@ -22,8 +22,8 @@ pytest.importorskip("moto.server")
 
 import zstandard
 
-from protokv.snapshot.formats import repository, unfolding
-from protokv.snapshot.formats.unfolding import Unfolding
+from protokv.object_store import repository, unfolding
+from protokv.object_store.unfolding import Unfolding
 from tests.snapshot.conftest import make
 from tests.snapshot.s3 import BUCKET, S3Server
 

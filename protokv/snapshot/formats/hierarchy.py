@@ -35,8 +35,8 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore, WrapperStore
 
 from protokv.errors import StateCorrupt, shown
-from protokv.snapshot.digest import bytes_digest
-from protokv.snapshot.document import DTYPES, KEY, Found, dtype_name, parse_json, seal, unseal
+from protokv.snapshot.digest import DTYPES, bytes_digest, check_dtypes
+from protokv.snapshot.document import KEY, Found, parse_json, seal, unseal
 from protokv.snapshot.form import Stored
 from protokv.snapshot.schema import State, check_tensor_names
 
@@ -53,82 +53,73 @@ _METADATA_LIMIT_BYTES = 1 << 16
 # Below this a thread costs more than the digest.
 _SMALL_BYTES = 1 << 16
 
+_Sizes = Sequence[int]
+_NOTHING: Mapping[str, str] = {}
 _BUFFERS = default_buffer_prototype()
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
 
 
 def write_state(
-    state: State, store: Store, separator: str = ".", there: Mapping[str, str] | None = None
-) -> Mapping[str, str]:
+    state: State, store: Store, separator: str = ".", there: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
     """Write a state into a store; the root's metadata, and so the document, come last.
 
-    Args:
-        state: what to write.
-        store: where; what is there of an array and not written again stays.
-        separator: of the keys of chunks.
-        there: digests of what is in the store already, by key; that is not written again.
-
-    Returns:
-        Digests of all that the state consists of but the root's metadata, by key.
+    What the store holds already, digests by key in `there`, is not written again. `separator` stands in the keys of
+    chunks. Returns the digests of all but the root's metadata.
 
     Raises:
         StateError: the state could not be read again. Nothing is written then.
     """
-    for name, tensor in state.tensors.items():
-        dtype_name(name, tensor.dtype)
+    check_dtypes(state.tensors)
     seal(state, DOCUMENT_LIMIT_BYTES // 2, {})
-    noting = _Noting(store, there or {})
-    sync(_write(state, noting, separator))
-    return noting.digests
+    return sync(_write(state, _Noting(store, there), separator))
 
 
-async def _write(state: State, store: _Noting, separator: str) -> None:
+async def _write(state: State, store: _Noting, separator: str) -> dict[str, str]:
     for name, tensor in sorted(state.tensors.items()):
         values = tensor.detach().cpu()
         attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
         # Axes are named after the tensor where there is no legend, or one of another tensor.
-        dims = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
+        dims: Sequence[str] = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
         legend = state.legends.get(name)
         if legend is not None and len(legend.dims) == tensor.dim():
             told = {"long_name": legend.meaning, "units": legend.unit}
             attributes |= {key: value for key, value in told.items() if value}
-            dims = list(legend.dims)
+            dims = legend.dims
         array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-        made = await _create(store, name, array.shape, array.dtype, _chunk_shape(tensor), separator, dims, attributes)
+        told_too = {"dimension_names": dims, "attributes": attributes}
+        made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **told_too)
         if array.size:
             await made.setitem(..., array)
     text = seal(state, DOCUMENT_LIMIT_BYTES // 2, store.digests)
     root: dict[str, Buffer] = {}
     await asynchronous.create_group(store=MemoryStore(root), attributes={KEY: json.loads(text)})
+    digests = dict(store.digests)
     await store.set(ROOT, root[ROOT])
+    return digests
 
 
 class Hierarchy(Stored):
     """A state in a store of the zarr library. StateCorrupt if the root group is not that of a state."""
 
     def __init__(self, store: Store, sizes: Callable[[Collection[str]], Mapping[str, int]]) -> None:
-        """Read the document.
-
-        Args:
-            store: where it is.
-            sizes: tells bytes by key, 0 for what is not in the store.
-        """
+        """Read the document; `sizes` tells bytes by key, 0 for what is not in the store."""
         found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
         if found is None:
             raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
         group = parse_json(found.to_bytes())
-        attributes = group.get("attributes")
-        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
+        told = group.get("attributes")
+        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(told, dict):
             raise StateCorrupt("not a group of zarr version 3")
-        if not isinstance(attributes.get(KEY), dict):
+        if not isinstance(document := told.get(KEY), dict):
             raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
-        self.header, self.digests = unseal(attributes[KEY])
+        self.header, self.digests = unseal(document)
         self._store, self._sizes = store, sizes
 
     @cached_property
     def found(self) -> Found:
-        """Shape and dtype of the tensors, whose metadata and sizes of chunks are held against each other."""
+        """Of each array, whose metadata and sizes of chunks are held against each other."""
         found = sync(_described(_Checking(self._store, self.digests, verify=False), self._sizes(self.digests)))
         check_tensor_names(found)
         return found
@@ -177,14 +168,7 @@ def _chunk_shape(tensor: Tensor) -> list[int]:
 
 
 async def _create(
-    store: Store,
-    name: str,
-    shape: Sequence[int],
-    dtype: Any,
-    chunks: Sequence[int],
-    separator: str,
-    dims: Sequence[str] | None = None,
-    attributes: dict[str, Any] | None = None,
+    store: Store, name: str, shape: _Sizes, chunks: _Sizes, dtype: Any, separator: str, **told: Any
 ) -> zarr.AsyncArray[Any]:
     return await asynchronous.create_array(
         store,
@@ -197,11 +181,9 @@ async def _create(
         compressors=None,
         filters=None,
         chunk_key_encoding={"name": "default", "separator": separator},
-        dimension_names=dims,
-        attributes=attributes,
-        overwrite=True,
         # A chunk of zeros is a chunk: one that is missing is damage.
         config={"write_empty_chunks": True},
+        **told,
     )
 
 
@@ -219,7 +201,7 @@ async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]
         raise StateCorrupt(f"{where}: no tensor is cut like this")
     separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
     made: dict[str, Buffer] = {}
-    array = await _create(MemoryStore(made), name, shape, kept_as, chunks, separator)
+    array = await _create(MemoryStore(made), name, shape, chunks, kept_as, separator)
     expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
     for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
         if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
@@ -245,10 +227,7 @@ class _Noting(WrapperStore[Store]):
         self.digests: dict[str, str] = {}
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> None:
-        """Nothing: the rest of a chunk that a tensor does not fill is zeros, whatever was there."""
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Nothing: what is there of an array is written over, or stays."""
+        """Nothing: what is there is written over, and the rest of a chunk that a tensor does not fill is zeros."""
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         if key != ROOT and key not in self.digests:

@@ -3,8 +3,8 @@
 A commit is one transaction: chunks that changed are uploaded under names that nothing refers to yet, and one
 conditional update of the branch puts them in place. Whoever commits says on top of which snapshot, the one that it
 found when it began or its own last one, and is refused if there is another by then: so there is one writer at a time
-without a lock. A kept commit is a branch of its own; what no branch holds is collected (`repository.collect`). What is
-read is held against our own digests, as in every form. What Icechunk itself unpacks is bounded before (`unfolding`).
+without a lock. A kept commit is a branch of its own; what no branch holds is collected. What is read is held against
+our own digests, as in every form; what Icechunk itself unpacks is bounded before (`unfolding`).
 
 Icechunk: https://icechunk.io
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -23,11 +23,11 @@ from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Se
 from zarr.core.sync import sync
 
 from protokv.errors import StateError, StateLocked
-from protokv.snapshot.document import not_found
+from protokv.object_store.repository import EMPTY, GRACE, MAIN, collect, explained, make_repository, open_repository
+from protokv.object_store.unfolding import Unfolding
+from protokv.snapshot.document import not_found, not_ours, reading
 from protokv.snapshot.form import Form, StatePath, Stored, settled
 from protokv.snapshot.formats.hierarchy import ROOT, Hierarchy, write_state
-from protokv.snapshot.formats.repository import EMPTY, GRACE, MAIN, collect, explained, make_repository, open_repository
-from protokv.snapshot.formats.unfolding import Unfolding
 from protokv.snapshot.schema import Header, State
 
 T = TypeVar("T")
@@ -53,19 +53,21 @@ class IcechunkForm(Form):
         self._base = ""
         self._collected: datetime | None = None
         # Headers of kept commits do not change.
-        self._headers: dict[str, Header | None] = {}
+        self._headers: dict[str, Header] = {}
 
     def check_target(self) -> None:
         """Whether the store answers and holds nothing else there; the first commit shows if it may be written to."""
-        with explained(self._address, "write"):
+        with self._asking("write"):
             if (repo := open_repository(self._address)) is not None:
                 self._check_ours(repo)
 
     def __enter__(self) -> Self:
         """Open the repository, or make it, and remember what is its newest snapshot."""
-        with explained(self._address, "write"):
-            self._repo = make_repository(self._address)
-            self._base = self._check_ours(self._repo)
+        with self._asking("write"):
+            if (repo := make_repository(self._address)) is None:
+                raise not_ours(self._address)
+            self._repo = repo
+            self._base = self._check_ours(repo)
         self.locked = True
         return self
 
@@ -75,30 +77,28 @@ class IcechunkForm(Form):
 
     def replace(self, state: State) -> None:
         """Upload what changed, and put it in place unless somebody else was first."""
-        assert self._repo is not None, "the right to write is taken before"
-        with explained(self._address, "write"):
-            session = self._repo.writable_session(MAIN)
+        with self._asking("write"):
+            session = self._taken.writable_session(MAIN)
             if session.snapshot_id != self._base:
                 raise self._lost()
-            there: Mapping[str, str] = {}
-            with suppress(StateError):
-                there = Hierarchy(session.store, partial(_sizes, session.store)).digests
+            there = Hierarchy(session.store, partial(_sizes, session.store)).digests if self._base != EMPTY else {}
             now = write_state(state, session.store, _SEPARATOR, there)
             # Arrays and groups that are no more. Chunks that an array no longer has go with its metadata.
-            for folder in sorted(_folders(there) - _folders(now)):
-                sync(session.store.delete_dir(folder))
+            for key in sorted(there.keys() - now.keys()):
+                if key.endswith(f"/{ROOT}"):
+                    sync(session.store.delete_dir(key.removesuffix(f"/{ROOT}")))
             if session.has_uncommitted_changes:
-                self._base = self._commit(self._repo, session, f"{state.clock.stream_time_s:g} s")
+                self._base = self._commit(self._taken, session, f"{state.clock.stream_time_s:g} s")
                 self._unfolding.made(self._base)
             if self._collected is None or datetime.now(UTC) - self._collected >= GRACE:
                 # The new state is in place; who may write but not delete goes without.
                 with suppress(IcechunkError, StateError):
-                    collect(self._repo, self._unfolding)
+                    collect(self._taken, self._unfolding)
                 self._collected = datetime.now(UTC)
 
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
         """What `read` makes of a snapshot; where None, of the tip of the main branch."""
-        with explained(self._address, "read"):
+        with self._asking("read"):
             if (repo := self._repo or open_repository(self._address)) is None:
                 raise not_found(self._address)
 
@@ -111,34 +111,40 @@ class IcechunkForm(Form):
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """What the branches of kept commits hold."""
-        with explained(self._address, "read"):
+        with self._asking("read"):
             repo = self._repo or open_repository(self._address)
             for name in sorted(repo.list_branches() if repo is not None else ()):
                 if name.startswith(_KEPT):
                     at = name.removeprefix(_KEPT)
-                    if at not in self._headers:
-                        with suppress(StateError):
-                            self._headers[at] = self.read_header(at)
-                    if (header := self._headers.get(at)) is not None:
-                        yield at, header
+                    with suppress(StateError):
+                        self._headers[at] = self._headers.get(at) or self.read_header(at)
+                        yield at, self._headers[at]
 
     def keep(self, header: Header) -> None:
         """Make a branch of what is the base of the next commit."""
-        assert self._repo is not None, "the right to write is taken before"
-        with explained(self._address, "write"):
+        with self._asking("write"):
             try:
-                self._repo.create_branch(_KEPT + self._base, self._base)
+                self._taken.create_branch(_KEPT + self._base, self._base)
             except IcechunkError:
-                # A commit that failed has made it already, or it cannot be made.
-                if self._repo.lookup_branch(_KEPT + self._base) != self._base:
+                # A commit that failed has made it already, or it cannot be made; who may write need not list.
+                if self._taken.lookup_branch(_KEPT + self._base) != self._base:
                     raise
         self._headers[self._base] = header
 
     def retire(self, at: str) -> None:
         """Delete the branch; what it held is collected later."""
         with suppress(IcechunkError):
-            assert self._repo is not None, "the right to write is taken before"
-            self._repo.delete_branch(_KEPT + at)
+            self._taken.delete_branch(_KEPT + at)
+
+    @property
+    def _taken(self) -> Repository:
+        assert self._repo is not None, "the right to write is taken before"
+        return self._repo
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        with reading(self._address), explained(self._address, doing):
+            yield
 
     def _stored(self, repo: Repository, snapshot: str) -> Stored:
         """A snapshot; what is larger than it may be is not unfolded."""
@@ -168,15 +174,13 @@ class IcechunkForm(Form):
 
     def _check_ours(self, repo: Repository) -> str:
         """The newest snapshot, StateError if it is no state; nothing at all is as good as one."""
-        tip = repo.lookup_branch(MAIN)
-        try:
-            if tip != EMPTY:
+        if (tip := repo.lookup_branch(MAIN)) != EMPTY:
+            self._unfolding.check_snapshot(tip)
+            self._unfolding.check_manifests(repo.lookup_snapshot(tip))
+            try:
                 self._stored(repo, tip)
-        except StateError as error:
-            raise StateError(
-                f"cannot write the state {self._address}: what is there is no state of ours",
-                hint="Remove it, or choose another name.",
-            ) from error
+            except StateError as error:
+                raise not_ours(self._address) from error
         return tip
 
     def _lost(self) -> StateLocked:
@@ -189,18 +193,11 @@ class IcechunkForm(Form):
 def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:
     """Bytes by key, 0 for what is not there or cannot be. A session knows them without asking the store."""
 
-    async def size(key: str) -> int:
-        try:
-            return await store.getsize(key)
-        except (KeyError, ValueError):
-            return 0
+    async def sizes() -> dict[str, int]:
+        found = dict.fromkeys(keys, 0)
+        for key in found:
+            with suppress(KeyError, ValueError):
+                found[key] = await store.getsize(key)
+        return found
 
-    async def each() -> dict[str, int]:
-        return {key: await size(key) for key in keys}
-
-    return sync(each())
-
-
-def _folders(keys: Iterable[str]) -> set[str]:
-    """Where the arrays and groups of these keys are."""
-    return {key.removesuffix(f"/{ROOT}") for key in keys if key.endswith(f"/{ROOT}")}
+    return sync(sizes())

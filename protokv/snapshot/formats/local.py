@@ -20,8 +20,8 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, shown
 from protokv.snapshot.commit import keep_as, recover, replace, retire, writing
-from protokv.snapshot.digest import copy_and_digest, tensor_digests
-from protokv.snapshot.document import NAMES, Found, dtype_name, parse_json, reading, seal, unseal
+from protokv.snapshot.digest import NAMES, check_dtypes, copy_and_digest, tensor_digests
+from protokv.snapshot.document import Found, parse_json, reading, seal, unseal
 from protokv.snapshot.filesystem import write_file
 from protokv.snapshot.form import MOMENT, Form, Stored, settled
 from protokv.snapshot.lock import Lock
@@ -157,8 +157,8 @@ class FileForm(LocalForm):
     def replace(self, state: State) -> None:
         """Put the file in place."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        named = {name: (dtype_name(name, tensor.dtype), tensor) for name, tensor in tensors.items()}
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(named, state.format_version))
+        check_dtypes(tensors)
+        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors, state.format_version))
         with writing(self.path):
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
@@ -190,8 +190,7 @@ class _File(Stored):
         return {name: (tuple(one.shape), one.dtype) for name, one in self._mapped.items()}
 
     def tensors(self, verify: bool) -> dict[str, Tensor]:
-        named = {name: (NAMES[one.dtype], one) for name, one in self._mapped.items()}
-        copied = copy_and_digest(named, self.header.format_version)
+        copied = copy_and_digest(self._mapped, self.header.format_version)
         for name, (_, digest) in copied.items():
             if verify and digest != self.digests[name]:
                 raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")

@@ -18,8 +18,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError, shown
-from protokv.snapshot.document import KEY
+from protokv.errors import StateCorrupt, shown
+from protokv.snapshot.document import KEY, check_length
 from protokv.snapshot.formats.local import HEADER_LIMIT_BYTES, FileForm
 
 _MOST_MEMBERS = 4096
@@ -39,9 +39,7 @@ class PtForm(FileForm):
     def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
         """What torch.save makes of both."""
         # Names stand in both; the rest of a tensor takes some 150 bytes.
-        takes = 2 * len(document) + 400 * len(tensors)
-        if takes > HEADER_LIMIT_BYTES:
-            raise StateError(f"the header of the state takes {takes} bytes, at most {HEADER_LIMIT_BYTES} are allowed")
+        check_length(2 * len(document) + 400 * len(tensors), HEADER_LIMIT_BYTES)
         try:
             torch.save({KEY: document, "tensors": _apart(tensors)}, file)
         except RuntimeError as error:

@@ -16,9 +16,9 @@ from typing import BinaryIO
 from safetensors import safe_open
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError
-from protokv.snapshot.digest import raw
-from protokv.snapshot.document import KEY, NAMES
+from protokv.errors import StateCorrupt
+from protokv.snapshot.digest import NAMES, raw
+from protokv.snapshot.document import KEY, check_length
 from protokv.snapshot.formats.local import HEADER_LIMIT_BYTES, FileForm
 
 
@@ -39,10 +39,7 @@ class SafetensorsForm(FileForm):
             described[name], begin = entry, end
         head = json.dumps({"__metadata__": {KEY: document}, **described}, separators=(",", ":")).encode()
         head += b" " * (-len(head) % 8)
-        if len(head) > HEADER_LIMIT_BYTES:
-            raise StateError(
-                f"the header of the state takes {len(head)} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
-            )
+        check_length(len(head), HEADER_LIMIT_BYTES)
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
             file.write(raw(tensors[name]).data)

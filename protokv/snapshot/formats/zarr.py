@@ -17,10 +17,10 @@ from pathlib import Path
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore
 
-from protokv.errors import StateCorrupt, StateError, shown
+from protokv.errors import StateCorrupt, shown
 from protokv.snapshot import filesystem
 from protokv.snapshot.commit import replace, writing
-from protokv.snapshot.document import KEY
+from protokv.snapshot.document import KEY, not_ours
 from protokv.snapshot.form import Stored
 from protokv.snapshot.formats.hierarchy import DOCUMENT_LIMIT_BYTES, ROOT, Hierarchy, as_bytes, write_state
 from protokv.snapshot.formats.local import LocalForm
@@ -45,11 +45,7 @@ class ZarrForm(LocalForm):
         with writing(self.path):
             strange = _strange(self.target)
         if strange:
-            raise StateError(
-                f"cannot write the state {self.path}: what is there is no state of ours, or holds more "
-                f"({shown(strange)})",
-                hint="Remove it, or choose another name.",
-            )
+            raise not_ours(self.path, f", or holds more ({shown(strange)})")
 
     def replace(self, state: State) -> None:
         """Put the hierarchy in place."""
@@ -95,20 +91,15 @@ def _write(state: State, root: Path) -> None:
 def _files(root: Path) -> dict[str, int]:
     """Bytes of every file, by its path from the root; anything but files and folders is refused."""
     sizes: dict[str, int] = {}
-    folders = [""]
-    while folders:
-        prefix = folders.pop()
-        with os.scandir(root / prefix) as entries:
-            for entry in entries:
-                key, status = prefix + entry.name, entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(f"{key}/")
-                elif stat.S_ISREG(status.st_mode):
-                    sizes[key] = status.st_size
-                else:
-                    raise StateCorrupt(f"{shown(key)} is neither a file nor a folder")
-                if len(sizes) + len(folders) > _MOST_FILES:
-                    raise StateCorrupt(f"more than {_MOST_FILES} files")
+    # No link is followed.
+    for n, path in enumerate(root.rglob("*")):
+        key, status = path.relative_to(root).as_posix(), path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            sizes[key] = status.st_size
+        elif not stat.S_ISDIR(status.st_mode):
+            raise StateCorrupt(f"{shown(key)} is neither a file nor a folder")
+        if n > _MOST_FILES:
+            raise StateCorrupt(f"more than {_MOST_FILES} files")
     return sizes
 
 

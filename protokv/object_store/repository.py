@@ -17,20 +17,18 @@ from icechunk import IcechunkError, Repository, SnapshotInfo, Storage
 from obstore.exceptions import BaseError
 
 from protokv.errors import StateCorrupt, StateError, shown
-from protokv.object_store import store_of
-from protokv.snapshot.document import reading
-from protokv.snapshot.formats.unfolding import Unfolding
+from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
+from protokv.object_store.unfolding import Unfolding
 
 MAIN = "main"
 
 # As long a reader may take to read a state, and a writer to upload one.
 GRACE = timedelta(hours=1)
 
-_ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/([^?#]*[^/?#])/*")
+_NAME = re.compile(r"[^?#]*[^/?#]")
 
 _GONE = re.compile(r"NoSuchKey|InvalidRange|404 Not Found", re.IGNORECASE)
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-_DENIED = re.compile(r"AccessDenied|Signature|AccessKey|credential|token|Forbidden|\b40[13]\b", re.IGNORECASE)
 _STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out", re.IGNORECASE)
 
 # The snapshot that every repository begins with.
@@ -46,8 +44,8 @@ def storage_of(address: str) -> Storage:
     Raises:
         StateError: The address names no such place.
     """
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
+    match = ADDRESS.fullmatch(address)
+    if match is None or not _NAME.fullmatch(match[3].rstrip("/")):
         raise StateError(
             f"{address} does not name a place for a state",
             hint="expected s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME",
@@ -55,29 +53,24 @@ def storage_of(address: str) -> Storage:
     if "ICECHUNK_LOG" not in os.environ:
         # What it logs it raises as well.
         icechunk.set_logs_filter("off")
-    scheme, bucket, prefix = match.groups()
+    scheme, bucket, prefix = match[1], match[2], match[3].rstrip("/")
     if scheme == "gs":
         return icechunk.gcs_storage(bucket=bucket, prefix=prefix, from_env=True)
     if scheme == "az":
         if not (account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
             raise StateError(f"{address} is in no storage account", hint="set AZURE_STORAGE_ACCOUNT_NAME")
         return icechunk.azure_storage(account=account, container=bucket, prefix=prefix, from_env=True)
-    endpoint = _endpoint()
+    endpoint, region = s3_environment()
     return icechunk.s3_storage(
         bucket=bucket,
         prefix=prefix,
-        # Stores other than Amazon's ignore it, but no request is signed without one.
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or (endpoint and "us-east-1"),
+        region=region,
         endpoint_url=endpoint,
         # An address that begins with http:// was given on purpose.
         allow_http=True,
         force_path_style=endpoint is not None,
         from_env=True,
     )
-
-
-def _endpoint() -> str | None:
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def open_repository(address: str) -> Repository | None:
@@ -87,12 +80,8 @@ def open_repository(address: str) -> Repository | None:
     return Repository.open(storage) if Repository.exists(storage) else None
 
 
-def make_repository(address: str) -> Repository:
-    """The repository at an address, made if there is none; several may make it at a time.
-
-    Raises:
-        StateError: Something else is there.
-    """
+def make_repository(address: str) -> Repository | None:
+    """The repository at an address, made if there is none; several may make it. None where something else is there."""
     for _ in range(_ATTEMPTS):
         if (found := open_repository(address)) is not None:
             return found
@@ -103,10 +92,7 @@ def make_repository(address: str) -> Repository:
             if not re.search(r"clean prefixes|update conflict", str(error)):
                 raise
         _finish(address)
-    raise StateError(
-        f"cannot write the state {address}: what is there is no state of ours",
-        hint="Remove it, or choose another name.",
-    )
+    return None
 
 
 def _finish(address: str) -> None:
@@ -130,21 +116,13 @@ def explained(address: str, doing: str) -> Iterator[None]:
         StateCorrupt: The repository is damaged: an object is missing, or is not what was written.
         StateError: The store cannot be reached, refuses, or has no such bucket.
     """
-    with reading(address):
-        try:
-            yield
-        except IcechunkError as error:
-            why = _cause(str(error))
-            what = f"cannot {doing} the state {address}: {why}"
-            if _NO_BUCKET.search(why):
-                raise StateError(what, hint="make the bucket first, or check its name") from error
-            if _GONE.search(why) or not _STORE.search(str(error)):
-                raise StateCorrupt(f"the repository is damaged ({why})") from error
-            if _DENIED.search(why):
-                hint = "check the credentials in the environment, and what they allow"
-                raise StateError(what, hint=hint) from error
-            hint = "check the address and the network, and AWS_ENDPOINT_URL if you set it"
-            raise StateError(what, hint=hint) from error
+    try:
+        yield
+    except IcechunkError as error:
+        why = _cause(str(error))
+        if not _NO_BUCKET.search(why) and (_GONE.search(why) or not _STORE.search(str(error))):
+            raise StateCorrupt(f"the repository is damaged ({why})") from error
+        raise StateError(f"cannot {doing} the state {address}: {why}", hint=HINT) from error
 
 
 def _cause(text: str) -> str:

@@ -1,7 +1,8 @@
 """Objects at `s3://`, `gs://` and `az://` addresses: listing, telling apart by content, fetching.
 
-Credentials and endpoint come from the environment, as for states (`protokv.snapshot.formats.repository`). Needs the
-extra `object-store`, which is imported when a store is first asked. Knows nothing of videos and states.
+Credentials and endpoint come from the environment, as for the Icechunk repositories at such addresses (`repository`,
+`unfolding`). Needs the extra `object-store`, which is imported when a store is first asked. Knows nothing of videos and
+of what is in states.
 https://developmentseed.org/obstore
 """
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "gs", "az")
 
-_ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
+ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
+
+HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
 
 CHUNK = 8 << 20
 
@@ -46,7 +49,7 @@ def store_of(address: str) -> tuple[ObjectStore, str]:
     Raises:
         SourceUnreadable: there is no bucket in it, or the extra is not installed.
     """
-    match = _ADDRESS.fullmatch(address)
+    match = ADDRESS.fullmatch(address)
     if match is None:
         raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
     try:
@@ -61,8 +64,7 @@ def store_of(address: str) -> tuple[ObjectStore, str]:
         return GCSStore(bucket), rest
     if scheme == "az":
         return AzureStore(bucket), rest
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ("us-east-1" if endpoint else None)
+    endpoint, region = s3_environment()
     config: S3Config = {"virtual_hosted_style_request": endpoint is None}
     if endpoint is not None:
         config["endpoint"] = endpoint
@@ -70,6 +72,14 @@ def store_of(address: str) -> tuple[ObjectStore, str]:
         config["region"] = region
     # An address that begins with http:// was given on purpose.
     return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
+
+
+def s3_environment() -> tuple[str | None, str | None]:
+    """Endpoint and region, as the environment has them; None where they are Amazon's."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    # Stores other than Amazon's ignore it, but no request is signed without one.
+    default = "us-east-1" if endpoint else None
+    return endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or default
 
 
 def list_objects(address: str) -> Iterator[tuple[str, str]]:
@@ -150,5 +160,5 @@ def explained(address: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise SourceError(
             f"cannot read {address}: {shown(lines[0], 240) if lines else type(error).__name__}",
-            hint="check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if set",
+            hint=HINT,
         ) from error
