@@ -26,8 +26,8 @@ from protokv.records import BackboneIdentity
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
 from protokv.snapshot.document import Found
-from protokv.snapshot.schema import Header, Legend
 from protokv.snapshot.writer import Writer
+from protokv.state import Header, Legend
 from protokv.timings import Timings, stage
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.snapshot.schema import Header, State
+from protokv.state import Header, State
 
 # Elements compared at a time, so that a large tensor is not copied whole to float64.
 _AT_ONCE = 1 << 20

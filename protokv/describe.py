@@ -26,8 +26,8 @@ from protokv.memory.base import Memory
 from protokv.memory.state import shapes_of
 from protokv.overwriting import check_not_read, check_replaceable
 from protokv.snapshot import State, StatePath
-from protokv.snapshot.schema import Legend
 from protokv.snapshot.writer import Writer
+from protokv.state import Legend
 from protokv.watched import sources_of
 
 

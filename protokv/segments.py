@@ -8,13 +8,13 @@ object, and its `fingerprint` tells it from others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from protokv.errors import StateCorrupt
-from protokv.snapshot.digest import canonical
-from protokv.snapshot.schema import Header
+from protokv.state import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +97,4 @@ def _identity(header: Header) -> str:
     model = asdict(header.backbone)
     # Where it was found.
     del model["name"], model["revision"]
-    return canonical({"model": model, "memory": dict(header.memory), "fps": header.clock.fps})
+    return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)

@@ -12,7 +12,7 @@ from protokv.backbones import EMBEDDED
 from protokv.mini import WORLD_MARK
 from protokv.records import StreamClock
 from protokv.segments import records_of
-from protokv.snapshot.schema import Header
+from protokv.state import Header
 from protokv.video import Damage
 
 

@@ -17,7 +17,7 @@ from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.snapshot.schema import Header
+    from protokv.state import Header
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 

@@ -15,7 +15,7 @@ from protokv.records import BackboneIdentity, StreamClock
 from protokv.segments import is_before, same_stream
 from protokv.snapshot.document import Admit
 from protokv.snapshot.form import DEFAULT_SUFFIX, FORMS, Form, StatePath, form_of, is_url, settled
-from protokv.snapshot.schema import FORMAT_VERSION, Header, State
+from protokv.state import FORMAT_VERSION, Header, State
 
 __all__ = [
     "DEFAULT_SUFFIX",

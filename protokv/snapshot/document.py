@@ -17,7 +17,7 @@ import torch
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
 from protokv.snapshot.digest import canonical, document_digest
-from protokv.snapshot.schema import Header, State, check_tensor_names
+from protokv.state import Header, State, check_tensor_names
 
 # Under which the document stands in whatever a form writes.
 KEY = "protokv"

@@ -22,7 +22,7 @@ from torch import Tensor
 from protokv.errors import StateCorrupt, StateError, UnknownForm
 from protokv.machine import memory_bytes
 from protokv.snapshot.document import Admit, Found
-from protokv.snapshot.schema import Header, State
+from protokv.state import Header, State
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from torch import Tensor
 from protokv.errors import ConfigError
 from protokv.snapshot.api import commit
 from protokv.snapshot.form import StatePath, form_of
-from protokv.snapshot.schema import State
+from protokv.state import State
 
 
 @dataclass(frozen=True, slots=True)

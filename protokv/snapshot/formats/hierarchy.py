@@ -38,7 +38,7 @@ from protokv.errors import StateCorrupt, shown
 from protokv.snapshot.digest import DTYPES, bytes_digest, check_dtypes
 from protokv.snapshot.document import KEY, Found, parse_json, seal, unseal
 from protokv.snapshot.form import Stored
-from protokv.snapshot.schema import State, check_tensor_names
+from protokv.state import State, check_tensor_names
 
 # The metadata of a group or an array, in its place.
 ROOT = "zarr.json"
@@ -88,8 +88,8 @@ async def _write(state: State, store: _Noting, separator: str) -> dict[str, str]
             attributes |= {key: value for key, value in told.items() if value}
             dims = legend.dims
         array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-        told_too = {"dimension_names": dims, "attributes": attributes}
-        made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **told_too)
+        named = {"dimension_names": dims, "attributes": attributes}
+        made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **named)
         if array.size:
             await made.setitem(..., array)
     text = seal(state, DOCUMENT_LIMIT_BYTES // 2, store.digests)
@@ -119,7 +119,7 @@ class Hierarchy(Stored):
 
     @cached_property
     def found(self) -> Found:
-        """Of each array, whose metadata and sizes of chunks are held against each other."""
+        """Shape and dtype of the arrays; their metadata, and the sizes of their chunks, are held against these."""
         found = sync(_described(_Checking(self._store, self.digests, verify=False), self._sizes(self.digests)))
         check_tensor_names(found)
         return found

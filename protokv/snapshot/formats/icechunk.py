@@ -28,7 +28,7 @@ from protokv.object_store.unfolding import Unfolding
 from protokv.snapshot.document import not_found, not_ours, reading
 from protokv.snapshot.form import Form, StatePath, Stored, settled
 from protokv.snapshot.formats.hierarchy import ROOT, Hierarchy, write_state
-from protokv.snapshot.schema import Header, State
+from protokv.state import Header, State
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from protokv.snapshot.document import Found, parse_json, reading, seal, unseal
 from protokv.snapshot.filesystem import write_file
 from protokv.snapshot.form import MOMENT, Form, Stored, settled
 from protokv.snapshot.lock import Lock
-from protokv.snapshot.schema import Header, State, check_tensor_names
+from protokv.state import Header, State, check_tensor_names
 
 T = TypeVar("T")
 

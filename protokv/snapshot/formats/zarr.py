@@ -24,7 +24,7 @@ from protokv.snapshot.document import KEY, not_ours
 from protokv.snapshot.form import Stored
 from protokv.snapshot.formats.hierarchy import DOCUMENT_LIMIT_BYTES, ROOT, Hierarchy, as_bytes, write_state
 from protokv.snapshot.formats.local import LocalForm
-from protokv.snapshot.schema import State
+from protokv.state import State
 
 # Far more than a state has; a folder of millions would only cost time.
 _MOST_FILES = 1 << 18
