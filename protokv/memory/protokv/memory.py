@@ -157,11 +157,12 @@ class ProtoKV(LocalMemory):
     def _show(self, rows: Tensor, residuals: Residuals) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
         K, D, P = self._config.prototypes, self._shape.head_size, self._shape.position_components
+        N = self._slots.keys.shape[2]
         far_keys, far_values = (
             part[:, :, self._slots.far].flatten(0, 1) for part in (self._slots.keys, self._slots.values)
         )
-        for part, slots, shown in self._layout.slots_of(rows, equal=self._config.allocation == "fixed"):
-            some = rows[part]
+        for which, slots, shown in self._layout.slots_of(rows, equal=self._config.allocation == "fixed"):
+            some = rows[which]
             key_modes, value_modes = residuals.modes(some, slots.shape[1])
             keys = self._bank.key_center.view(-1, 1, D)[some] + key_modes
             values = self._bank.value_center.view(-1, 1, D)[some] + value_modes
@@ -169,9 +170,13 @@ class ProtoKV(LocalMemory):
             cos, sin = self._rotary(anchors.round().long())
             keys = rotate(keys, cos[:, None], sin[:, None]).expand(*slots.shape, D)
             values = values.expand_as(keys)
-            heads = (some // K)[:, None].expand_as(slots)
-            if shown is not None:
-                heads, slots, keys, values = heads[shown], slots[shown], keys[shown], values[shown]
+            heads = (some // K)[:, None]
+            if shown is None:
+                places = (heads * N + slots + self._slots.far.start).view(-1)
+                for part, new in ((self._slots.keys, keys), (self._slots.values, values)):
+                    part.flatten(0, 2).index_copy_(0, places, new.to(part.dtype).flatten(0, 1))
+                continue
+            heads, slots, keys, values = heads.expand_as(slots)[shown], slots[shown], keys[shown], values[shown]
             far_keys[heads, slots] = keys.to(far_keys.dtype)
             far_values[heads, slots] = values.to(far_values.dtype)
 

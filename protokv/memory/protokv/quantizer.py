@@ -104,6 +104,8 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
 
 def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
     """Vectors `[n, S, D]` of codes `[n, S, G]` under the codebook `[B, G, C, D / G]` of heads `[n]`."""
-    G = codebook.shape[1]
-    parts = codebook[heads[:, None, None], torch.arange(G, device=codes.device), codes]
-    return parts.flatten(2)
+    n, S, G = codes.shape
+    C, d = codebook.shape[2:]
+    place = (heads[:, None] * G + torch.arange(G, device=codes.device)) * C
+    rows = (place[:, None] + codes).view(-1)
+    return codebook.reshape(-1, d).index_select(0, rows).view(n, S, G * d)

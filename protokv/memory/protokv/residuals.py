@@ -201,11 +201,9 @@ class Residuals(StatePart):
         if self._warmup and not known.any():
             zeros = torch.zeros(len(rows), S, self._size[3], device=rows.device)
             return zeros, zeros
-        codes = [
-            quantizer.top_modes(counts.flatten(0, 2)[rows].flatten(2), S, smoothing) for counts in self._counts.values()
-        ]
-        if self._config.histograms == "joint":
-            codes = [codes[0] // C, codes[0] % C]
+        held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
+        found = quantizer.top_modes(torch.cat(held), S, smoothing)
+        codes = (found // C, found % C) if self._config.histograms == "joint" else found.tensor_split(2)
         key_modes, value_modes = (
             quantizer.decode(codebook.flatten(0, 1), heads, code).masked_fill_(~known[:, None, None], 0.0)
             for code, codebook in zip(codes, (self.key_codebook, self.value_codebook), strict=True)

@@ -166,9 +166,20 @@ def _loop_over_pairs(keys: Tensor, values: Tensor, mass: Tensor, config: PaperCo
     noise=st.sampled_from([0.02, 0.15, 0.3]),
     heavy=st.booleans(),
     width=st.sampled_from([1, 3, 32]),
+    components=st.sampled_from([1, 32]),
+    few=st.sampled_from([1, 16]),
 )
 def test_merging_side_by_side_is_the_loop_over_pairs(
-    seed: int, heads: int, prototypes: int, size: int, things: int, noise: float, heavy: bool, width: int
+    seed: int,
+    heads: int,
+    prototypes: int,
+    size: int,
+    things: int,
+    noise: float,
+    heavy: bool,
+    width: int,
+    components: int,
+    few: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(heads, things, size, generator=generator)
@@ -189,7 +200,8 @@ def test_merging_side_by_side_is_the_loop_over_pairs(
             pairs = _loop_over_pairs(*(part[head] for part in held), config)
             expected += [(head * prototypes + i, head * prototypes + j) for i, j in pairs]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(merging, "_WIDTH", width)
+            for name, value in (("_WIDTH", width), ("_COMPONENTS", components), ("_FEW", few)):
+                patch.setattr(merging, name, value)
             merge_(bank, [follower], config)
         assert sorted(follower.merged) == expected
         for found, part in zip((bank.key_center, bank.value_center, bank.mass), held, strict=True):

@@ -24,11 +24,11 @@ from protokv.memory.protokv.policy import Assigned, FarTokens
 SIGMA_FLOOR = 1e-4
 # Costs of one block, B * T * K; longer runs of tokens are cut into blocks, which changes nothing but memory.
 _BLOCK_ELEMENTS = 2**25
-_CACHED_ELEMENTS = 2**18
+_CACHED_ELEMENTS = 2**16
 # Prototypes that a token chooses among besides those that tokens before it have moved; all, where these do not do.
 _CANDIDATES = 8
-# Rounds before it is asked whether the tokens have settled.
-_ROUNDS = 3
+# Rounds before it is asked whether the tokens have settled: most have after one.
+_ROUNDS = 1
 
 
 def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> Assigned:
@@ -87,20 +87,21 @@ def _assign(
     cost = _costs(bank, directions, coordinates, step, config)
     few = min(_CANDIDATES, K)
     candidates: Any = cost.topk(few, dim=2, largest=False)
-    chosen, rounds = candidates.indices[:, :, 0], _ROUNDS
+    chosen, rounds, done = candidates.indices[:, :, 0], _ROUNDS, 0
     while True:
         for _ in range(rounds):
             updates = Updates(bank, tokens, part, chosen, active, config)
             last, (chosen, short) = chosen, _choose(updates, candidates, directions, config)
-        # Where rounds go on, the next check is as far away as all rounds so far.
+        done += rounds
         changed, lost = _host((chosen != last).any(), short.any())
         if lost and few < K:
-            few, rounds = K, _ROUNDS
+            few, rounds, done = K, _ROUNDS, 0
             candidates = cost.sort(dim=2)
         elif not changed:
             break
         else:
-            rounds *= 2
+            # Where rounds go on, it is asked again after as many as there were.
+            rounds = done
     prototype, key_residual, value_residual = (tensor[:, part] for tensor in out)
     prototype.copy_(chosen.masked_fill(~active, -1))
     for residual, version in zip((key_residual, value_residual), updates.write_(step), strict=True):
@@ -115,10 +116,12 @@ def _choose(updates: Updates, candidates: Any, directions: Tensor, config: Paper
     moved = updates.first.gather(1, prototype.flatten(1)).view_as(prototype) < token[:, None]
     still, which = cost.masked_fill(moved, torch.inf).min(2)
     unit = torch.nn.functional.normalize(updates.keys, dim=-1, eps=1e-12)
-    costs = torch.bmm(directions, unit.transpose(1, 2)).neg_()
     if config.spatial_weight:
         form = _form(updates.means, updates.covariances, config)
-        costs += torch.bmm(_features(updates.coordinates).expand(len(form), -1, -1), form)
+        spatial = torch.bmm(_features(updates.coordinates).expand(len(form), -1, -1), form).float()
+        costs = spatial.baddbmm_(directions, unit.transpose(1, 2), alpha=-1)
+    else:
+        costs = torch.bmm(directions, unit.transpose(1, 2)).neg_()
     # A token meets what the last one before it has made of a prototype.
     seen = (token < token[:, None]) & (updates.next[:, None] >= token[:, None])
     turned, by = costs.masked_fill_(~seen, torch.inf).min(2)
@@ -147,11 +150,13 @@ def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: i
         form = _form(bank.mean.view(B, K, 2), bank.covariance.view(B, K, 4), config)
         form[:, 5:] += constant
         features = _features(coordinates).expand(B, -1, -1)
-        # A few heads at a time: their float64 costs are rounded to float32 while a CPU has them in its cache.
-        few = max(1, _CACHED_ELEMENTS // (n * K))
+        # On a CPU a few at a time: float64 costs are rounded to float32 while they are in its cache.
+        few, some = (max(1, _CACHED_ELEMENTS // (n * K)), max(1, _CACHED_ELEMENTS // K)) if cost.is_cpu else (B, n)
         for start in range(0, B, few):
             heads = slice(start, start + few)
-            cost[heads] = torch.bmm(features[heads], form[heads])
+            for first in range(0, n, some):
+                part = slice(first, first + some)
+                cost[heads, part] = torch.bmm(features[heads, part], form[heads])
     return cost.baddbmm_(directions, centers.transpose(1, 2), alpha=-1)
 
 

@@ -26,6 +26,9 @@ from protokv.memory.protokv.policy import Follower
 # Products of one block of the search for pairs, and pairs of one block of their test; more are done in turn.
 _BLOCK_ELEMENTS = 2**25
 _BLOCK_PAIRS = 2**16
+# Components that are looked at first, where there are at least twice as many; and of how many prototypes one may be
+# near another in these.
+_COMPONENTS, _FEW = 32, 16
 # How far a turn looks at first, in thresholds: two centres of equal mass meet half-way.
 _REACH = 1.5
 # Candidates that a turn looks at in one go; twice as many after each time that none of them was close.
@@ -167,23 +170,40 @@ def _components(one: Tensor, other: Tensor, rows: int) -> Tensor:
 def _near(
     bank: PrototypeBank, chosen: Tensor, alive: Tensor, reach: float, config: PaperConfig
 ) -> tuple[Tensor, Tensor]:
-    """Pairs of rows of one head, the first of `chosen` `[L * H, K]`, the other alive, keys within `reach` thresholds.
+    """Pairs of rows of one head, the first of `chosen` `[L * H, K]`, the other alive, with all whose keys are within
+    `reach` thresholds, and some more.
 
     |a - b|^2 <= r is a b - h(b) >= h(a) with h(x) = |x|^2 / 2 - r / 4: one product and its largest entry a row. It is
-    wrong by rounding; the margin lets through whatever may be within.
+    wrong by rounding; the margin lets through whatever may be within. Two keys are not nearer than in some of their
+    components, so few of these are looked at first, and all only where many prototypes are that near.
     """
     L, H, K, D = bank.key_center.shape
-    B = L * H
-    keys = bank.key_center.view(B, K, D)
+    keys = bank.key_center.view(L * H, K, D)
     most = int(chosen.sum(1).max()) if K else 0
     order = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
     radius = D * (reach * config.merge_key_distance) ** 2 * 1.001
+    found = None
+    if D >= 2 * _COMPONENTS:
+        some = keys[:, :, :: D // _COMPONENTS].contiguous()
+        found = _within(some, order, chosen, alive, radius, L * H * most // _FEW)
+    if found is None:
+        found = _within(keys, order, chosen, alive, radius, L * H * most)
+    assert found is not None
+    return found
+
+
+def _within(
+    keys: Tensor, order: Tensor, chosen: Tensor, alive: Tensor, radius: float, most: int
+) -> tuple[Tensor, Tensor] | None:
+    """The pairs of `_near` by `keys` `[B, K, F]`, squared distances up to `radius`; `order` `[B, n]` has all that are
+    `chosen`. None where more than `most` of them are near another one."""
+    B, K, _ = keys.shape
     half = keys.square().sum(2) * (0.5 * (1 - 1e-5)) - radius / 4
     threshold, offset = half.masked_fill(~chosen, torch.inf), half.masked_fill(~alive, torch.inf)[:, None]
     index = torch.arange(B, device=keys.device)[:, None]
     found = [order.new_empty(2, 0)]
     block = max(1, _BLOCK_ELEMENTS // (B * K)) if K else 1
-    for start in range(0, most, block):
+    for start in range(0, order.shape[1], block):
         some = order[:, start : start + block]
         product = torch.baddbmm(offset, keys[index, some], keys.transpose(1, 2), beta=-1)
         product.scatter_(2, some[..., None], -torch.inf)
@@ -191,6 +211,8 @@ def _near(
         head, place = (product.amax(2) >= least).nonzero(as_tuple=True)
         if not len(head):
             continue
+        if len(head) > most:
+            return None
         which, j = (product[head, place] >= least[head, place, None]).nonzero(as_tuple=True)
         head, place = head[which], place[which]
         found.append(torch.stack((head * K + some[head, place], head * K + j)))

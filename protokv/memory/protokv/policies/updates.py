@@ -47,7 +47,10 @@ class Updates:
         # Tokens that are not active have chosen alone.
         mine = torch.where(active, chosen, -1 - self.token)
         self._same = mine[:, :, None] == mine[:, None]
-        self.next = torch.where(self._same.triu(1), self.token, n).amin(2).masked_fill_(~active, -1)
+        # In order of the prototype, each token stands before the next one that chose the same.
+        ordered, order = mine.sort(dim=1, stable=True)
+        following = torch.where(ordered[:, 1:] == ordered[:, :-1], order[:, 1:], n)
+        self.next = torch.full_like(chosen, n).scatter_(1, order[:, :-1], following).masked_fill_(~active, -1)
         self.first = chosen.new_full((B, K), n)
         self.first.scatter_reduce_(1, chosen, torch.where(active, self.token, n), "amin")
         before = self._same.tril()
@@ -82,7 +85,9 @@ class Updates:
         # where none is, the row stays as it is.
         some = active.any(1, keepdim=True)
         leader = torch.where(active, self.token, active.int().argmax(1, keepdim=True))
-        last = torch.where(self._same, self.token, -1).amax(2).gather(1, leader)
+        latest = torch.full_like(self.first, -1)
+        latest.scatter_reduce_(1, self.chosen, torch.where(active, self.token, -1), "amax")
+        last = latest.gather(1, self.chosen.gather(1, leader)).clamp_(min=0)
         rows = self.rows.gather(1, leader)
         mass = bank.mass.view(-1)
         mass.index_add_(0, self.rows.view(-1), active.long().view(-1))
