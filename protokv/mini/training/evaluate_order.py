@@ -31,8 +31,8 @@ from protokv.mini.vocabulary import split
 from protokv.mini.world import World
 
 RESAMPLES: Final = 10_000
-BLOCK: Final = 16
-"""Questions that are read at once: more would hold large attention scores."""
+BLOCK: Final = 64
+"""Questions that are read at once, as the video is run for each block; more would hold large attention scores."""
 
 Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
 """(type, place) -> right answers and questions of each world, `[worlds, 2]`."""
