@@ -56,11 +56,13 @@ def test_studies_keep_to_theirs() -> None:
 
 
 def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
-    folder = ROOT / "samples" / "delay-study"
-    videos = {row.video for path in folder.glob("*.jsonl.gz") for row in read_rows([path])}
+    folders = [ROOT / "samples" / name for name in ("delay-study", "harder-study")]
+    videos = {row.video for folder in folders for path in folder.glob("*.jsonl.gz") for row in read_rows([path])}
     assert videos
     assert all(int(video.removeprefix("world-")) in STUDY for video in videos)
-    for start, count in re.findall(r"--world (\d+):(\d+)", (folder / "run.sh").read_text()):
+    for start, count in re.findall(
+        r"--world (\d+):(\d+)", "".join((folder / "run.sh").read_text() for folder in folders)
+    ):
         assert int(start) in STUDY
         assert int(start) + int(count) - 1 in STUDY
 
