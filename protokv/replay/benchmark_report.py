@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.metrics import Accuracy, find_constant, measure_accuracy
+from protokv.replay.metrics import Accuracy, count_right, find_constant, measure_accuracy
 from protokv.replay.question_types import find_type
 from protokv.replay.rows import Row
 
@@ -35,8 +35,9 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
     benchmark = BENCHMARKS[names.pop()]
     answer, right = find_constant(rows)
     kinds = {(row.video, row.question_id): row.type for row in rows}
-    by_kind = _share(right.items(), lambda item: kinds[item[0]])
-    by_group = _share(right.items(), lambda item: find_type(kinds[item[0]], benchmark.name).group)
+    groups = {kind: find_type(kind, benchmark.name).group for kind in kinds.values()}
+    by_kind = _shares(count_right((kinds[question], hit) for question, hit in right.items()))
+    by_group = _shares(count_right((groups[kinds[question]], hit) for question, hit in right.items()))
     return {
         "dataset": benchmark.name,
         "source": benchmark.source,
@@ -46,8 +47,8 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
         "constant": {
             "answer": answer,
             "accuracy": round(sum(right.values()) / len(right), 4),
-            "groups": by_group,
-            "types": by_kind,
+            "groups": _round(by_group),
+            "types": _round(by_kind),
             "means": _round(benchmark.means(by_kind)),
         },
         "scores": [
@@ -61,10 +62,7 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
 def _score(rows: Sequence[Row], key: tuple[str, int, float]) -> dict[str, Any]:
     benchmark = BENCHMARKS[rows[0].dataset]
     official = measure_accuracy(rows, lambda row: row.type)
-    strict = {
-        kind: Accuracy(sum(_strict(row) for row in rows if row.type == kind), found.n)
-        for kind, found in official.items()
-    }
+    strict = measure_accuracy(rows, lambda row: row.type, _strict)
     points = [row.points for row in rows if row.points is not None]
     return {
         "memory": key[0],
@@ -77,8 +75,8 @@ def _score(rows: Sequence[Row], key: tuple[str, int, float]) -> dict[str, Any]:
         "points": round(sum(points) / len(points), 3) if points else None,
         "judged": len(points),
         "means": {
-            "official": _round(benchmark.means({kind: found.share for kind, found in official.items()})),
-            "strict": _round(benchmark.means({kind: found.share for kind, found in strict.items()})),
+            "official": _round(benchmark.means(_shares(official))),
+            "strict": _round(benchmark.means(_shares(strict))),
         },
         "ages": _measure_ages(rows),
     }
@@ -91,16 +89,7 @@ def _measure_ages(rows: Sequence[Row]) -> list[dict[str, Any]]:
         own = [row for age, row in aged if low <= age < high]
         if own:
             accuracy = Accuracy(sum(row.correct for row in own), len(own))
-            found.append(
-                {
-                    "from_s": low,
-                    "to_s": None if math.isinf(high) else high,
-                    "n": accuracy.n,
-                    "accuracy": round(accuracy.share, 4),
-                    "low": round(accuracy.low, 4),
-                    "high": round(accuracy.high, 4),
-                }
-            )
+            found.append({"from_s": low, "to_s": None if math.isinf(high) else high, **accuracy.to_dict()})
     return found
 
 
@@ -108,15 +97,8 @@ def _strict(row: Row) -> bool:
     return row.correct if row.strict is None else row.strict
 
 
-def _share(
-    items: Iterable[tuple[tuple[str, str], bool]], by: Callable[[tuple[tuple[str, str], bool]], str]
-) -> dict[str, float]:
-    counts: dict[str, list[int]] = {}
-    for item in items:
-        count = counts.setdefault(by(item), [0, 0])
-        count[0] += item[1]
-        count[1] += 1
-    return {name: round(right / n, 4) for name, (right, n) in counts.items()}
+def _shares(found: Mapping[str, Accuracy]) -> dict[str, float]:
+    return {name: accuracy.share for name, accuracy in found.items()}
 
 
 def _round(values: dict[str, float]) -> dict[str, float]:

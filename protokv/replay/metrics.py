@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, TypeVar
 
 from protokv.replay.rows import Row
@@ -38,6 +39,11 @@ class Accuracy:
         """Upper end of the interval."""
         return min(1.0, self._middle + self._half) if self.n else math.nan
 
+    def to_dict(self) -> dict[str, float]:
+        """As reports have it, plain JSON."""
+        shares = {"accuracy": self.share, "low": self.low, "high": self.high}
+        return {"n": self.n} | {name: round(value, 4) for name, value in shares.items()}
+
     @property
     def _middle(self) -> float:
         return (self.share + Z * Z / (2 * self.n)) / (1 + Z * Z / self.n)
@@ -48,14 +54,20 @@ class Accuracy:
         return Z * math.sqrt(spread) / (1 + Z * Z / self.n)
 
 
-def measure_accuracy(rows: Iterable[Row], by: Callable[[Row], K]) -> dict[K, Accuracy]:
+def measure_accuracy(
+    rows: Iterable[Row], by: Callable[[Row], K], right: Callable[[Row], bool] = attrgetter("correct")
+) -> dict[K, Accuracy]:
     """Measure the accuracy of every group of rows, in order of first appearance."""
+    return count_right((by(row), right(row)) for row in rows)
+
+
+def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:
+    """The accuracy of every group of answers, each with whether it is right, in order of first appearance."""
     counts: dict[K, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        count = counts[by(row)]
-        count[0] += row.correct
-        count[1] += 1
-    return {key: Accuracy(right, n) for key, (right, n) in counts.items()}
+    for group, right in answers:
+        counts[group][0] += right
+        counts[group][1] += 1
+    return {group: Accuracy(right, n) for group, (right, n) in counts.items()}
 
 
 def measure_floor(rows: Iterable[Row]) -> float:

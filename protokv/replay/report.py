@@ -91,10 +91,9 @@ def _point(delay: float, accuracy: Accuracy, scores: Mapping[str, Sequence[float
     low, high = resample(scores)
     return {
         "delay_s": delay,
-        "n": accuracy.n,
+        **accuracy.to_dict(),
         "videos": len(scores),
         "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
-        "accuracy": round(accuracy.share, 4),
         # Videos that are all alike would have none, and few of them too narrow an interval.
         "low": round(min(low, accuracy.low), 4),
         "high": round(max(high, accuracy.high), 4),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.choices import named_option
 from protokv.replay.rows import Trial
-from protokv.replay.texts import is_expected
+from protokv.replay.texts import F1_RULE, is_expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +40,4 @@ def score(trial: Trial, prediction: str) -> Scored:
         right = is_expected(prediction, trial.expected)
         return Scored(right, right, "exact text")
     found = benchmark.score(prediction, trial.expected, trial.type, trial.options)
-    judge = "offline, token F1 of 0.5 or more" if benchmark.open_ended else ""
-    return Scored(found.official, found.strict, judge)
+    return Scored(found.official, found.strict, F1_RULE if benchmark.open_ended else "")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Final
+
+F1_RIGHT: Final = 0.5
+F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
+"""Who decides on an open answer that nobody has read: at least so many of the words shared."""
 
 
 def is_expected(answer: str, expected: str) -> bool:

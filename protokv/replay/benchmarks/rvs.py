@@ -23,7 +23,7 @@ from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
 from protokv.replay.question_types import QuestionType
 from protokv.replay.questions import Question
-from protokv.replay.texts import is_expected, token_f1
+from protokv.replay.texts import F1_RIGHT, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"
 
@@ -83,7 +83,7 @@ class Rvs(Benchmark):
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Until a judge has read it: half of the tokens shared (F1), and strictly the same text."""
-        return Score(token_f1(prediction, expected) >= 0.5, is_expected(prediction, expected))
+        return Score(token_f1(prediction, expected) >= F1_RIGHT, is_expected(prediction, expected))
 
 
 class RvsEgo(Rvs):

@@ -7,12 +7,9 @@ read them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from protokv.replay.judges.base import Case, Judge, Verdict
-from protokv.replay.texts import is_expected, token_f1
-
-F1_RIGHT: Final = 0.5
+from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
 
 
 class ExactJudge(Judge):
@@ -29,7 +26,7 @@ class ExactJudge(Judge):
 class F1Judge(Judge):
     """Right is half of the tokens shared; points are five times that share (F1), rounded down."""
 
-    label = f"offline, token F1 of {F1_RIGHT:g} or more"
+    label = F1_RULE
 
     def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
         """Compare each."""
