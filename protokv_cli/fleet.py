@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from protokv import errors
-from protokv.errors import ConfigError, SourceNotFound, StateError
-from protokv_cli.exits import Exit, exit_code
+from protokv.errors import ConfigError, SourceNotFound
+from protokv_cli.exits import Exit
+from protokv_cli.fleet_account import Account, Ledger
+from protokv_cli.fleet_progress import closing_tables, watching
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.signals import Stop, stopping
 
-# More failures than this are counted, not listed; the file has them all.
-LISTED = 50
-
 if TYPE_CHECKING:
-    from protokv.fleet import Failure, Job, Looked, Outcome, Recipe
+    from protokv.fleet import Job, Looked, Outcome, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +71,13 @@ class FleetOptions:
 def ingest_fleet(out: Output, options: FleetOptions, recipe: Recipe) -> None:
     """Ingest every video that is not done yet. Ends the program with 3 where one of them failed."""
     from protokv.fleet import look_fleet, run_fleet
-    from protokv_cli.fleet_progress import watching
 
     jobs = _jobs(out, options)
     with _pool(options, recipe) as pool:
         if options.dry_run:
             _tell_plan(out, look_fleet(jobs, pool, recipe.place), len(jobs))
             return
-        ledger = _Ledger(_failures_file(options, recipe.place))
+        ledger = Ledger(_failures_file(options, recipe.place))
         account = Account(len(jobs))
         with stopping(out.warn) as stop, ledger, watching(out, account) as show:
             for outcome in run_fleet(
@@ -93,92 +89,10 @@ def ingest_fleet(out: Output, options: FleetOptions, recipe: Recipe) -> None:
                 should_stop=lambda: bool(stop),
             ):
                 account.add(outcome)
-                if outcome.failure is not None:
-                    ledger.add(outcome, outcome.failure)
+                ledger.add(outcome)
                 _tell(out, outcome)
                 show()
         _close(out, account, ledger, stop)
-
-
-@dataclass
-class Account:
-    """Numbers of a run so far."""
-
-    total: int
-    by_status: Counter[str] = field(default_factory=Counter)
-    failures: int = 0
-    watched_s: float = 0.0
-    file_bytes: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """One more video has ended."""
-        self.by_status[outcome.status] += 1
-        self.failures += outcome.failure is not None
-        self.watched_s += outcome.watched_s
-        self.file_bytes += outcome.file_bytes
-
-    @property
-    def ended(self) -> int:
-        """Videos of which the outcome is known, those that were stopped left out."""
-        return self.by_status.total() - self.by_status["stopped"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures}
-        return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
-
-
-class _Ledger:
-    """Failures as they happen: a line of JSON each in a file, and the first of them for a table.
-
-    Where there are none there is no file. What failed in an earlier run and is done now is in it no more.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file, self.count, self.rows = file, 0, list[dict[str, Any]]()
-        self._stream: IO[str] | None = None
-
-    def __enter__(self) -> _Ledger:
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.unlink(missing_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"cannot write {self.file}: {error.strerror}", hint="choose a folder that you may write to"
-            ) from error
-        return self
-
-    def add(self, outcome: Outcome, failure: Failure) -> None:
-        row = {
-            "source": outcome.job.source,
-            "key": outcome.job.key,
-            "state": outcome.state,
-            "error": failure.kind,
-            "message": failure.message,
-            "hint": failure.hint,
-            "exit_code": int(code_of(failure)),
-            "attempts": outcome.attempts,
-        }
-        self.count += 1
-        if self.count <= LISTED:
-            self.rows.append(row)
-        if self._stream is None:
-            self._stream = self.file.open("w", encoding="utf-8")
-        self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-
-def code_of(failure: Failure) -> Exit:
-    """The exit code that `ingest` of this video alone would have had."""
-    if failure.kind == "Damaged":
-        return Exit.PARTIAL
-    kind = getattr(errors, failure.kind, None)
-    return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
 
 
 def _jobs(out: Output, options: FleetOptions) -> list[Job]:
@@ -252,18 +166,16 @@ def _tell(out: Output, outcome: Outcome) -> None:
         out.plain(outcome.state)
 
 
-def _close(out: Output, account: Account, ledger: _Ledger, stop: Stop) -> None:
+def _close(out: Output, account: Account, ledger: Ledger, stop: Stop) -> None:
     if out.format is Format.JSON:
         out.json({"type": "fleet", **account.to_dict()})
     elif out.format is Format.TABLE:
-        from protokv_cli.fleet_progress import closing_tables
-
-        for table in closing_tables(account, ledger.rows, ledger.count):
+        for table in closing_tables(account, ledger.rows):
             out.table(table)
-    if ledger.count:
-        out.warn(f"{ledger.count} of {account.total} videos have no whole state; why is in {ledger.file}")
+    if account.failures:
+        out.warn(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stop.exit is not None:
         out.warn("stopped; what was watched is committed. Continue with the same command.")
         raise typer.Exit(stop.exit)
-    if ledger.count or account.ended < account.total:
+    if account.failures or account.ended < account.total:
         raise typer.Exit(Exit.PARTIAL)

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.bar import Bar
+from protokv_cli.fleet_account import Account
 from protokv_cli.output import Output
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from protokv_cli.fleet import Account
 
 
 @contextmanager
@@ -40,8 +39,8 @@ def _parts(account: Account, elapsed_s: float) -> list[str]:
     return [f"{account.ended} of {account.total} videos", *failed, watched, *rate]
 
 
-def closing_tables(account: Account, failures: Sequence[dict[str, Any]], n_failures: int) -> Iterator[RenderableType]:
-    """What was done, and the first of so many failures."""
+def closing_tables(account: Account, failures: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    """What was done, and the first of its failures."""
     counts = account.by_status
     rows = {
         "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "
@@ -52,6 +51,6 @@ def closing_tables(account: Account, failures: Sequence[dict[str, Any]], n_failu
     yield pairs(rows)
     if failures:
         shown = [(one["source"], one["exit_code"], one["message"]) for one in failures]
-        if n_failures > len(failures):
-            shown.append((f"and {n_failures - len(failures)} more", "", ""))
+        if account.failures > len(failures):
+            shown.append((f"and {account.failures - len(failures)} more", "", ""))
         yield grid(["video", "exit code", "why"], shown, title="failures")
