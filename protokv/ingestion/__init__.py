@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from protokv.ingestion.events import Back, Commit, Event, Lost, Progress, Slow, Started, Summary
 from protokv.ingestion.every import LIVE, MINUTELY, NEVER, Every
-from protokv.ingestion.live import LiveOptions
+from protokv.ingestion.live_options import LiveOptions
 from protokv.ingestion.run import default_target, ingest
 
 __all__ = [

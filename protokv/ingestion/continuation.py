@@ -81,8 +81,7 @@ def _check_finished(path: StatePath, state: State, ours: str) -> None:
 
 def _another_source(path: StatePath, state: State, source: Source | LiveSource) -> StateMismatch:
     """Told by names, which say more than digests do."""
-    last = state.source or {}
-    theirs = (*last.get("earlier", ()), last)[0].get("name")
+    theirs = records_of(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
     elif theirs == source.info.name:

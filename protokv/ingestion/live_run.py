@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from protokv.errors import SourceError, SourceUnreadable
+from protokv.ingestion.ahead import Stop
 from protokv.ingestion.ending import Ending
 from protokv.ingestion.events import Event, Lost, Progress, Summary
 from protokv.ingestion.every import Every
@@ -45,16 +46,10 @@ class LiveRun(Run):
         self._damage = source.damage
 
     def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
-        session, segment, stopped = self._session, self._segment, False
-
-        def asked() -> bool:
-            nonlocal stopped
-            stopped = stopped or should_stop()
-            return stopped
-
+        session, segment, stop = self._session, self._segment, Stop(should_stop)
         clock = self._first
-        steps = self._live.steps(clock.fps, clock.frames_per_step, segment, clock.stream_time_s, asked)
-        while not asked():
+        steps = self._live.steps(clock.fps, clock.frames_per_step, segment, clock.stream_time_s, stop.ask)
+        while not stop.ask():
             try:
                 step = next(steps, _END)
             except SourceError as error:
@@ -71,9 +66,9 @@ class LiveRun(Run):
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())
-            if self._unsaved and not stopped and (isinstance(step, Lost) or self._due(every)):
+            if self._unsaved and not stop.decided and (isinstance(step, Lost) or self._due(every)):
                 yield from self._commit()
-        self._complete = self._ending.over or not stopped
+        self._complete = self._ending.over or not stop.decided
         if self._complete and session.clock.steps == segment.first_step:
             raise SourceUnreadable(f"no frame of {self._live.info.name} came", hint="look at the source")
 

@@ -24,12 +24,14 @@ from protokv.ingestion.ending import Ending
 from protokv.ingestion.events import Event
 from protokv.ingestion.every import LIVE, MINUTELY, Every
 from protokv.ingestion.growth import Growth, fingerprint_of
-from protokv.ingestion.live import LiveOptions, LiveSource, open_input
+from protokv.ingestion.live import LiveSource
+from protokv.ingestion.live_input import open_input
+from protokv.ingestion.live_options import LiveOptions
 from protokv.ingestion.live_run import LiveRun
 from protokv.ingestion.watching import Run
 from protokv.object_store import is_object
 from protokv.overwriting import check_not_read
-from protokv.segments import Segment
+from protokv.segments import Segment, records_of
 from protokv.session import Session
 from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
 from protokv.snapshot.writer import Writer
@@ -225,5 +227,5 @@ def record_of(state: State, fingerprint: str | None, growth: Growth) -> Mapping[
     last = state.source or {}
     if growth.has_grown_from(last):
         return last
-    records = (last, *last.get("earlier", ()))
+    records = reversed(records_of(state))
     return next((one for one in records if fingerprint and fingerprint_of(one) == fingerprint), {})
