@@ -16,7 +16,7 @@ from protokv.memory.intake import Intake
 from protokv.memory.migration import migrate
 from protokv.memory.packing import unpack
 from protokv.memory.slots import Slots
-from protokv.memory.state import Clock, StatePart, TensorSpec, check_shapes, check_values, shapes_of
+from protokv.memory.state import Clock, StatePart, TensorSpec, add_up, check_shapes, check_values, shapes_of
 from protokv.rotary import Rotary
 
 
@@ -110,8 +110,4 @@ class LocalMemory(Memory):
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part."""
-        sizes: dict[str, int] = {}
-        for part in self.parts():
-            for group, size in part.nbytes().items():
-                sizes[group] = sizes.get(group, 0) + size
-        return sizes
+        return add_up(sizes for part in self.parts() for sizes in part.nbytes().items())

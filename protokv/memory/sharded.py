@@ -24,7 +24,7 @@ from protokv.memory.intake import find_usable
 from protokv.memory.local import LocalMemory
 from protokv.memory.migration import migrate
 from protokv.memory.packing import unpack
-from protokv.memory.state import LAYER, Clock, TensorSpec, check_shapes, shapes_of
+from protokv.memory.state import LAYER, Clock, TensorSpec, add_up, check_shapes, shapes_of
 from protokv.rotary import Rotary
 
 CPU = torch.device("cpu")
@@ -136,11 +136,7 @@ class LayerShards(Memory):
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part of the state, over all devices; what all layers share is held once a device."""
-        totals: dict[str, int] = {}
-        for part in self._parts:
-            for name, size in part.nbytes().items():
-                totals[name] = totals.get(name, 0) + size
-        return totals
+        return add_up(sizes for part in self._parts for sizes in part.nbytes().items())
 
     def report(self) -> dict[str, Any]:
         """As of the memory of all layers."""

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Final, Literal, Protocol
 
 import torch
@@ -123,13 +124,16 @@ class StatePart(ABC):
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by group of tensors, buffers included."""
-        sizes: dict[str, int] = {}
-        for name, tensor in self.held().items():
-            group = name.partition(".")[0]
-            sizes[group] = sizes.get(group, 0) + size_of(tensor)
-        for group, tensors in self.buffers().items():
-            sizes[group] = sizes.get(group, 0) + size_of(*tensors)
-        return sizes
+        held = ((name.partition(".")[0], size_of(tensor)) for name, tensor in self.held().items())
+        return add_up(chain(held, ((group, size_of(*tensors)) for group, tensors in self.buffers().items())))
+
+
+def add_up(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The sum of each group, in order of first appearance."""
+    total: dict[str, int] = {}
+    for group, size in sizes:
+        total[group] = total.get(group, 0) + size
+    return total
 
 
 def size_of(*tensors: Tensor) -> int:
