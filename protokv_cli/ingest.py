@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from protokv.backbones import EMBEDDED, require_model
@@ -144,11 +145,12 @@ def ingest(
             "revision": revision,
         }
         if fleet.wanted:
-            if append or resume or start is not None or duration is not None:
-                raise ConfigError(
-                    "--append, --resume, --start and --duration are for one video",
-                    hint="a fleet continues what it finds by itself",
-                )
+            alone: dict[str, object] = {
+                "--append": append, "--resume": resume, "--start": start, "--duration": duration, "--chunk": chunk > 1,
+                "--for": for_, "--until": until, "--follow": follow, "--stall": stall, "--give-up": give_up,
+                "--on-pressure": on_pressure, "--input": inputs,
+            }  # fmt: skip
+            _refuse(alone, "one video", "a fleet continues what it finds by itself, and watches files to their ends")
             require_model(model or EMBEDDED, revision)
             recipe = Recipe(
                 place=fleet.place,
@@ -161,6 +163,7 @@ def ingest(
             )
             ingest_fleet(out, fleet, recipe)
             return
+        _refuse({"--batch": batch > 1, "--devices": devices}, "several videos", "--device says where one is watched")
         (named,) = fleet.sources
         part: dict[str, Any] = {
             "start_s": 0.0 if start is None else parse_duration(start),
@@ -188,3 +191,10 @@ def ingest(
             **sampling,
             **part,
         )
+
+
+def _refuse(options: Mapping[str, object], whose: str, hint: str) -> None:
+    """ConfigError where one of these options is given, which would do nothing."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{' and '.join(given)}: for {whose} only", hint=hint)

@@ -125,7 +125,8 @@ def test_a_worker_per_device_unless_told_otherwise(
 def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     start: Callable[..., WarmedProgram], folder: Path
 ) -> None:
-    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini")
+    # Quiet, so that a slow machine does not say meanwhile how far it is.
+    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini", "--quiet")
     with start(*command, new_session=True) as process:
         assert json.loads(process.stdout.readline())["key"] == "one"
         os.killpg(process.pid, signal.SIGTERM)
@@ -155,7 +156,9 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
     [
         (("a.mp4", "b.mp4", "-o", "s.safetensors"), Exit.USAGE, "s.safetensors is the name of one"),
         (("a.mp4", "x/a.mkv"), Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
-        (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append, --resume, --start and --duration are"),
+        (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append: for one video only"),
+        (("a.mp4", "b.mp4", "--chunk", "8", "--follow"), Exit.USAGE, "--chunk and --follow: for one video only"),
+        (("a.mp4", "--batch", "2"), Exit.USAGE, "--batch: for several videos only"),
         ((), Exit.USAGE, "there is no video to ingest"),
         (("a.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
         (("--from", "gone.txt"), Exit.NOT_FOUND, "cannot read gone.txt"),
