@@ -146,7 +146,7 @@ def interval(found: Sequence[bool]) -> str:
     p, z = sum(found) / n, 1.96
     middle, half = (p + z * z / 2 / n) / (1 + z * z / n), z * np.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
     half /= 1 + z * z / n
-    return f"{p:.2f} ({middle - half:.2f} to {middle + half:.2f})"
+    return f"{p:.2f} ({max(0.0, middle - half):.2f} to {min(1.0, middle + half):.2f})"
 
 
 def auc(good: Sequence[dict[str, Any]], bad: Sequence[dict[str, Any]]) -> str:
