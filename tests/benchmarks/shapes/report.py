@@ -59,9 +59,15 @@ def summary_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for memory, budget in dict.fromkeys((held["memory"], held["budget"]) for held in document["held"]):
         found = {stage: stages[memory, budget, stage] for stage in _SHOWN}
-        row = {"memory": memory, "budget": budget} | {name: found[name]["median_ms"] for name in _SHOWN}
-        rows.append(row | {"update, worst": found["update"]["worst_ms"], "state, MB": states.get((memory, budget))})
+        row = {"memory": memory, "budget": budget} | {name: _short(found[name]["median_ms"]) for name in _SHOWN}
+        worst = _short(found["update"]["worst_ms"])
+        rows.append(row | {"update, worst": worst, "state, MB": states.get((memory, budget))})
     return sorted(rows, key=lambda row: int(row["budget"]))
+
+
+def _short(milliseconds: float) -> float:
+    """Three digits or more."""
+    return round(milliseconds) if milliseconds >= 100 else round(milliseconds, 1 if milliseconds >= 10 else 2)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
