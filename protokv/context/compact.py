@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.context.base import Anchoring, Context, Segment
-from protokv.context.turning import Angles, moving_pairs, turn_
+from protokv.context.turning import Angles, between, moving_pairs, turn_
 from protokv.rotary import turn
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class CompactContext(Context):
     _older: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Where slots stood and where they are shown, once that is asked.
     _places: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
-    # By what keys are turned, and what is taken back before.
-    _angles: list[Angles] = field(default_factory=list, init=False, repr=False, compare=False)
+    # By what far keys are turned, and what is taken back before; late, by what near ones are.
+    _angles: list[tuple[Angles, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, slots: SlotContext, anchoring: Anchoring, span: int) -> CompactContext | None:
@@ -206,32 +206,35 @@ class CompactContext(Context):
                 old.copy_(turn(old, here[layer, :, far.start :], there[layer, :, far.start :], self.anchoring.rotary))
             else:
                 if not self._angles:
-                    self._angles.extend(self._angles_late() if late else self._angles_of_moves())
-                turn_(keys[:, far.start :], layer, *self._angles)
+                    self._angles.extend(self._angles_late() if late else [self._angles_of_moves()])
+                for part, angles in zip((far, slice(far.stop, None)), self._angles, strict=False):
+                    turn_(keys[:, part], layer, *angles)
         return Segment(keys, values, bias[:, shown])
 
-    def _angles_of_moves(self) -> list[Angles]:
+    def _angles_of_moves(self) -> tuple[Angles]:
         """What far keys are turned by; a move is at least `-shift` and less than `span`."""
         moves, every = self.moves, self.shift + self.span
         if every > moves.numel():
-            return [self._angles_at(moves.reshape(-1), torch.arange(moves.numel(), device=moves.device).view_as(moves))]
+            index = torch.arange(moves.numel(), device=moves.device).view_as(moves)
+            return (self._angles_at(moves.reshape(-1), index),)
         index = (moves + self.shift).clamp(0, every - 1)
-        return [self._angles_at(torch.arange(-self.shift, self.span, device=moves.device), index)]
+        return (self._angles_at(torch.arange(-self.shift, self.span, device=moves.device), index),)
 
-    def _angles_late(self) -> list[Angles]:
-        """Of the times at which far and near slots are shown, and of those at which they stood."""
+    def _angles_late(self) -> list[tuple[Angles, ...]]:
+        """Of the times at which far slots are shown and of those at which they stood; what near ones are turned by."""
         assert self.slots.positions is not None
         (time,), far = self.anchoring.moving, self.slots.far
-        here, there = (places[:, :, far.start :, time] for places in (self.slots.positions(), self.positions()))
-        # Tokens of the near window are the same in all heads and layers.
-        F = far.stop - far.start
-        far_here, near_here = here[:, :, :F], here[0, 0, F:]
-        times, index = torch.unique(torch.cat((far_here.reshape(-1), near_here)), return_inverse=True)
-        near = index[far_here.numel() :].expand(*here.shape[:2], -1)
-        back = torch.cat((index[: far_here.numel()].view_as(far_here), near), 2)
+        here = self.slots.positions()[..., time]
+        times, index = torch.unique(here[..., far], return_inverse=True)
         # Free slots stand anywhere.
+        there = (here[..., far] + self.moves).clamp(0, self.next_position - 1)
         line = torch.arange(self.next_position, device=here.device)
-        return [self._angles_at(line, there.clamp(0, self.next_position - 1)), self._angles_at(times, back)]
+        # Tokens of the near window are the same in all heads and layers.
+        near = here[0, 0, far.stop :]
+        each = torch.arange(len(near), device=here.device).expand(*here.shape[:2], -1)
+        stood, shown = self._angles_at(near, each), self._angles_at(near - self.shift, each)
+        cos, sin = between((stood.cos, stood.sin), (shown.cos, shown.sin))
+        return [(self._angles_at(line, there), self._angles_at(times, index)), (Angles(cos, sin, each),)]
 
     def _angles_at(self, times: Tensor, index: Tensor) -> Angles:
         rotary, moving = self.anchoring.rotary, self.moving

@@ -63,13 +63,15 @@ def turn_(keys: Tensor, layer: int, by: Angles, back: Angles | None = None) -> N
         part = slice(start, min(start + step, N))
         cos, sin = by.at(layer, part)
         if back is not None:
-            here_cos, here_sin = back.at(layer, part)
-            cos, sin = (
-                torch.addcmul(cos * here_cos, sin, here_sin),
-                torch.addcmul(sin * here_cos, cos, here_sin, value=-1),
-            )
+            cos, sin = between(back.at(layer, part), (cos, sin))
         first, second = keys[:, part, :pairs], keys[:, part, D // 2 : D // 2 + pairs]
         a, b = first.float(), second.float()
         turned = torch.addcmul(a * cos, b, sin, value=-1)
         second.copy_(torch.addcmul(b * cos, a, sin))
         first.copy_(turned)
+
+
+def between(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angle from one to another."""
+    (here_cos, here_sin), (cos, sin) = here, there
+    return torch.addcmul(cos * here_cos, sin, here_sin), torch.addcmul(sin * here_cos, cos, here_sin, value=-1)
