@@ -82,17 +82,20 @@ class Clock:
         self._longest_s = HOLE_S / ALIKE
         self._closed_s = 0.0
 
-    def place(self, stamped_s: float, step_s: float, awaited: Iterable[float] = ()) -> tuple[float, bool]:
+    def place(
+        self, stamped_s: float, step_s: float, awaited: Iterable[float] = (), waited_s: float = 0.0
+    ) -> tuple[float, bool]:
         """The time of the next frame, and whether its stamp says another that is damaged.
 
         Args:
             stamped_s: what its time stamp says.
             step_s: what lies between two frames.
             awaited: times of packets that were decoded, whose frames have not come yet.
+            waited_s: what passed by another clock, of a stream that comes as it is made; it needs no other witness.
         """
         time_s = stamped_s - self._closed_s
         placed_s = time_s
-        if time_s - self._last_s > HOLE_S:
+        if time_s - self._last_s > HOLE_S + waited_s:
             placed_s = self._judged(time_s, step_s, [one - self._closed_s for one in awaited])
         if not self._frames and placed_s > 0:
             self._frames = CLOCK_FRAMES  # reading began in the middle

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
 from protokv.video.container import MAX_PIXELS, reason, too_large
 from protokv.video.fingerprint import fingerprint
+from protokv.video.holes import Ahead, Clock
 from protokv.video.pyav_source import turned
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
 from protokv.video.stamps import Stamps
+from protokv.video.timeline import Timeline
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
@@ -38,6 +41,9 @@ ANEW_S = 1.0
 
 # A stream that ends earlier than this before its declared end is not cut short: ends are rounded, and guessed.
 HONEST_S = 2.0
+
+# No decoder holds back more frames than this.
+MOST_SENT = 32
 
 
 def open_stream(
@@ -91,6 +97,8 @@ class StreamSource(Closing):
         self._lost = self._damaged = 0
         self._from_s: float | None = None
         self._why = ""
+        self._origin_s: float | None = None
+        self._moved = False
         self._decoded = self._connect()
         # A file is told by what it held when it was opened.
         self._size_bytes = Path(wanted.source).stat().st_size if wanted.follow else None
@@ -148,11 +156,20 @@ class StreamSource(Closing):
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._wanted.clock)
         slot, last_s = -1, 0.0
         base = self._stream.time_base
+        self._origin_s = None
         for frame in frames:
             if frame is None:
-                stamps.begin_anew()
+                # Time stamps that leapt, and were not believed, only come back.
+                if not self._moved:
+                    stamps.begin_anew()
+                    self._origin_s = None
                 continue
-            time_s = stamps(float(frame.pts * base) if frame.pts is not None else None)
+            own_s = float(frame.pts * base) if frame.pts is not None else None
+            with suppress(ValueError):
+                self._sent.remove(own_s)
+            if math.isinf(slack_s) and own_s is not None:
+                own_s = self._placed(own_s, last_s)
+            time_s = stamps(own_s)
             if should_stop():
                 return
             if time_s is None:
@@ -179,15 +196,12 @@ class StreamSource(Closing):
         )
         self._stream = stream
         self._should_stop = should_stop
-        return self._decode(self._container, stream)
+        self._sent: deque[float | None] = deque(maxlen=MOST_SENT)
+        self._ahead = Ahead(self._packets(self._container, stream), self._own_s)
+        return self._decode(stream)
 
-    def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Frames as the decoder gives them, and None where time stamps begin anew.
-
-        A packet that cannot be decoded is counted, and the next one is tried.
-        """
+    def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
         packets = container.demux(stream)
-        last_dts: int | None = None
         while not self._should_stop():
             try:
                 packet = next(packets, None)
@@ -200,6 +214,38 @@ class StreamSource(Closing):
                 return
             if packet is None:
                 return
+            yield packet
+
+    def _own_s(self, packet: Any) -> float | None:
+        """Time of a packet since the first frame of its count."""
+        if packet.pts is None or self._origin_s is None:
+            return None
+        return float(packet.pts * self._stream.time_base) - self._origin_s
+
+    def _placed(self, own_s: float, last_s: float) -> float:
+        """The own time of a frame, unless it leaps and neither the clock nor what follows speaks for that."""
+        now_s = self._wanted.clock()
+        if self._origin_s is None:
+            self._origin_s, self._arrived_s = own_s, now_s
+            self._clock = Clock(Timeline(self.info.duration_s), self._ahead)
+        # What is read again must be placed as before, however fast it came.
+        waited_s = 0.0 if self.info.seekable else now_s - self._arrived_s
+        self._arrived_s = now_s
+        interval_s = 1 / (self.info.rate_fps or 25.0)
+        awaited = [one - self._origin_s for one in self._sent if one is not None]
+        placed_s, self._moved = self._clock.place(own_s - self._origin_s, interval_s, awaited, waited_s)
+        if self._moved:
+            self._damaged += 1
+            self._note(last_s, f"time stamps jump to {own_s:.0f} s")
+        return self._origin_s + placed_s
+
+    def _decode(self, stream: Any) -> Iterator[Any]:
+        """Frames as the decoder gives them, and None where time stamps begin anew.
+
+        A packet that cannot be decoded is counted, and the next one is tried.
+        """
+        last_dts: int | None = None
+        for packet in self._ahead:
             if packet.dts is not None:
                 if last_dts is not None and (last_dts - packet.dts) * stream.time_base > ANEW_S:
                     if packet.is_keyframe:
@@ -209,6 +255,7 @@ class StreamSource(Closing):
                         stream.codec_context.flush_buffers()
                     yield None
                 last_dts = packet.dts
+            self._sent.append(None if packet.pts is None else float(packet.pts * stream.time_base))
             try:
                 frames = stream.codec_context.decode(packet if packet.size else None)
             except av.error.EOFError:

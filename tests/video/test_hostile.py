@@ -94,7 +94,11 @@ def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(
 
 
 def test_slow_pictures_and_long_stills_are_no_damage(write_clip, new_clip, tmp_path):
-    for suffix, ticks in {"mp4": [0, 1_700_000, 1_800_000, 5_000_000], "ts": [0, 500_000, 900_000]}.items():
+    for suffix, ticks in [
+        ("mp4", [0, 1_700_000, 1_800_000, 5_000_000]),
+        ("ts", [0, 500_000, 900_000]),
+        ("ts", [0, 100, 200, 3000, 3100, 9000]),
+    ]:
         path = write_clip(new_clip(ticks, suffix=suffix, options={"bf": "0"}), tmp_path / f"x.{suffix}")
         with open_source(path) as source:
             assert [f.time_s for f in source.frames()] == pytest.approx([t / 1000 for t in ticks], abs=0.05)
