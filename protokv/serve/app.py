@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -86,28 +87,24 @@ class _Server:
 
     async def models(self, request: WebRequest) -> Response:
         self._authorise(request)
-        names = self._states.names()
-        return JSONResponse({"object": "list", "data": [self._describe(one) for one in names]})
+        found = self._states.names()
+        return JSONResponse({"object": "list", "data": [self._describe(*one) for one in found.items()]})
 
     async def model(self, request: WebRequest) -> Response:
         self._authorise(request)
         name = request.path_params["name"]
-        if name not in self._states.names():
-            raise StateNotFound(f"there is no state {name!r}")
-        return JSONResponse(self._describe(name))
+        return JSONResponse(self._describe(name, self._states.find(name)))
 
-    def _describe(self, name: str) -> dict[str, Any]:
-        created = self._states.created(self._states.names()[name])
-        return {"id": name, "object": "model", "created": created, "owned_by": "protokv"}
+    def _describe(self, name: str, path: Path) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._states.created(path), "owned_by": "protokv"}
 
     async def complete(self, request: WebRequest) -> Response:
         self._authorise(request)
         asked = chat.parse(await self._body(request))
-        if asked.model not in self._states.names():
-            raise StateNotFound(f"there is no state {asked.model!r}; /v1/models lists those that there are")
+        path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")
-        pieces, number = self._ask(asked), uuid.uuid4().hex
+        pieces, number = self._ask(asked, path), uuid.uuid4().hex
         # The first piece decides whether there is an answer at all, so errors have their status in a stream too.
         first = await anext(pieces)
         if asked.stream:
@@ -118,7 +115,7 @@ class _Server:
         assert isinstance(answer, Answer)
         return JSONResponse(chat.completion(number, asked, answer))
 
-    async def _ask(self, asked: chat.Request) -> AsyncIterator[str | Answer]:
+    async def _ask(self, asked: chat.Request, path: Path) -> AsyncIterator[str | Answer]:
         """Pieces of the answer as they come, and last the answer. Raises what the thread raised."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | Answer | BaseException]()
         until_s = time.monotonic() + self._limits.answer_s
@@ -128,7 +125,7 @@ class _Server:
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
         self._waiting += 1
-        work = self._pool.submit(self._answer, asked, tell, lambda: left or time.monotonic() > until_s)
+        work = self._pool.submit(self._answer, asked, path, tell, lambda: left or time.monotonic() > until_s)
         try:
             while True:
                 try:
@@ -146,10 +143,14 @@ class _Server:
             self._waiting -= 1
 
     def _answer(
-        self, asked: chat.Request, tell: Callable[[str | Answer | BaseException], None], stop: Callable[[], bool]
+        self,
+        asked: chat.Request,
+        path: Path,
+        tell: Callable[[str | Answer | BaseException], None],
+        stop: Callable[[], bool],
     ) -> None:
         try:
-            pieces = self._states.session(asked.model).stream(asked.question, asked.decoding)
+            pieces = self._states.session(path).stream(asked.question, asked.decoding)
             while not stop():
                 try:
                     tell(next(pieces))

@@ -33,7 +33,7 @@ class States:
             most: sessions that are held at the most.
         """
         self._folder, self._backbone, self._most = Path(folder), backbone, most
-        self._sessions: OrderedDict[str, tuple[tuple[int, int], Session]] = OrderedDict()
+        self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self._lock = threading.Lock()
 
     def names(self) -> dict[str, Path]:
@@ -48,6 +48,13 @@ class States:
             stem if stems.count(stem) == 1 else whole: one for stem, whole, one in zip(stems, below, found, strict=True)
         }
 
+    def find(self, name: str) -> Path:
+        """Where the state of this name is. StateNotFound: there is none here."""
+        path = self.names().get(name)
+        if path is None:
+            raise StateNotFound(f"there is no state {name!r}; /v1/models lists those that there are")
+        return path
+
     def created(self, path: Path) -> int:
         """When a state was last committed, in seconds since 1970; 0 where it is gone."""
         try:
@@ -55,22 +62,19 @@ class States:
         except OSError:
             return 0
 
-    def session(self, name: str) -> Session:
-        """The session of a state as it was last committed. Not for two threads at once.
+    def session(self, path: Path) -> Session:
+        """The session of a state, found by its name, as it was last committed. Not for two threads at once.
 
         Raises:
-            StateNotFound: there is no such state here.
+            StateNotFound: it is gone.
             StateError: it cannot be read, or another model made it.
         """
-        path = self.names().get(name)
-        if path is None:
-            raise StateNotFound(f"there is no state {name!r}", hint="/v1/models lists those that there are")
         with self._lock:
             version = _version(path)
-            known = self._sessions.pop(name, None)
+            known = self._sessions.pop(path, None)
             if known is None or known[0] != version:
                 known = (version, from_state(snapshot.load(path), self._backbone))
-            self._sessions[name] = known
+            self._sessions[path] = known
             while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)
             return known[1]

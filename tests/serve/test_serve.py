@@ -17,7 +17,7 @@ import uvicorn
 
 from protokv.config import DurableConfig
 from protokv.ingestion import ingest
-from protokv.serve import Limits, States, build_app
+from protokv.serve import Limits, States, build_app, states
 from protokv.session import Session
 from tests.mock_backbone import MockBackbone
 from tests.snapshot.nursery import Prepared
@@ -108,6 +108,17 @@ def test_a_new_commit_answers_the_next_question_and_asking_changes_no_state(fold
         path.unlink()
         with pytest.raises(openai.NotFoundError, match="door"):
             ask(one)
+
+
+def test_a_request_walks_the_folder_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    find = states.find_states
+    monkeypatch.setattr(states, "find_states", lambda place: walks.append(place) or find(place))
+    with server(folder) as address, client(address) as one:
+        for request in (one.models.list, lambda: one.models.retrieve("garden"), lambda: ask(one)):
+            walks.clear()
+            request()
+            assert len(walks) == 1
 
 
 def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(folder: Path) -> None:
