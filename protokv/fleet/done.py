@@ -21,7 +21,7 @@ from protokv.segments import records_of
 from protokv.snapshot import Header
 from protokv.video import Damage
 from protokv.video.fingerprint import fingerprint_of
-from protokv.video.registry import kind_of
+from protokv.video.registry import registered_kind
 
 
 def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:
@@ -60,7 +60,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
 
 def _has_grown(source: str, header: Header) -> bool:
     """A file that is longer than it was when it was watched to its end is watched on."""
-    if kind_of(source) != "file":
+    if registered_kind(source) != "file":
         return False
     return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
 

@@ -42,11 +42,11 @@ def fingerprint_of(source: str) -> str | None:
     from protokv.object_store import fingerprint as of_object
     from protokv.object_store import is_object
     from protokv.video.file import check_is_file
-    from protokv.video.registry import kind_of
+    from protokv.video.registry import registered_kind
 
     if is_object(source):
         return of_object(source)
-    if kind_of(source) != "file":
+    if registered_kind(source) != "file":
         return None
     check_is_file(Path(source))
     return fingerprint(Path(source))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.object_store import is_object
-from protokv.video.address import DEVICES, NETWORK, PIPE
-from protokv.video.address import kind_of as kind_of_address
+from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 
 if TYPE_CHECKING:
     from protokv.video.source import Source
@@ -36,11 +35,11 @@ DECODERS = {
 Decoder = Literal["auto", "pyav", "decord"]
 
 
-def kind_of(source: str | os.PathLike[str]) -> str:
+def registered_kind(source: str | os.PathLike[str]) -> str:
     """The kind that a source's text names: one of `SOURCES`, or a scheme that nothing here reads."""
     text = os.fspath(source)
     prefix = text.partition(":")[0]
-    return prefix if ":" in text and prefix in SOURCES else kind_of_address(text)
+    return prefix if ":" in text and prefix in SOURCES else kind_of(text)
 
 
 def open_source(
@@ -74,7 +73,7 @@ def open_source(
 
         return ObjectSource(os.fspath(source), decoder, max_pixels, isolate)
     _check_slashes(os.fspath(source))
-    kind = kind_of(source)
+    kind = registered_kind(source)
     if kind not in SOURCES:
         raise SourceUnreadable(
             f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"

@@ -14,7 +14,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import SOURCES, open_source, read_steps
-from protokv.video.registry import kind_of
+from protokv.video.registry import registered_kind
 from tests.video.conftest import CLIPS
 
 needs_decord = pytest.mark.skipif(importlib.util.find_spec("decord") is None, reason="decord is not installed")
@@ -184,7 +184,7 @@ def test_a_closed_source_ends_its_readings(make_clip):
     ],
 )
 def test_the_kind_of_a_source_is_told_by_its_text(text, kind):
-    assert kind_of(text) == kind
+    assert registered_kind(text) == kind
 
 
 def test_a_new_kind_of_source_is_one_line_in_the_registry(monkeypatch):
