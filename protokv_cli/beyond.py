@@ -11,13 +11,13 @@ REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 NAMED = 5
 
 
-def warn_of_source(out: Output, source: str) -> None:
-    """Before a run whose state will answer nothing of use."""
+def warn_of_source(out: Output, source: str, argument: str) -> None:
+    """Before a run whose state will answer nothing of use; `argument` names the source on a command line."""
     out.warn(
         f"Warning: the embedded model reads only its own world of coloured shapes, and {source} is not of it: its "
         "answers will mean nothing."
     )
-    out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(source)} --model {REAL_MODEL}")
+    out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(argument)} --model {REAL_MODEL}")
 
 
 def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with") -> None:

@@ -147,6 +147,8 @@ def _failures_file(options: FleetOptions, place: str) -> Path:
 
 
 def _tell_plan(out: Output, found: Iterator[Looked], total: int) -> None:
+    from protokv.video.address import told
+
     counts = Counter[str]()
     for looked in found:
         counts[looked.status] += 1
@@ -154,7 +156,7 @@ def _tell_plan(out: Output, found: Iterator[Looked], total: int) -> None:
             out.json({"type": "plan", **looked.to_dict()})
         else:
             why = f"\t{looked.failure.message}" if looked.failure else ""
-            out.plain(f"{looked.status}\t{looked.job.source}\t{looked.state}{why}")
+            out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
     words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     out.note(f"{total} videos: {words}; nothing was written")
 

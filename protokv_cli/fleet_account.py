@@ -74,8 +74,7 @@ class Ledger:
         if failure is None:
             return
         row = {
-            "source": outcome.job.source,
-            "key": outcome.job.key,
+            **outcome.job.to_dict(),
             "state": outcome.state,
             "error": failure.kind,
             "message": failure.message,

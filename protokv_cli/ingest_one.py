@@ -15,6 +15,7 @@ import typer
 from protokv.config import MemoryConfig
 from protokv.ingestion import Started, Summary, ingest
 from protokv.timings import Timings
+from protokv.video.address import told
 from protokv_cli import live
 from protokv_cli.beyond import warn_of_source
 from protokv_cli.exits import Exit
@@ -39,7 +40,7 @@ def ingest_one(
         clock: adds up where the time went; None: nowhere.
         settings: what else `protokv.ingestion.ingest` takes.
     """
-    given, source = live.piped(named, out.stdin), live.label(named)
+    given, source = live.piped(named, out.stdin), told(named)
     with stopping(out.warn) as stop, reporting(out, source, clock) as report, downloads_shown(out):
         events = ingest(given, target, config, should_stop=lambda: bool(stop), timings=clock, **settings)
         # Closed at once where something fails here: it commits what was watched.
@@ -48,15 +49,15 @@ def ingest_one(
                 started = next(events)
             for event in chain((started,), events):
                 if isinstance(event, Started):
-                    _begin(out, event, source)
+                    _begin(out, event, source, "-" if named == "-" else source)
                 if news := live.news_of(event):
-                    out.note(news)
+                    out.warn(news)
                 report(event)
                 if isinstance(event, Summary):
                     _close(out, event, source, stop.exit)
 
 
-def _begin(out: Output, started: Started, source: str) -> None:
+def _begin(out: Output, started: Started, source: str, argument: str) -> None:
     """Say where the run begins, if it is not at the beginning."""
     if not started.locked:
         out.note(f"nothing keeps others from writing {started.state} at the same time: there are no locks there")
@@ -69,7 +70,7 @@ def _begin(out: Output, started: Started, source: str) -> None:
         most = "grows with the stream" if started.most_bytes is None else f"at most {bytes_text(started.most_bytes)}"
         out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
     if started.beyond_model and started.how != "finished":
-        warn_of_source(out, source)
+        warn_of_source(out, source, argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "

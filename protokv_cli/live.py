@@ -78,13 +78,6 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def label(source: str) -> str:
-    """The source as it may be shown: the path of a file as it is, an address without its secrets."""
-    from protokv.video.address import kind_of, shown
-
-    return source if kind_of(source) == "file" else shown(source)
-
-
 def is_stream(sources: list[str]) -> bool:
     """Whether there is one source, and it is no file."""
     from protokv.video.address import kind_of

@@ -69,7 +69,7 @@ class Looked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        row = {"source": self.job.source, "key": self.job.key, "state": self.state, "status": self.status}
+        row = {**self.job.to_dict(), "state": self.state, "status": self.status}
         return row | ({} if self.failure is None else {"failure": asdict(self.failure)})
 
 
@@ -102,5 +102,6 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; `failure` only where there is one."""
         row = asdict(self)
-        job, failure = row.pop("job"), row.pop("failure")
-        return {**job, **row} | ({} if failure is None else {"failure": failure})
+        del row["job"]
+        failure = row.pop("failure")
+        return {**self.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})

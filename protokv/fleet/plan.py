@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.object_store import is_object, list_objects
-from protokv.video.address import kind_of, stem
+from protokv.video.address import LIVE, kind_of, shown, stem, told
 
 # fmt: off
 SUFFIXES = frozenset((
@@ -35,6 +35,10 @@ class Job:
     source: str
     key: str
 
+    def to_dict(self) -> dict[str, str]:
+        """Plain JSON, for reports: an address is without its secrets."""
+        return {"source": told(self.source), "key": self.key}
+
 
 def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
     """Every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
@@ -44,15 +48,20 @@ def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
         listed: jobs that a manifest names itself, behind the others.
 
     Raises:
-        ConfigError: two videos have one key; both are named.
+        ConfigError: two videos have one key; both are named. Or one is live, so that no worker would ever be done.
         SourceNotFound: a folder, glob or prefix holds no video.
     """
     jobs: dict[str, Job] = {}
     for job in (*(job for source in sources for job in _expand(source)), *listed):
+        if kind_of(job.source) in LIVE:
+            raise ConfigError(
+                f"{shown(job.source)} is live, and workers are for videos that end",
+                hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors",
+            )
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
             raise ConfigError(
-                f"{other.source} and {job.source} would both have the state {job.key}",
+                f"{told(other.source)} and {told(job.source)} would both have the state {job.key}",
                 hint='rename one, ingest them into two folders, or give each a key: {"source": "...", "key": "..."}, '
                 "one a line, in a file for --from",
             )

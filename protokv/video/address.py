@@ -12,10 +12,14 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from protokv.errors import SourceUnreadable
+from protokv.object_store import is_object
 
 NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
 DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
 PIPE = "pipe"
+
+# These have no end of their own; what is on a web server may have one.
+LIVE = {PIPE, *NETWORK, *DEVICES} - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that say which picture is meant, and nothing else.
 _HARMLESS = {
@@ -70,6 +74,11 @@ def shown(source: str) -> str:
     except ValueError:
         return f"{kind}://{_HIDDEN}"
     return urlunsplit((kind, host, path, query, ""))
+
+
+def told(source: str) -> str:
+    """The source in messages: the path of a file or an object as it is, an address without its secrets."""
+    return source if kind_of(source) == "file" or is_object(source) else shown(source)
 
 
 def stem(source: str) -> str:

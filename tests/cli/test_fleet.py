@@ -104,6 +104,17 @@ def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_if_so_many_are_wan
     assert Path("why.jsonl").exists()
 
 
+@pytest.mark.usefixtures("pools", "mocked")
+def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program) -> None:
+    named = "http://admin:s3cret@127.0.0.1:9/a.mp4?token=s3cret"
+    planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
+    result = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL)
+    assert (planned.code, result.code) == (0, Exit.PARTIAL)
+    said = planned.out + planned.err + result.out + result.err + Path("states/failures.jsonl").read_text()
+    assert said.count("http://127.0.0.1:9/a.mp4?token=***") >= 3
+    assert "s3cret" not in said
+
+
 @pytest.mark.usefixtures("mocked")
 @pytest.mark.parametrize(
     ("options", "made"),

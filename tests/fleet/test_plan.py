@@ -35,6 +35,15 @@ def test_two_videos_of_one_key_are_refused_by_name() -> None:
     assert "--from" in caught.value.hint
 
 
+@pytest.mark.parametrize("source", ["rtsp://u:s3cret@camera/1", "-", "/dev/video0"])
+def test_what_is_live_is_no_work_for_a_fleet(source: str) -> None:
+    for ask in (lambda: plan([source]), lambda: plan([], [Job(source, "x")])):
+        with pytest.raises(ConfigError, match="is live") as caught:
+            ask()
+        assert "protokv ingest SOURCE -o" in caught.value.hint
+        assert "s3cret" not in caught.value.message
+
+
 def test_a_folder_or_glob_without_videos_is_not_found(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "*.mp4"):
         with pytest.raises(SourceNotFound, match="there is no video in"):
