@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 Command = Callable[..., None]
 
@@ -37,6 +37,14 @@ class Option:
 def options_of(command: Command) -> list[Option]:
     """All of a command, in order."""
     return [option for option, _ in _declared(command)]
+
+
+def variables_of(command: Command) -> set[str]:
+    """Of the environment, all that a command reads: those of its options, and what its arguments name."""
+    hints = get_type_hints(command, include_extras=True).values()
+    notes = [note for hint in hints if get_origin(hint) is Annotated for note in get_args(hint)[1:]]
+    named = {str(note.envvar) for note in notes if isinstance(note, ArgumentInfo) and note.envvar}
+    return named | {option.variable for option in options_of(command)}
 
 
 def read_variables(command: Command) -> Command:

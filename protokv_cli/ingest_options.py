@@ -12,8 +12,10 @@ Sources = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SOURCE...",
+        # What stands on a command line, other users of the machine can read.
+        envvar="PROTOKV_SOURCE",
         help="Video file, address of a stream, /dev/video0, or - for a pipe; several, a folder, a glob: one state "
-        "a video.",
+        "a video. An address with a password is better in PROTOKV_SOURCE.",
     ),
 ]
 State = Annotated[

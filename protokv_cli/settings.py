@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from protokv_cli.declared import Command, Option, options_of
+from protokv_cli.declared import Command, Option, options_of, variables_of
 from protokv_cli.exits import Exit
 from protokv_cli.printable import printable
 
@@ -63,7 +63,7 @@ def read_settings(file: Path, commands: Mapping[str, Command]) -> dict[str, dict
 
 def unknown_variables(environment: Iterable[str], commands: Mapping[str, Command]) -> list[str]:
     """A sentence for every variable that begins as ours do and is none."""
-    known = {option.variable for command in commands.values() for option in options_of(command)}
+    known = {name for command in commands.values() for name in variables_of(command)}
     return [
         f"{name} is no setting; {_nearest(name, known)}"
         for name in sorted(environment)

@@ -25,6 +25,8 @@ GOOD_S = 10.0
 # Sampled frames that wait for the model.
 ROOM = 16
 
+_LOST = "look at the source; --give-up says how long one that is lost is tried again"
+
 
 class Sampled(NamedTuple):
     """A frame for the model: its stream time is `slot / fps`, and for `silent_s` before it nothing came."""
@@ -143,7 +145,14 @@ class Feed:
             hopeless = not ever and isinstance(error, (ConfigError, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s > self._give_up_s:
                 over = self._once and error is None and frames > 0
-                self.mailbox.tell(Gone(end_s, why, ended=True, error=None if over else error or SourceError(why)))
+                self.mailbox.tell(
+                    Gone(
+                        end_s,
+                        why,
+                        ended=True,
+                        error=None if over else error or SourceError(f"the source is lost: {why}", hint=_LOST),
+                    )
+                )
                 return
             self.mailbox.tell(Gone(end_s, why))
             self._stop.wait(pause_s)

@@ -6,6 +6,8 @@ this machine. The options that a user adds go to FFmpeg as they are. Errors neve
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -123,18 +125,32 @@ def _open(
             return av.open(incoming, "r", options={**options, **extra}, metadata_errors="surrogateescape")
         how = KINDS[kind]
         options |= {"protocol_whitelist": how.protocols, "analyzeduration": ANALYSE_US, **how.options, **extra}
+        if "listen" in options.get("rtsp_flags", ""):
+            # FFmpeg 8 refuses its own default, which is to wait for ever.
+            options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
         where, form = _device(source, kind), how.format
         if form is not None and form not in {n for one in av.formats_available for n in one.split(",")}:
-            raise ConfigError(f"{kind}: cannot be read on this system", hint="FFmpeg was built without it")
+            raise ConfigError(
+                f"{kind}: cannot be read here: PyAV's FFmpeg has no {form} on this system", hint=_instead(kind)
+            )
         return av.open(
             where, "r", format=form, options=options, timeout=(timeout_s, timeout_s), metadata_errors="surrogateescape"
         )
     except (av.error.FileNotFoundError, av.error.HTTPNotFoundError):
-        raise SourceNotFound(f"nothing is at {name}", hint="check the address") from None
+        hint = "check the address, and that the device is there" if kind in address.DEVICES else "check the address"
+        raise SourceNotFound(f"nothing is at {name}", hint=hint) from None
     except av.error.ProtocolNotFoundError:
-        raise ConfigError(f"{kind}:// cannot be read: FFmpeg was built without it") from None
+        raise ConfigError(
+            f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
+            hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
+        ) from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise SourceUnreadable(f"{name} cannot be opened: {why(error, timeout_s)}", hint=_advice(error)) from None
+        said = why(error, timeout_s)
+        if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
+            said = f"no X display answers at {where}"
+        elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):
+            said += " (without its SDP only MPEG-TS in RTP can be read)"
+        raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(error, kind)) from None
 
 
 def why(error: BaseException, timeout_s: float) -> str:
@@ -144,10 +160,22 @@ def why(error: BaseException, timeout_s: float) -> str:
     return reason(error) if getattr(error, "strerror", None) else type(error).__name__
 
 
-def _advice(error: BaseException) -> str:
+def _advice(error: BaseException, kind: str) -> str:
     if isinstance(error, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
         return "check user and password"
+    if kind == "screen":
+        return "set DISPLAY, or name it: screen::1; Wayland's screens are not read"
+    if kind == "rtp":
+        return (
+            "where there is an SDP, pipe it in: "
+            "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - | protokv ingest - -o STATE"
+        )
     return "check the address, and that the source is running"
+
+
+def _instead(kind: str) -> str:
+    here = {"linux": "/dev/video0 and screen:", "darwin": "avfoundation:", "win32": "dshow:"}.get(sys.platform)
+    return f"devices of this system are {here}" if here and kind not in here else "FFmpeg itself may: pipe it in"
 
 
 def _device(source: str, kind: str) -> str:

@@ -25,6 +25,9 @@ REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "
 # Where a frame is cut short these show what their memory held before, without a word, unless they are told to refuse.
 SHOWING_MEMORY = {"mjpeg"}
 
+# Characters of a video's comment that are looked at.
+COMMENT = 200
+
 # In a row; each is a packet that was read.
 MOST_STRANGERS = 1 << 20
 
@@ -179,6 +182,12 @@ def _settle_promises(probe: Probe, stream: Any, report: DecodeReport, last_dts: 
     gap_s = probe.promised_s - max(end_s, report.start_s)
     if gap_s > honest_s:
         report.missing(max(1, round(gap_s * rate)), end_s, why)
+
+
+def comment_of(container: Any) -> str | None:
+    """What a video says of itself, the beginning of it; Matroska's tags are in capitals."""
+    tags = {name.lower(): text for name, text in container.metadata.items()}
+    return tags["comment"][:COMMENT] if tags.get("comment") else None
 
 
 def _video_stream(container: Any, path: Path) -> Any:

@@ -29,6 +29,8 @@ def _address(path: Path) -> str:
     scheme, colon, rest = os.fspath(path).partition(":/")
     if not (colon and scheme.isalnum() and len(scheme) > 1):
         return ""
+    if scheme == "file":
+        return f"write the path itself: /{rest.lstrip('/')}"
     return f"for an address write two slashes: {scheme}://{rest.lstrip('/')}"
 
 

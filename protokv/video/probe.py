@@ -16,7 +16,7 @@ from typing import Any
 import av
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.container import MAX_PIXELS, opened, reason
+from protokv.video.container import MAX_PIXELS, comment_of, opened, reason
 from protokv.video.fingerprint import fingerprint
 from protokv.video.timeline import Timeline
 
@@ -25,9 +25,6 @@ WITHOUT_PTS = {"avi"}
 
 # Their header declares an end, apart from the times of the frames.
 _DECLARING = {"avi", "matroska"}
-
-# Characters of a file's comment that are looked at.
-_COMMENT = 200
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,9 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         size_bytes=path.stat().st_size,
         fingerprint=fingerprint(path),
         timeline=timeline,
-        comment=_comment(container),
+        comment=comment_of(container),
         max_pixels=max_pixels,
     )
-
-
-def _comment(container: Any) -> str | None:
-    """What the file says of itself, the beginning of it; Matroska's tags are in capitals."""
-    tags = {name.lower(): text for name, text in container.metadata.items()}
-    return tags["comment"][:_COMMENT] if tags.get("comment") else None
 
 
 def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:

@@ -25,7 +25,7 @@ import av
 from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
-from protokv.video.container import MAX_PIXELS, reason, too_large
+from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
 from protokv.video.fingerprint import fingerprint
 from protokv.video.holes import Ahead, Clock
 from protokv.video.pyav_source import turned
@@ -311,6 +311,7 @@ class StreamSource(Closing):
             size_bytes=self._size_bytes,
             fingerprint=self._fingerprint(duration_s) if ends or wanted.follow else None,
             seekable=ends or wanted.follow,
+            comment=comment_of(container),
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:

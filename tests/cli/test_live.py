@@ -157,6 +157,18 @@ def test_what_is_piped_in_is_watched_and_a_signal_stops_it_at_once_while_it_wait
     assert (tmp_path / "s.safetensors").exists()
 
 
+def test_the_source_may_stand_in_the_environment_where_no_other_user_reads_it(
+    protokv: Any, mocked: None, tmp_path: Path
+) -> None:
+    protokv.environment["PROTOKV_SOURCE"] = str(write(Clip(TICKS), tmp_path / "x.mp4"))
+    result = protokv("ingest", "-o", "s.safetensors", "--budget", "40")
+    assert (result.code, "PROTOKV_SOURCE" in result.err) == (0, False), result.err
+    assert (tmp_path / "s.safetensors").exists()
+    other = write(Clip(TICKS), tmp_path / "other.mp4")
+    assert protokv("ingest", other, "--budget", "40").code == 0
+    assert (tmp_path / "other.safetensors").exists()
+
+
 def test_a_pipe_that_ends_is_watched_to_its_end(start: Any, tmp_path: Path) -> None:
     data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
     with start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json") as process:

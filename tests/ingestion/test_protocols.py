@@ -53,9 +53,7 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     path = tmp_path / "s.safetensors"
     # At real speed, for frames far ahead of the clock are taken for a new count.
     cameras = [Camera(address, "rtsp", frames=25, pace=1.0, options={"rtsp_transport": "tcp"}) for _ in range(2)]
-    live = LiveOptions(
-        stall_s=20.0, retry_s=(0.05, 0.1), input={"rtsp_flags": "listen", "listen_timeout": "20"}, for_s=60.0
-    )
+    live = LiveOptions(stall_s=20.0, retry_s=(0.05, 0.1), input={"rtsp_flags": "listen"}, for_s=60.0)
     events: list[Any] = []
     with sending() as running:
         start(cameras[0], running)
@@ -84,10 +82,18 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     assert "s3cret" not in repr(events)
 
 
-def test_what_comes_by_udp_is_watched(tmp_path: Path) -> None:
-    address = f"udp://127.0.0.1:{free_port(socket.SOCK_DGRAM)}"
-    camera = Camera(f"{address}?pkt_size=1316", frames=10**6, pace=1.0)
-    live = LiveOptions(stall_s=30.0, for_s=60.0)
+@pytest.mark.parametrize(
+    ("scheme", "form", "ending"),
+    [
+        ("udp", "mpegts", "?pkt_size=1316"),
+        ("rtp", "rtp_mpegts", ""),
+        ("tcp", "mpegts", "?listen=1"),
+    ],
+)
+def test_what_comes_by_the_network_is_watched(scheme: str, form: str, ending: str, tmp_path: Path) -> None:
+    address = f"{scheme}://127.0.0.1:{free_port(socket.SOCK_DGRAM if scheme in ('udp', 'rtp') else socket.SOCK_STREAM)}"
+    camera = Camera(address + ending, form, frames=10**6, pace=1.0)
+    live = LiveOptions(stall_s=30.0, for_s=60.0, retry_s=(0.05, 0.1))
     events: list[Any] = []
     with sending() as running:
         start(camera, running)
