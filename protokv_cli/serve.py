@@ -59,11 +59,10 @@ def serve(
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import EMBEDDED, load_backbone
-        from protokv.checkpoint import load_backbone_of
-        from protokv.snapshot import read_header
+        from protokv.fleet.ask import load_backbone_for
 
-        if model is None and (found := _first(states)) is not None:
-            backbone = load_backbone_of(read_header(found), revision=revision, device=device, device_map=device_map)
+        if found := _found(states):
+            backbone = load_backbone_for(found, model, revision, device=device, device_map=device_map)
         else:
             backbone = load_backbone(model or EMBEDDED, revision=revision, device=device, device_map=device_map)
         limits = Limits(waiting=waiting, answer_s=parse_duration(answer_time))
@@ -72,13 +71,13 @@ def serve(
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
-def _first(folder: Path) -> str | None:
+def _found(folder: Path) -> list[str]:
     from protokv.fleet.places import find_states
 
     try:
-        return next(iter(find_states(str(folder))), None)
+        return find_states(str(folder))
     except StateNotFound:
-        return None
+        return []
 
 
 def _is_loopback(host: str) -> bool:

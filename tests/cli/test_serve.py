@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from protokv.backbones import EMBEDDED
+from protokv.config import DurableConfig
+from protokv.ingestion import ingest
+from tests.mock_backbone import MockBackbone
+from tests.snapshot.nursery import Prepared
+
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])
 def test_other_machines_need_a_token(host: str, protokv: Any, tmp_path: Path) -> None:
@@ -28,3 +34,19 @@ def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
     assert result.code == 0, result.err
     assert (seen["host"], seen["port"]) == ("127.0.0.1", 8123)
     assert "http://127.0.0.1:8123/v1" in result.err
+
+
+def test_the_model_is_that_of_the_first_state_that_can_be_read(
+    protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(protokv.environment, "PROTOKV_MODEL")
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
+    (tmp_path / "a.safetensors").write_bytes(b"no state")
+    assert protokv("serve", tmp_path).code == 13
+    for name, model in (("b", EMBEDDED), ("c", "a model that is not here")):
+        path = tmp_path / f"{name}.safetensors"
+        list(ingest(Prepared(1, 6), path, DurableConfig(budget=40), backbone=MockBackbone(model)))
+    result = protokv("serve", tmp_path)
+    assert result.code == 0, result.err
+    (tmp_path / "b.safetensors").unlink()
+    assert "a model that is not here" in protokv("serve", tmp_path).err
