@@ -14,10 +14,7 @@ from protokv_cli.inspect_fleet import inspect_fleet
 from protokv_cli.moment import stream_time_of, tell_commit
 from protokv_cli.output import Format, Output
 from protokv_cli.printable import printable
-from protokv_cli.watching import interruptible, rounds
-
-# How often a state that is watched is looked at, in seconds.
-LOOK_S = 2.0
+from protokv_cli.watching import LOOK_S, await_first_commit, interruptible, rounds
 
 
 def inspect(
@@ -113,6 +110,7 @@ def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
     from protokv.describe import describe
 
     shown: dict[str, Any] = {}
+    await_first_commit(out, state)
     for _ in rounds(LOOK_S):
         document = describe(state, digests=digests)
         if document == shown:

@@ -17,7 +17,7 @@ from protokv_cli.process import uncollected
 from protokv_cli.questions import Question
 from protokv_cli.tables import time_text
 from protokv_cli.timings import show_timings
-from protokv_cli.watching import interruptible, rounds
+from protokv_cli.watching import await_first_commit, interruptible, rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,9 @@ def query_state(
         device_map: spread it over several devices instead.
         timings: say where the time went.
     """
+    if asking.watch_s is not None:
+        with interruptible():
+            await_first_commit(out, state)
     with uncollected(), loading(out, model, revision):
         with clock.stage("imports"):
             from protokv.checkpoint import load

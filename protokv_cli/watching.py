@@ -9,6 +9,10 @@ from contextlib import contextmanager
 import typer
 
 from protokv_cli.exits import Exit
+from protokv_cli.output import Output
+
+# How often a state is looked at, in seconds.
+LOOK_S = 2.0
 
 pause = time.sleep
 
@@ -28,3 +32,18 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def await_first_commit(out: Output, state: str) -> None:
+    """Return once a state is there; while it is not, say so once."""
+    from protokv.errors import StateNotFound
+    from protokv.snapshot import read_header
+
+    for n, _ in enumerate(rounds(LOOK_S)):
+        try:
+            read_header(state)
+        except StateNotFound as error:
+            if not n:
+                out.note(f"{error.message} yet; waiting for its first commit")
+        else:
+            return

@@ -117,6 +117,33 @@ def test_watching_asks_again_at_its_interval_and_sees_new_commits(
     assert again.code == 2
 
 
+@pytest.mark.parametrize("asking", [["query", "what is it"], ["inspect"]], ids=lambda one: one[0])
+def test_watching_waits_for_the_first_commit_and_says_so_once(
+    asking: list[str], tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "camera.safetensors"
+    paused = 0
+
+    def pause(_: float) -> None:
+        nonlocal paused
+        paused += 1
+        if paused == 3:
+            watched(path, [100, gone()])
+        elif paused > 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "pause", pause)
+    command = (asking[0], path, *asking[1:], "--watch", "30s") if asking[1:] else ("inspect", path, "--watch")
+    result = protokv(*command, "--json")
+    assert result.code == 130
+    assert result.err.count("waiting for its first commit") == 1
+    assert len(result.rows()) == 1
+    path.unlink()
+    monkeypatch.setattr(watching, "pause", lambda _: pause(4))
+    again = protokv(*command, "--json")
+    assert (again.code, again.out) == (130, "")
+
+
 def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_when_it_changes(
     camera: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
