@@ -57,7 +57,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The source gives frames again, after a gap of so much stream time."""
+    """The source gives frames again, after a gap of so much stream time; or its first ones, so long after `Lost`."""
 
     source: str
     stream_time_s: float

@@ -143,7 +143,7 @@ class LiveSource(Closing):
         rates = Rates(self._clock)
         dropped, damaged = chronicle.frames_dropped, chronicle.frames_damaged
         pairs = Grouping(fps, frames_per_step)
-        away = False
+        away_s: float | None = None
         while not should_stop():
             news = feed.mailbox.get(ASK_S)
             chronicle.frames_dropped = dropped + feed.mailbox.dropped
@@ -158,7 +158,7 @@ class LiveSource(Closing):
                 if slow := rates.took(feed.mailbox.dropped):
                     yield slow
             elif isinstance(news, Connected):
-                begins_s, away = segment.start_s + news.stream_s, False
+                begins_s = segment.start_s + news.stream_s
                 chronicle.anchor(begins_s, news.real_s)
                 # Frames keep the size of the first ones for the life of the stream.
                 width, height = self.info.width or news.info.width, self.info.height or news.info.height
@@ -166,6 +166,10 @@ class LiveSource(Closing):
                 rates.reset(feed.mailbox.dropped)
                 if gap := chronicle.find(begins_s):
                     yield Back(self.info.name, begins_s, begins_s - gap.from_s)
+                elif away_s is not None:
+                    # The stream begins now, so what was waited for is no gap in it.
+                    yield Back(self.info.name, begins_s, self._clock() - away_s)
+                away_s = None
             elif isinstance(news, Gone):
                 yield from pairs.cut()
                 if news.ended:
@@ -174,8 +178,8 @@ class LiveSource(Closing):
                     return
                 if chronicle.anchors:
                     chronicle.lose(segment.start_s + news.stream_s, news.why)
-                if not away:
-                    away = True
+                if away_s is None:
+                    away_s = self._clock()
                     yield Lost(self.info.name, segment.start_s + news.stream_s, news.why)
             else:
                 yield None

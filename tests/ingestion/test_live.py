@@ -76,6 +76,14 @@ def test_every_loss_is_one_event_however_often_it_is_tried_again(tmp_path: Path)
     assert world.connections > 5
 
 
+def test_a_camera_that_is_waited_for_at_the_start_is_one_loss_too_and_no_gap(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    events = run(World([("away", 7.0), gone()], [("away", 5.0), 50, gone()]), path)
+    news = [(type(one), one.stream_time_s) for one in events if isinstance(one, Lost | Back)]
+    assert news == [(Lost, 0.0), (Back, 0.0), (Lost, 5.0)]
+    assert chronicle_of(path).gaps_in_all == 1
+
+
 def test_a_source_that_is_silent_is_lost(tmp_path: Path) -> None:
     world = World([50, ("quiet", 21.0), 50], [50])
     events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
