@@ -25,6 +25,9 @@ GOOD_S = 10.0
 # Sampled frames that wait for the model.
 ROOM = 16
 
+# Who listened for so long has waited; what ends sooner, such as a port that is taken, would end so again at once.
+LISTENED_S = 1.0
+
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
 
 
@@ -78,6 +81,7 @@ class Feed:
         give_up_s: float,
         retry_s: tuple[float, float],
         once: bool,
+        listens: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -93,13 +97,14 @@ class Feed:
             give_up_s: a source that has been lost for so long has ended.
             retry_s: the first and the longest pause before the next attempt.
             once: the source ends where its connection does.
+            listens: connecting is to wait for whoever publishes, so there is no pause before the next attempt.
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
         self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=wait)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
-        self._stall_s, self._give_up_s, self._once = stall_s, give_up_s, once
+        self._stall_s, self._give_up_s, self._once, self._listens = stall_s, give_up_s, once, listens
         self._backoff = Backoff(*retry_s)
         self._clock, self._now = clock, now
         self._began_s = None if elapsed_s is None else clock() - elapsed_s
@@ -132,18 +137,19 @@ class Feed:
             self._damaged_before, self._damaged_now = self.damaged, 0
             if self._stop.is_set():
                 return
+            now_s = self._clock()
             if frames:
                 ever = True
                 lost_s = None
-                if self._clock() - since_s >= GOOD_S:
-                    self._backoff.reset()
+            waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
+            if waited or (frames and now_s - since_s >= GOOD_S):
+                self._backoff.reset()
             end_s = self._next_slot / self._fps
-            now_s = self._clock()
             lost_s = now_s if lost_s is None else lost_s
-            pause_s = self._backoff.next_s()
+            pause_s = 0.0 if waited else self._backoff.next_s()
             # What is wrong with the address itself is not waited for.
             hopeless = not ever and isinstance(error, (ConfigError, SourceNotFound))
-            if hopeless or self._once or now_s + pause_s - lost_s > self._give_up_s:
+            if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 over = self._once and error is None and frames > 0
                 self.mailbox.tell(
                     Gone(

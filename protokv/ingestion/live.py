@@ -64,6 +64,7 @@ class LiveSource(Closing):
         self._feed: Feed | None = None
         kind = address.kind_of(text)
         self.info = SourceInfo(address.shown(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
+        self._listens = address.listens(text, options.input)
         self._wait = options.on_pressure == "wait" if options.on_pressure else kind == PIPE
         self.damage = Damage()
         self.chronicle = Chronicle()
@@ -136,6 +137,7 @@ class LiveSource(Closing):
             give_up_s=float("inf") if options.give_up_s is None else options.give_up_s,
             retry_s=options.retry_s,
             once=self.info.kind == PIPE,
+            listens=self._listens,
             clock=self._clock,
             now=self._now,
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from protokv.errors import SourceUnreadable
 from protokv.object_store import is_object
@@ -40,6 +41,14 @@ def kind_of(source: str) -> str:
     if colon and (prefix.lower() in DEVICES or rest.startswith("//")):
         return prefix.lower()
     return "file"
+
+
+def listens(source: str, options: Mapping[str, str]) -> bool:
+    """Whether FFmpeg waits there for whoever publishes, by options for it, which `tcp://` has in the address too."""
+    given = dict(options)
+    if kind_of(source) == "tcp":
+        given |= parse_qsl(source.partition("?")[2], keep_blank_values=True)
+    return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
 def descriptor(source: str) -> int:

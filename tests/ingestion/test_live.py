@@ -15,6 +15,7 @@ from protokv.chronicle import Chronicle
 from protokv.config import DurableConfig
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import Back, Commit, Every, LiveOptions, Lost, Progress, Slow, Started, Summary, ingest
+from protokv.ingestion.backoff import Backoff
 from protokv.ingestion.feed import Feed, Gone, Sampled
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -82,6 +83,33 @@ def test_a_camera_that_is_waited_for_at_the_start_is_one_loss_too_and_no_gap(tmp
     news = [(type(one), one.stream_time_s) for one in events if isinstance(one, Lost | Back)]
     assert news == [(Lost, 0.0), (Back, 0.0), (Lost, 5.0)]
     assert chronicle_of(path).gaps_in_all == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "attempt", "pauses"),
+    [
+        ("tcp://camera:1?listen=1", {}, [("away", 4.0), gone()], False),
+        ("tcp://camera:1?listen=1", {}, [50, gone()], False),
+        ("rtsp://camera/1", {"rtsp_flags": "listen"}, [50, gone()], False),
+        ("rtmp://camera/live/a", {"listen": "1"}, [50, gone()], False),
+        ("tcp://camera:1?listen=1", {}, [gone("Address already in use")], True),
+        ("tcp://camera:1", {}, [("away", 4.0), gone()], True),
+        ("tcp://camera:1?listen=0", {}, [50, gone()], True),
+    ],
+)
+def test_who_listens_has_waited_and_does_so_again_at_once(
+    text: str, options: Any, attempt: list[Any], pauses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(*(list(attempt) for _ in range(3)))
+    paused: list[int] = []
+
+    def pause(_: Backoff) -> float:
+        paused.append(world.connections)
+        return 1e-3
+
+    monkeypatch.setattr(Backoff, "next_s", pause)
+    run(world, tmp_path / "s.safetensors", text=text, input=options)
+    assert [one for one in paused if one <= 3] == ([1, 2, 3] if pauses else [])
 
 
 def test_a_source_that_is_silent_is_lost(tmp_path: Path) -> None:

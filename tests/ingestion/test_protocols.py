@@ -108,6 +108,24 @@ def test_what_comes_by_the_network_is_watched(scheme: str, form: str, ending: st
     assert not summary.damaged
 
 
+def test_a_publisher_that_goes_and_comes_is_met_however_short_the_listening(tmp_path: Path) -> None:
+    port = free_port()
+    # Were there pauses between the windows, none would end before the test does.
+    live = LiveOptions(stall_s=4.0, retry_s=(600.0, 600.0), for_s=120.0)
+    camera = Camera(f"tcp://127.0.0.1:{port}", frames=25, pace=1.0, patience_s=100.0)
+    events: list[Any] = []
+    with sending() as running:
+        start(camera, running)
+        for event in ingest(
+            f"tcp://127.0.0.1:{port}?listen=1", tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live,
+            should_stop=lambda: sum(isinstance(one, Back) for one in events) >= 2 and isinstance(events[-1], Progress),
+        ):  # fmt: skip
+            events.append(event)
+            if isinstance(event, Lost) and event.stream_time_s:
+                start(camera, running)
+    assert [type(one) for one in events if isinstance(one, Lost | Back)][-4:] == [Lost, Back, Lost, Back]
+
+
 class Playlist(http.server.SimpleHTTPRequestHandler):
     """A live playlist; `falling` of the first requests for a segment end in the middle, or in nothing."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import kind_of, shown, stem
+from protokv.video.address import kind_of, listens, shown, stem
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 
@@ -49,3 +49,23 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
     assert (kind_of(address), shown(address), stem(address)) == (kind, text, name)
     assert re.fullmatch(r"[^/]+", stem(address))
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "waits"),
+    [
+        ("tcp://0.0.0.0:9?listen=1", {}, True),
+        ("tcp://0.0.0.0:9?a=b&listen=1&timeout=5", {}, True),
+        ("tcp://0.0.0.0:9?listen", {}, True),
+        ("tcp://0.0.0.0:9?listen=0", {}, False),
+        ("tcp://host/listen=1", {}, False),
+        ("rtsp://camera/1?listen=1", {}, False),
+        ("rtmp://0.0.0.0/live/a", {"listen": "1"}, True),
+        ("rtmp://0.0.0.0/live/a", {"listen": "0"}, False),
+        ("rtsp://0.0.0.0/1", {"rtsp_flags": "prefer_tcp+listen"}, True),
+        ("rtsp://0.0.0.0/1", {"rtsp_flags": "prefer_tcp", "listen_timeout": "5"}, False),
+        ("-", {}, False),
+    ],
+)
+def test_who_listens_is_known_by_the_address_or_the_options(address, options, waits):
+    assert listens(address, options) is waits
