@@ -6,6 +6,7 @@
     |-- JudgeError          a judge of answers cannot be asked
     |-- SourceError         a video source
     |   |-- SourceNotFound      there is nothing at that path
+    |   |-- SourceDenied        it wants another user or password
     |   `-- SourceUnreadable    there is something, but no video can be read from it
     `-- StateError          a saved state
         |-- UnknownForm         no form of a state is named so
@@ -52,6 +53,10 @@ class SourceError(ProtoKVError):
 
 class SourceNotFound(SourceError):
     """There is nothing at the path of the video."""
+
+
+class SourceDenied(SourceError):
+    """The source is there, and wants another user or password."""
 
 
 class SourceUnreadable(SourceError):

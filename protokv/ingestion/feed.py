@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protokv.errors import ConfigError, ProtoKVError, SourceError, SourceNotFound
+from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.backoff import Backoff
 from protokv.ingestion.mailbox import Mailbox
 from protokv.video.source import Image, Source, SourceInfo
@@ -147,8 +147,8 @@ class Feed:
             end_s = self._next_slot / self._fps
             lost_s = now_s if lost_s is None else lost_s
             pause_s = 0.0 if waited else self._backoff.next_s()
-            # What is wrong with the address itself is not waited for.
-            hopeless = not ever and isinstance(error, (ConfigError, SourceNotFound))
+            # What is wrong with the address itself is not waited for; cameras lock out who tries a password on and on.
+            hopeless = not ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 over = self._once and error is None and frames > 0
                 self.mailbox.tell(

@@ -18,7 +18,7 @@ from typing import Any
 
 import av
 
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
+from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
 from protokv.video.container import REFUSED, SHOWING_MEMORY, reason
 from protokv.video.pipe import Incoming, from_descriptor, growing
@@ -85,6 +85,7 @@ def connected(
 
     Raises:
         SourceNotFound: no such device or file.
+        SourceDenied: it wants another user or password.
         SourceUnreadable: it cannot be opened, or has no pictures.
         ConfigError: no such kind of address in this build.
     """
@@ -139,6 +140,10 @@ def _open(
     except (av.error.FileNotFoundError, av.error.HTTPNotFoundError):
         hint = "check the address, and that the device is there" if kind in address.DEVICES else "check the address"
         raise SourceNotFound(f"nothing is at {name}", hint=hint) from None
+    except (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError) as error:
+        raise SourceDenied(
+            f"{name} cannot be opened: {why(error, timeout_s)}", hint="check user and password"
+        ) from None
     except av.error.ProtocolNotFoundError:
         raise ConfigError(
             f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
@@ -150,7 +155,7 @@ def _open(
             said = f"no X display answers at {where}"
         elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):
             said += " (without its SDP only MPEG-TS in RTP can be read)"
-        raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(error, kind)) from None
+        raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(kind)) from None
 
 
 def why(error: BaseException, timeout_s: float) -> str:
@@ -160,9 +165,7 @@ def why(error: BaseException, timeout_s: float) -> str:
     return reason(error) if getattr(error, "strerror", None) else type(error).__name__
 
 
-def _advice(error: BaseException, kind: str) -> str:
-    if isinstance(error, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
-        return "check user and password"
+def _advice(kind: str) -> str:
     if kind == "screen":
         return "set DISPLAY, or name it: screen::1; Wayland's screens are not read"
     if kind == "rtp":

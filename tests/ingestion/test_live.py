@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protokv import snapshot
 from protokv.chronicle import Chronicle
 from protokv.config import DurableConfig
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable, StateMismatch
+from protokv.errors import ConfigError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import Back, Commit, Every, LiveOptions, Lost, Progress, Slow, Started, Summary, ingest
 from protokv.ingestion.backoff import Backoff
 from protokv.ingestion.feed import Feed, Gone, Sampled
@@ -187,9 +187,15 @@ def test_given_up_it_is_a_state_and_an_error_in_a_line(tmp_path: Path) -> None:
     assert (summary.steps, summary.damaged, summary.damage) == (5, True, "rtsp://camera/1 is gone")
 
 
-def test_what_is_not_there_at_all_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFound):
-        run(World([SourceNotFound("nothing is at /dev/video9")]), tmp_path / "s.safetensors")
+@pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
+def test_what_is_wrong_with_the_address_is_an_error_at_once_unless_it_was_right_before(
+    kind: type[SourceError], tmp_path: Path
+) -> None:
+    with pytest.raises(kind):
+        run(World([kind("nothing is at /dev/video9")]), tmp_path / "s.safetensors")
+    assert not (tmp_path / "s.safetensors").exists()
+    *_, summary = run(World([50, gone()], [kind("it restarts")], [50, gone()]), tmp_path / "s.safetensors")
+    assert summary.steps == 10
 
 
 def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(tmp_path: Path) -> None:

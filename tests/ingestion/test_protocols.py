@@ -6,19 +6,20 @@ import http.server
 import itertools
 import shutil
 import socket
+import socketserver
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from protokv import snapshot
 from protokv.chronicle import Chronicle
 from protokv.config import DurableConfig
-from protokv.errors import SourceError
+from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import Back, LiveOptions, Lost, Progress, Summary, ingest
 from tests.live.feeder import Camera
 from tests.mock_backbone import MockBackbone
@@ -124,6 +125,37 @@ def test_a_publisher_that_goes_and_comes_is_met_however_short_the_listening(tmp_
             if isinstance(event, Lost) and event.stream_time_s:
                 start(camera, running)
     assert [type(one) for one in events if isinstance(one, Lost | Back)][-4:] == [Lost, Back, Lost, Back]
+
+
+class Locked(socketserver.StreamRequestHandler):
+    """A camera at `rtsp://` that wants a password and is never content."""
+
+    asked: ClassVar[list[str]] = []
+
+    def handle(self) -> None:
+        lines: list[str] = []
+        for line in self.rfile:
+            lines.append(line.decode().strip())
+            if lines[-1]:
+                continue
+            self.asked.append(" ".join(lines))
+            number = next(one for one in lines if one.startswith("CSeq:"))
+            ok = lines[0].startswith("OPTIONS")
+            answer = "200 OK" if ok else '401 Unauthorized\r\nWWW-Authenticate: Basic realm="camera"'
+            self.wfile.write(f"RTSP/1.0 {answer}\r\n{number}\r\n\r\n".encode())
+            lines = []
+
+
+def test_a_wrong_password_is_one_error_that_does_not_tell_it_and_not_tried_again(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Locked) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        address = f"rtsp://admin:s3cret@127.0.0.1:{server.server_address[1]}/1"
+        with pytest.raises(SourceDenied, match="401") as caught:
+            list(ingest(address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone()))
+        server.shutdown()
+    assert "s3cret" not in caught.value.message + caught.value.hint
+    assert sum("Authorization: Basic" in one for one in Locked.asked) == 1
+    assert not (tmp_path / "s.safetensors").exists()
 
 
 class Playlist(http.server.SimpleHTTPRequestHandler):
