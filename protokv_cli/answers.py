@@ -59,7 +59,7 @@ class Answers:
         Args:
             session: what is asked.
             questions: as they come.
-            age_s: how long ago the last commit of a live stream was made; None of a file.
+            age_s: how long ago the last commit of a live stream was made; None of a file, and of an earlier commit.
             alone: a question is not repeated before its answer.
             at_prompt: one that cannot be asked ends nothing.
         """

@@ -105,8 +105,9 @@ def query_state(
                     header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
                 answers.of(session, kept, commit_age_s(header, time.time()))
     else:
-        age_s = commit_age_s(header, time.time())
-        tell_commit(out, session.clock.stream_time_s, at_s, None if asking.at else age_s)
+        # The header is that of the last commit; the age of an earlier one is what was asked for.
+        age_s = None if asking.at else commit_age_s(header, time.time())
+        tell_commit(out, session.clock.stream_time_s, at_s, age_s)
         if asking.at_prompt:
             out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
         answers.of(session, questions, age_s, alone=asking.alone, at_prompt=asking.at_prompt)

@@ -71,6 +71,7 @@ def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_it
     result = protokv("query", camera, "--at", at, "what is it", "--json")
     assert result.code == 0, result.err
     assert result.rows()[0]["stream_time_s"] == stands_at
+    assert "commit_age_s" not in result.rows()[0]
 
 
 def test_a_time_before_the_stream_and_a_date_for_a_file_are_mistakes_in_a_line(
