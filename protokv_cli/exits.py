@@ -26,6 +26,7 @@ class Exit(IntEnum):
 _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
     (errors.ConfigError, Exit.USAGE),
     (errors.UnknownForm, Exit.USAGE),
+    (errors.SourceDenied, Exit.USAGE),
     (errors.SourceNotFound, Exit.NOT_FOUND),
     (errors.StateNotFound, Exit.NOT_FOUND),
     (errors.StateLocked, Exit.LOCKED),

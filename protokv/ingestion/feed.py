@@ -104,6 +104,8 @@ class Feed:
         self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=wait)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
+        # Whether the source gave frames, to this run or to an earlier one.
+        self._ever = from_s > 0
         self._stall_s, self._give_up_s, self._once, self._listens = stall_s, give_up_s, once, listens
         self._backoff = Backoff(*retry_s)
         self._clock, self._now = clock, now
@@ -130,7 +132,6 @@ class Feed:
 
     def _run(self) -> None:
         lost_s: float | None = None
-        ever = False
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
@@ -139,7 +140,7 @@ class Feed:
                 return
             now_s = self._clock()
             if frames:
-                ever = True
+                self._ever = True
                 lost_s = None
             waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
             if waited or (frames and now_s - since_s >= GOOD_S):
@@ -148,7 +149,7 @@ class Feed:
             lost_s = now_s if lost_s is None else lost_s
             pause_s = 0.0 if waited else self._backoff.next_s()
             # What is wrong with the address itself is not waited for; cameras lock out who tries a password on and on.
-            hopeless = not ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
+            hopeless = not self._ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 over = self._once and error is None and frames > 0
                 self.mailbox.tell(

@@ -196,6 +196,8 @@ def test_what_is_wrong_with_the_address_is_an_error_at_once_unless_it_was_right_
     assert not (tmp_path / "s.safetensors").exists()
     *_, summary = run(World([50, gone()], [kind("it restarts")], [50, gone()]), tmp_path / "s.safetensors")
     assert summary.steps == 10
+    *_, summary = run(World([kind("it restarts")], [50, gone()], began_s=60.0), tmp_path / "s.safetensors")
+    assert summary.steps == 15
 
 
 def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(tmp_path: Path) -> None:
