@@ -28,6 +28,9 @@ CLOCK_FRAMES = 8
 # So many frames before a hole may never come, and it is one all the same.
 MOST_LOST = 1
 
+# So many packets that go back at the beginning show where; frames are not reordered over more.
+MOST_BACK = 32
+
 # Holes of which none is longer than the others by more are those of slow pictures.
 ALIKE = 4
 
@@ -64,6 +67,30 @@ class Ahead:
             self._held.append((packet, self._time_of(packet)))
             self._bytes += packet.size
         return packet is not None
+
+
+def beginning_s(first_s: float, following: Iterable[float], step_s: float) -> float:
+    """When a stream begins whose first frame is stamped `first_s`, as one cluster of Matroska may be, far ahead.
+
+    Where what follows goes back, it begins so long before that as the frames of the first clock last. One packet that
+    goes back is one that is damaged itself, and where the first clock runs on, it is right.
+
+    Args:
+        first_s: what the first frame is stamped.
+        following: the times of packets behind it, in order of decoding.
+        step_s: what lies between two frames.
+    """
+    back, last_s = [], first_s
+    for one_s in following:
+        if one_s - first_s > CONFIRM_S:
+            return first_s
+        if one_s >= first_s - HOLE_S:
+            last_s = max(last_s, one_s)
+        else:
+            back.append(one_s)
+        if len(back) == MOST_BACK:
+            break
+    return first_s if len(back) <= MOST_LOST else min(back) - (last_s - first_s) - step_s
 
 
 class Clock:

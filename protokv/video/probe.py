@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 import av
 
 from protokv.errors import SourceError, SourceUnreadable
+from protokv.video import scale
 from protokv.video.container import MAX_PIXELS, comment_of, opened, reason
 from protokv.video.fingerprint import fingerprint
-from protokv.video.timeline import Timeline
+from protokv.video.holes import Ahead, beginning_s
+from protokv.video.timeline import HOLE_S, Timeline
 
 # AVI has no presentation times: FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
@@ -49,6 +52,7 @@ class Probe:
     timeline: Timeline
     comment: str | None = None
     max_pixels: int = MAX_PIXELS
+    stretched: float = 1.0  # how many times as long as `time_base` a tick is said to be: not 1 where that is damaged
 
     @property
     def has_pts(self) -> bool:
@@ -87,16 +91,20 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
     context = stream.codec_context
     first = _first_frame(container, stream, path)
     name = container.format.name.split(",")[0]
-    base = stream.time_base
+    whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
+    base = _time_base(name, stream, path, whole_s)
+    stretched = float(stream.time_base / base)
     rate = stream.average_rate
     indexed = _is_indexed(name, stream)
-    promised_s = _promised_end_s(container, stream, base)
+    if whole_s is not None and name in _DECLARING:
+        whole_s /= stretched
+    promised_s = _promised_end_s(container, stream, base, whole_s)
     # Elsewhere the end is guessed from the last time stamps, or from the bytes per second.
     end_s = promised_s if indexed or name in _DECLARING else None
-    if end_s is not None and name == "matroska" and container.duration:
-        end_s = max(end_s, container.duration / av.time_base)  # a copied tag of the stream may say less
+    if end_s is not None and name == "matroska" and whole_s is not None:
+        end_s = max(end_s, whole_s)  # a copied tag of the stream may say less
     timeline = Timeline(end_s)
-    origin = _origin(name, stream, first, timeline)
+    origin = _origin(name, container, stream, first, base, timeline)
     if promised_s is not None and name == "matroska":
         promised_s = max(0.0, promised_s - max(0.0, float(origin * base)))  # Matroska counts from 0, not from the start
     return Probe(
@@ -109,7 +117,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         rotation=round(first.rotation / 90) % 4 * 90,
         # 0 is unknown, 1 progressive.
         interlaced=bool(first.interlaced_frame) or context.field_order > 1,
-        rate_fps=float(rate) if rate else None,
+        rate_fps=(float(rate) * (stretched if name in WITHOUT_PTS else 1)) if rate else None,
         time_base=base,
         origin=origin,
         indexed=indexed,
@@ -119,17 +127,56 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         timeline=timeline,
         comment=comment_of(container),
         max_pixels=max_pixels,
+        stretched=stretched,
     )
 
 
-def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:
+def _time_base(name: str, stream: Any, path: Path, whole_s: float | None) -> Fraction:
+    stated: Fraction = stream.time_base
+    if name == "matroska":
+        return scale.of_matroska(stated, whole_s, _tag_s(stream.metadata))
+    if name == "avi":
+        with path.open("rb") as file:
+            return scale.of_avi(stated, file.read(scale.AVI_HEAD_BYTES))
+    if _is_indexed(name, stream):
+        with path.open("rb") as file:
+            return scale.of_mp4(stated, _Ticks(stream.index_entries), scale.movie_s(file))
+    return stated
+
+
+class _Ticks(Sequence[int]):
+    """Those of the entries of an index that are shown, looked up one by one: there may be millions."""
+
+    def __init__(self, entries: Any) -> None:
+        self._entries = entries
+        # What only leads up to the first frame of an edit comes first.
+        self._first = next((i for i in range(len(entries)) if not entries[i].is_discard), 0)
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._first
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._entries[self._first + i].timestamp
+
+
+def _origin(name: str, container: Any, stream: Any, first: Any, base: Fraction, timeline: Timeline) -> int:
     ticks = first.dts if name in WITHOUT_PTS else first.pts if first.pts is not None else first.dts
     origin = int(ticks or 0)
     if stream.start_time is None or name in WITHOUT_PTS:
         return origin
     stated = int(stream.start_time)
     # A start that is far from the first frame is as damaged as a gap in the middle.
-    return origin if timeline.leaps(0.0, float((origin - stated) * stream.time_base)) else min(origin, stated)
+    if not timeline.leaps(0.0, float((origin - stated) * base)):
+        origin = min(origin, stated)
+    if origin * base <= HOLE_S:
+        return origin
+    first_s, step_s = float(origin * base), min(HOLE_S, float(1 / (stream.average_rate or 25)))
+    ahead = Ahead(container.demux(stream), lambda packet: None if packet.pts is None else float(packet.pts * base))
+    try:
+        begin_s = beginning_s(first_s, ahead.times(), step_s)
+    except Exception:  # PyAV raises more than its own errors; reading goes on behind them
+        return origin
+    return origin if begin_s == first_s else round(begin_s / base)
 
 
 def _first_frame(container: Any, stream: Any, path: Path) -> Any:
@@ -156,8 +203,7 @@ def _is_indexed(name: str, stream: Any) -> bool:
     return name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
 
 
-def _promised_end_s(container: Any, stream: Any, base: Fraction) -> float | None:
-    whole = container.duration / av.time_base if container.duration else None
+def _promised_end_s(container: Any, stream: Any, base: Fraction, whole: float | None) -> float | None:
     own: float | None = None
     if stream.duration:
         own = float(stream.duration * base)

@@ -191,7 +191,9 @@ def decode(
                 continue
             time_s, moved = clock.place(stamped_s, interval_s, report.awaited)
             if moved:
-                report.moved(time_s, stamped_s)
+                report.moved(time_s, f"time stamps jump to {stamped_s:.0f} s")
+            elif probe.stretched != 1:
+                report.moved(time_s, f"by its header all takes {probe.stretched:.3g} times as long")
             if probe.timeline.leaps(last_s, time_s):
                 report.leapt(last_s, time_s)
                 continue

@@ -68,13 +68,13 @@ class DecodeReport:
             self._lost += 1
             self._mark(time_s if time_s is not None else self.last_s)
 
-    def moved(self, time_s: float, stamped_s: float) -> None:
+    def moved(self, time_s: float, why: str) -> None:
         """A frame of `time_s` has a time stamp that cannot be true."""
         self.met = True
         if time_s >= self.start_s:
             self._damaged += 1
             self._mark(time_s)
-        self._note(time_s, f"time stamps jump to {stamped_s:.0f} s")
+        self._note(time_s, why)
 
     def leapt(self, before_s: float, time_s: float) -> None:
         """A frame came whose time cannot be true: it is left out, and lost at the time of the one before it."""

@@ -1,9 +1,13 @@
-"""A hole between time stamps is believed where the stream goes on behind it; a damaged stamp moves no other frame."""
+"""A hole between time stamps is believed where the stream goes on behind it; a damaged stamp moves no other frame.
+
+Nor does a damaged scale of all stamps stretch a file, while one that the file confirms is believed, however slow.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+from fractions import Fraction
 from itertools import accumulate, chain, pairwise
 from types import SimpleNamespace
 
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 
 from protokv.video import holes as module
 from protokv.video import open_source, read_steps
-from protokv.video.holes import CLOCK_FRAMES, CONFIRM_S, Ahead, Clock
+from protokv.video.holes import CLOCK_FRAMES, CONFIRM_S, Ahead, Clock, beginning_s
 from protokv.video.timeline import HOLE_S, Timeline
 
 STEP_S = 0.04
@@ -98,6 +102,19 @@ def test_slow_pictures_have_many_holes(gaps):
     assert all(a < b for a, b in pairwise(found))
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    run=st.integers(1, 125), after=st.integers(2, 200), leap_s=st.floats(HOLE_S + 125 * STEP_S, 1e6), one=st.booleans()
+)
+def test_a_stream_begins_where_the_clock_that_runs_on_would_have_begun(run, after, leap_s, one):
+    true = steady(run + after)
+    ahead = [t + leap_s * (i < run) for i, t in enumerate(true)]
+    assert beginning_s(ahead[0], ahead[1:], STEP_S) == pytest.approx(0.0, abs=1e-6)
+    # A packet that is damaged itself, and goes back alone, is no other clock.
+    alone = [t - leap_s * one * (i == run) for i, t in enumerate(true)]
+    assert beginning_s(alone[0], alone[1:], STEP_S) == 0.0
+
+
 def test_what_is_held_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "AHEAD_PACKETS", 50)
     pulled = []
@@ -153,3 +170,60 @@ def test_a_flipped_bit_of_a_stamp_repeats_at_most_a_couple_of_seconds(kind, writ
             rest = read_steps(source, 2.0, 2, first, from_beginning=not before.damage.ok, mark=before.mark)
             assert [one.images.tobytes() for one in rest] == [one.images.tobytes() for one in steps[first:]]
     assert damaged > 2
+
+
+SIZE = {"width": 64, "height": 48}
+STAMPS = [40 * i for i in range(300)]
+
+
+def changed(data: bytes, name: bytes, offset: int, value: int) -> bytes:
+    """One byte of what has this name in the file, so many bytes behind the end of the name."""
+    at = data.index(name) + len(name) + offset
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+# The file's suffix, how it is written, and one byte of a number that all its times hang on.
+SCALES = {
+    "scale of strh": ("avi", {}, (b"vids", 16, 129)),
+    "high byte of it": ("avi", {}, (b"vids", 18, 1)),
+    "TimestampScale": ("mkv", {}, (b"\x2a\xd7\xb1\x83", 0, 0x8F)),
+    "TimestampScale, live": ("mkv", {"live": "1"}, (b"\x2a\xd7\xb1\x83", 0, 0xFF)),
+    "Duration": ("mkv", {}, (b"\x44\x89\x88", 0, 0xC0)),
+    "first cluster": ("mkv", {"cluster_time_limit": "2000"}, (b"\xe7\x83", 0, 0x7F)),
+    "first cluster, live": ("mkv", {"live": "1", "cluster_time_limit": "2000"}, (b"\xe7\x83", 0, 0x7F)),
+    "timescale of mdhd": ("mp4", {"use_editlist": "0"}, (b"mdhd", 14, 0x01)),
+    "no mdhd": ("mp4", {"use_editlist": "0"}, (b"mdia", 7, 0)),
+    "one delta for all": ("mp4", {"use_editlist": "0"}, (b"stts", 14, 0x22)),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_damaged_scale_stretches_no_file(name, write_clip, new_clip, tmp_path):
+    suffix, mux, where = SCALES[name]
+    kind = {"ticks": [70_000 + t for t in STAMPS]}
+    if suffix == "avi":
+        kind = {"ticks": range(300), "base": Fraction(1, 25), "codec": "mpeg4"}
+    path = write_clip(new_clip(suffix=suffix, mux=mux, options={"bf": "0"}, **kind, **SIZE), tmp_path / f"x.{suffix}")
+    with open_source(path) as source:
+        whole = list(read_steps(source, 2.0, 2))
+        assert source.damage.ok
+    path.write_bytes(changed(path.read_bytes(), *where))
+    with open_source(path) as source:
+        times = [frame.time_s for frame in source.frames()]
+        assert source.damage.ok == (name == "Duration")
+        assert times == pytest.approx([t / 1000 for t in STAMPS][: len(times)], abs=2e-3)
+        assert len(times) > 270
+        steps = list(read_steps(source, 2.0, 2))
+        assert [one.images.tobytes() for one in steps] == [one.images.tobytes() for one in whole][: len(steps)]
+        rest = read_steps(source, 2.0, 2, 5, from_beginning=not steps[4].damage.ok, mark=steps[4].mark)
+        assert [one.images.tobytes() for one in rest] == [one.images.tobytes() for one in steps[5:]]
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mkv", "mp4"])
+@pytest.mark.parametrize("every_s", [1, 5, 30])
+def test_a_time_lapse_whose_headers_agree_keeps_its_clock(suffix, every_s, write_clip, new_clip, tmp_path):
+    clip = new_clip(range(12), Fraction(every_s), suffix, options={"bf": "0"}, **SIZE)
+    path = write_clip(clip, tmp_path / f"x.{suffix}")
+    with open_source(path) as source:
+        assert [frame.time_s for frame in source.frames()] == pytest.approx([every_s * i for i in range(12)], abs=2e-3)
+        assert source.damage.ok
