@@ -100,10 +100,11 @@ class Clock:
         timeline: what the file declares.
         ahead: the packets that are decoded.
         begin_s: where reading begins; 0 from the beginning.
+        whole: all packets are there, so looking ahead costs no waiting.
     """
 
-    def __init__(self, timeline: Timeline, ahead: Ahead, begin_s: float = 0.0) -> None:
-        self._timeline, self._ahead = timeline, ahead
+    def __init__(self, timeline: Timeline, ahead: Ahead, begin_s: float = 0.0, *, whole: bool = True) -> None:
+        self._timeline, self._ahead, self._whole = timeline, ahead, whole
         self._last_s = begin_s
         self._frames = 0
         self._longest_s = HOLE_S / ALIKE
@@ -139,9 +140,11 @@ class Clock:
         for one_s in chain(sorted(awaited), (one - self._closed_s for one in self._ahead.times())):
             if before_s < one_s < time_s:
                 back.append(one_s)
-            elif one_s > later_s:
+            elif later_s < one_s < math.inf:
                 longest_s, later_s = max(longest_s, one_s - later_s), one_s
-            confirmed = later_s - time_s > CONFIRM_S
+            # Holes confirm no hole, or one damaged field would that stamps several frames.
+            goes_on = not self._whole or longest_s <= max(HOLE_S, ALIKE * self._longest_s)
+            confirmed = one_s == math.inf or (goes_on and later_s - time_s > CONFIRM_S)
             if confirmed or len(back) > MOST_LOST:
                 break
         if back and not confirmed:

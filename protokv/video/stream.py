@@ -227,7 +227,7 @@ class StreamSource(Closing):
         now_s = self._wanted.clock()
         if self._origin_s is None:
             self._origin_s, self._arrived_s = own_s, now_s
-            self._clock = Clock(Timeline(self.info.duration_s), self._ahead)
+            self._clock = Clock(Timeline(self.info.duration_s), self._ahead, whole=False)
         # What is read again must be placed as before, however fast it came.
         waited_s = 0.0 if self.info.seekable else now_s - self._arrived_s
         self._arrived_s = now_s

@@ -69,6 +69,24 @@ def test_stamps_that_leap_and_come_back_move_no_other_frame(before, run, after, 
 
 @settings(max_examples=100, deadline=None)
 @given(
+    before=st.integers(CLOCK_FRAMES, 100),
+    run=st.integers(1, 100),
+    after=st.integers(2, 100),
+    every_s=st.floats(HOLE_S + 100 * STEP_S, 1e4),
+    group=st.integers(1, 4),
+)
+def test_stamps_that_leap_ever_further_and_come_back_move_no_other_frame(before, run, after, every_s, group):
+    """Those of a fragment of MP4 of which one field says how long all frames last: its holes are all alike."""
+    true = steady(before + run + after)
+    damaged = range(before, before + run)
+    found, moved = placed([t + every_s * (i - before + 1) * (i in damaged) for i, t in enumerate(true)], group=group)
+    assert moved == run
+    assert all(a < b for a, b in pairwise(found))
+    assert all(found[i] == true[i] for i in range(len(true)) if i not in damaged)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
     before=st.integers(CLOCK_FRAMES, 200),
     after=st.integers(round(CONFIRM_S / STEP_S) + 10, 400),
     hole_s=st.floats(HOLE_S + 1, 599.0),
