@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from icechunk import SnapshotInfo
 from zstandard import ZstdDecompressor, ZstdError
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, shown
 from protokv.object_store import explained, store_of
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 # What a snapshot or a manifest unfolds to: four times the longest document of a state, which is in the snapshot.
 OBJECT_LIMIT_BYTES = 16 << 20
@@ -48,8 +55,12 @@ class Unfolding:
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self._address = address.rstrip("/")
         self._snapshots: dict[str, int] = {}
+
+    @cached_property
+    def _place(self) -> tuple[ObjectStore, str]:
+        return store_of(self._address)
 
     def check_snapshot(self, snapshot: str) -> None:
         """Before a snapshot is opened."""
@@ -72,16 +83,13 @@ class Unfolding:
 
     def check_all(self) -> None:
         """Before it is found out what no branch holds any more: every snapshot and manifest that is there."""
-        store, prefix = store_of(self._address)
-        try:
-            with explained(self._address):
-                found = {
-                    kind: {one["path"].rpartition("/")[2]: one["size"] for batch in listed for one in batch}
-                    for kind in ("snapshots", "manifests")
-                    for listed in [store.list(f"{prefix.rstrip('/')}/{kind}")]
-                }
-        except SourceError as error:
-            raise StateError(error.message, hint=error.hint) from error
+        store, prefix = self._place
+        with _asking(), explained(self._address):
+            found = {
+                kind: {one["path"].rpartition("/")[2]: one["size"] for batch in listed for one in batch}
+                for kind in ("snapshots", "manifests")
+                for listed in [store.list(f"{prefix}/{kind}")]
+            }
         with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
             list(pool.map(self.check_snapshot, found["snapshots"]))
         self._check_sum(sum(self._snapshots.values()), found["manifests"], REPOSITORY_LIMIT_BYTES)
@@ -107,18 +115,26 @@ class Unfolding:
         key = f"{kind}/{name}"
         if not _ID.fullmatch(name):
             raise StateCorrupt(f"the repository is damaged ({shown(key)}: no such name is given)")
-        store, prefix = store_of(self._address)
-        try:
-            with explained(f"{self._address.rstrip('/')}/{key}"):
-                found = store.get(f"{prefix.rstrip('/')}/{key}")
-                if found.meta["size"] > OBJECT_LIMIT_BYTES:
-                    raise _too_large(key, OBJECT_LIMIT_BYTES)
-                data = memoryview(found.bytes())
-        except SourceNotFound as error:
-            raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
-        except SourceError as error:
-            raise StateError(error.message, hint=error.hint) from error
+        store, prefix = self._place
+        with _asking():
+            try:
+                with explained(f"{self._address}/{key}"):
+                    found = store.get(f"{prefix}/{key}")
+                    if found.meta["size"] > OBJECT_LIMIT_BYTES:
+                        raise _too_large(key, OBJECT_LIMIT_BYTES)
+                    data = memoryview(found.bytes())
+            except SourceNotFound as error:
+                raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
         return _counted(key, data)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """What keeps an object from being read keeps the state from being read."""
+    try:
+        yield
+    except SourceError as error:
+        raise StateError(error.message, hint=error.hint) from error
 
 
 def _counted(key: str, data: memoryview) -> int:
