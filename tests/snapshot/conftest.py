@@ -1,14 +1,17 @@
-"""A small state with every kind of field."""
+"""A small state with every kind of field, and an object store on loopback."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from protokv.snapshot import BackboneIdentity, State, StreamClock
+
+if TYPE_CHECKING:
+    from tests.snapshot.s3 import S3Server
 
 
 def make(**changes: Any) -> State:
@@ -56,3 +59,21 @@ def same(a: State, b: State) -> bool:
 @pytest.fixture(scope="session")
 def same_state() -> Callable[[State, State], bool]:
     return same
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    from tests.snapshot.s3 import S3Server
+
+    with S3Server() as made:
+        yield made
+
+
+@pytest.fixture
+def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """The server, as the environment names it."""
+    server.reset()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.reset()

@@ -30,25 +30,9 @@ from protokv.object_store.unfolding import Unfolding
 from protokv.snapshot.formats import icechunk as icechunk_form
 from protokv.snapshot.writer import Writer
 from tests.snapshot.form_tests import FormTests
-from tests.snapshot.s3 import BUCKET, S3Server
+from tests.snapshot.s3 import BUCKET
 
 REF = "refs/branch.main/ref.json"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with S3Server() as made:
-        yield made
-
-
-@pytest.fixture
-def store(server, monkeypatch):
-    """The server, as the environment names it."""
-    server.reset()
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.reset()
 
 
 _numbers = itertools.count()

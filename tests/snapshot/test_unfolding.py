@@ -25,25 +25,11 @@ import zstandard
 from protokv.object_store import repository, unfolding
 from protokv.object_store.unfolding import Unfolding
 from tests.snapshot.conftest import make
-from tests.snapshot.s3 import BUCKET, S3Server
+from tests.snapshot.s3 import BUCKET
 
 HEADER_BYTES = 39
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server():
-    with S3Server() as made:
-        yield made
-
-
-@pytest.fixture
-def store(server, monkeypatch):
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    server.reset()
-    return server
 
 
 @pytest.fixture
