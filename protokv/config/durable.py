@@ -22,7 +22,7 @@ class DurableConfig(PrototypeConfig):
 
     What is distinct stays and what is redundant is merged (`protokv.memory.protokv.policies.agglomerative`), so a brief
     cue that is not seen again, the very evidence that a late question is about, is the last thing to go. Residual
-    statistics are off: with S = 1 they show nothing.
+    statistics are off: at no budget are they worth their bytes (`samples/harder-study/`).
 
     Attributes:
         rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
@@ -32,28 +32,52 @@ class DurableConfig(PrototypeConfig):
         blocked_from: prototypes of a head.
         merge_mass_power: in the cost of a merge a prototype of mass n weighs n to this power: 1 is Ward's cost, 0 takes
             no notice of the mass.
+        center_bits: of each number of a centre. 32 holds float32, and beside it what attention reads; 8 holds a byte
+            and decodes it where it is read, in less than a quarter of the memory and for slower steps
+            (`protokv.memory.protokv.coded`). The rule is then the exact one, without residuals and with S = 1.
     """
 
     name: ClassVar[str] = "durable"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "blocked_from": (2, 2**31)}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "merge_mass_power": (0, 1),
+        "blocked_from": (2, 2**31),
+        "center_bits": (8, 32),
+    }
 
     pseudo_tokens: int = 1
     residual: bool = False
     rule: Rule = "auto"
     blocked_from: int = BLOCKED_FROM
     merge_mass_power: float = 1.0
+    center_bits: int = 32
 
     def check(self) -> None:
-        """Refuse a blocked rule where there is nothing to plan for, or with residuals, which it does not keep."""
+        """Refuse a blocked rule where there is nothing to plan for, and what it or coded centres do not go with."""
         super(DurableConfig, self).check()
         if self.rule == "blocked" and self.prototypes == 1:
             raise ConfigError("rule: 'blocked' merges prototypes with each other, and there is only one of them")
         if self.rule == "blocked" and self.residual:
             raise ConfigError("rule: 'blocked' keeps no residual statistics", hint="turn residual off")
+        if self.center_bits not in (8, 32):
+            raise ConfigError(f"center_bits: expected 8 or 32, got {self.center_bits}")
+        if not self.is_coded:
+            return
+        if self.residual or self.pseudo_tokens > 1:
+            raise ConfigError(
+                "center_bits: centres of 8 bits are shown once, and without residual statistics",
+                hint="turn residual off and leave pseudo_tokens at 1",
+            )
+        if self.rule == "blocked":
+            raise ConfigError("center_bits: the rule 'blocked' takes centres of 32 bits", hint="leave one of them out")
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether centres are held in fewer bits than they are shown in."""
+        return self.center_bits < 32
 
     @property
     def is_blocked(self) -> bool:
         """Whether the rule that serves is the blocked one."""
         if self.rule == "auto":
-            return self.prototypes >= self.blocked_from and not self.residual
+            return self.prototypes >= self.blocked_from and not (self.residual or self.is_coded)
         return self.rule == "blocked"

@@ -91,6 +91,11 @@ class PrototypeConfig(MemoryConfig):
             )
 
     @property
+    def is_coded(self) -> bool:
+        """Whether centres are held in fewer bits than they are shown in."""
+        return False
+
+    @property
     def prototypes(self) -> int:
         """K, prototypes of each layer and KV head: the far share of the budget over S, at least 1."""
         near, far = self.split

@@ -2,6 +2,7 @@
 
 from protokv.context.base import EMPTY, Anchoring, Context, EmptyContext, Segment
 from protokv.context.compact import CompactContext
+from protokv.context.decoded import DecodedContext
 from protokv.context.recorded import RecordedContext
 from protokv.context.slots import SlotContext
 
@@ -10,6 +11,7 @@ __all__ = [
     "Anchoring",
     "CompactContext",
     "Context",
+    "DecodedContext",
     "EmptyContext",
     "RecordedContext",
     "Segment",

@@ -155,10 +155,10 @@ class CompactContext(Context):
         slots, far = self.slots, self.slots.far
         if layer not in self._older:
             self._older[layer] = self._turned(layer)
-        keys, values, bias = slots.keys[layer], slots.values[layer], slots.finite_bias()[layer]
         if self.shift >= LATE:
             return (self._older[layer],)
-        near = Segment(keys[:, far.stop :], values[:, far.stop :], bias[:, far.stop :], self.near_turn)
+        part = slice(far.stop, None)
+        near = Segment(*slots.read(layer, part), slots.finite_bias()[layer][:, part], self.near_turn)
         return self._older[layer], near
 
     def places(self, layer: int) -> Tensor | None:
@@ -197,7 +197,7 @@ class CompactContext(Context):
         """The prompt prefix and the far slots of a layer, keys turned to where they are shown; late, the near ones."""
         slots, far, late = self.slots, self.slots.far, self.shift >= LATE
         shown = slice(0, None if late else far.start if self.hidden else far.stop)
-        keys, values, bias = slots.keys[layer][:, shown], slots.values[layer][:, shown], slots.finite_bias()[layer]
+        (keys, values), bias = slots.read(layer, shown), slots.finite_bias()[layer]
         if keys.shape[1] > far.start:
             keys = keys.clone(memory_format=torch.contiguous_format)
             if late and len(self.anchoring.moving) > 1:

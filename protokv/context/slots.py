@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -44,13 +45,17 @@ class SlotContext(Context):
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """The slots of this layer."""
-        return (Segment(self.keys[layer], self.values[layer], self.finite_bias()[layer]),)
+        return (Segment(*self.read(layer), self.finite_bias()[layer]),)
+
+    def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Keys and values `[H, n, D]` of a part of the slots of a layer."""
+        return self.keys[layer][:, part], self.values[layer][:, part]
 
     def places(self, layer: int) -> Tensor | None:
         """As they were given."""
         return None if self.positions is None else self.positions()[layer]
 
-    def of_heads(self, heads: slice) -> SlotContext:
+    def of_heads(self, heads: slice) -> Self:
         """The same slots of some heads alone; nothing is copied."""
         places = self.positions
         return replace(

@@ -33,6 +33,7 @@ def configs() -> list[object]:
         "protokv-agglomerative-plain": small_durable(
             BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
         ),
+        "protokv-coded": DurableConfig(budget=BUDGET, center_bits=8),
         "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked"),
         "protokv-blocked-average": DurableConfig(budget=BUDGET, rule="blocked", split=(0, 1), anchor="average"),
         "protokv-joint": small_config(BUDGET, histograms="joint"),

@@ -34,6 +34,7 @@ def configs() -> list[object]:
     variants = {
         "paper": small_config(BUDGET),
         "durable": DurableConfig(budget=BUDGET),
+        "durable, coded": DurableConfig(budget=BUDGET, center_bits=8),
         "residual, short warm-up": small_config(60, warmup_residuals=5),
         "residual, long warm-up": small_config(BUDGET, warmup_residuals=55, seed=7),
         "far only": small_config(BUDGET, split=(0, 1), anchor="first"),

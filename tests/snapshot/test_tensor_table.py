@@ -22,8 +22,9 @@ SHAPE = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
 def rows() -> dict[str, tuple[str, str, str]]:
     """Axes, dtype and meaning of every tensor of every memory, by its name."""
     found = {}
-    for name, config in CONFIGS.items():
-        for spec in MEMORIES[name].declare(config(), SHAPE):
+    configs = [*(config() for config in CONFIGS.values()), DurableConfig(center_bits=8)]
+    for config in configs:
+        for spec in MEMORIES[config.name].declare(config, SHAPE):
             dtype = "model's" if spec.dtype == SHAPE.dtype else str(spec.dtype).removeprefix("torch.")
             meaning = f"{spec.meaning} ({spec.unit})" if spec.unit and spec.unit not in spec.meaning else spec.meaning
             found[spec.name] = (", ".join(spec.dims), dtype, meaning)

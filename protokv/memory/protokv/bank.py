@@ -41,6 +41,8 @@ class PrototypeBank(StatePart):
     """
 
     promise: ClassVar[str] = "bank: masses and counters agree with the tokens that left the near window"
+    of_centers: ClassVar[tuple[str, ...]] = ("key_center", "value_center")
+    """Where centres are held; in other banks otherwise, and then only `centers` and `put_centers_` know how."""
 
     key_center: Tensor
     value_center: Tensor
@@ -65,10 +67,20 @@ class PrototypeBank(StatePart):
         self.stale = torch.ones_like(self.moved)
         self.touched: list[Tensor] | None = None
 
-    @staticmethod
-    def declare(shape: MemoryShape, prototypes: int, *, spread: bool = True) -> tuple[TensorSpec, ...]:
+    @classmethod
+    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Centres of K prototypes."""
+        dims = (LAYER, "kv_head", "prototype", "feature")
+        size = (shape.layers, shape.kv_heads, prototypes, shape.head_size)
+        return (
+            TensorSpec("bank.key_center", dims, size, torch.float32, "centre of its keys, rotation removed"),
+            TensorSpec("bank.value_center", dims, size, torch.float32, "centre of its values"),
+        )
+
+    @classmethod
+    def declare(cls, shape: MemoryShape, prototypes: int, *, spread: bool = True) -> tuple[TensorSpec, ...]:
         """A bank of K prototypes."""
-        L, H, K, D, P = shape.layers, shape.kv_heads, prototypes, shape.head_size, shape.position_components
+        L, H, K, P = shape.layers, shape.kv_heads, prototypes, shape.position_components
         head, slot = (LAYER, "kv_head"), (LAYER, "kv_head", "prototype")
         floats, whole = torch.float32, torch.int64
         counters = {
@@ -82,10 +94,7 @@ class PrototypeBank(StatePart):
             "bank.covariance", (*slot, "xy", "xy_other"), (L, H, K, 2, 2), floats, "covariance of its coordinates"
         )
         return (
-            TensorSpec(
-                "bank.key_center", (*slot, "feature"), (L, H, K, D), floats, "centre of its keys, rotation removed"
-            ),
-            TensorSpec("bank.value_center", (*slot, "feature"), (L, H, K, D), floats, "centre of its values"),
+            *cls.declare_centers(shape, prototypes),
             TensorSpec("bank.mass", slot, (L, H, K), whole, "tokens in it; 0: a free slot", "tokens"),
             TensorSpec(
                 "bank.mean", (*slot, "xy"), (L, H, K, 2), floats, "mean coordinates of its tokens", "share of the image"
@@ -105,9 +114,8 @@ class PrototypeBank(StatePart):
 
     def open_(self, rows: Tensor, keys: Tensor, values: Tensor, seen: Seen, step: int) -> None:
         """Initialise free slots `rows` `[n]` from one token each: centres `[n, D]`, mass 1, Sigma = I."""
-        self.key_center.view(-1, keys.shape[-1])[rows] = keys
-        self.value_center.view(-1, keys.shape[-1])[rows] = values
         self.mass.view(-1)[rows] = 1
+        self.put_centers_(rows, keys, values)
         self.mean.view(-1, 2)[rows] = seen.coordinates
         self.covariance.view(-1, 2, 2)[rows] = torch.eye(2, device=rows.device)
         self.position.view(-1, self.position.shape[-1])[rows] = seen.positions
@@ -116,16 +124,22 @@ class PrototypeBank(StatePart):
 
     def free_(self, rows: Tensor) -> None:
         """Empty slots `rows`; they remember that they were used."""
-        for tensor in (
-            self.key_center,
-            self.value_center,
-            self.mass,
-            self.mean,
-            self.covariance,
-            self.position,
-        ):
-            tensor.flatten(0, 2)[rows] = 0
+        for name in (*self.of_centers, "mass", "mean", "covariance", "position"):
+            getattr(self, name).flatten(0, 2)[rows] = 0
         self.touch_(rows)
+
+    def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
+        return self.key_center.flatten(0, 2)[rows], self.value_center.flatten(0, 2)[rows]
+
+    def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values `[h, K, D]` float32 of some of the L * H heads."""
+        return self.key_center.flatten(0, 1)[heads], self.value_center.flatten(0, 1)[heads]
+
+    def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Replace the centres of `rows` `[n]` by keys and values `[n, D]`; their masses are written before."""
+        self.key_center.flatten(0, 2)[rows] = keys
+        self.value_center.flatten(0, 2)[rows] = values
 
     def touch_(self, rows: Tensor) -> None:
         """Note that the centres of `rows` changed."""
@@ -154,7 +168,7 @@ class PrototypeBank(StatePart):
         free = mass == 0
         if ((last_step < 0) & ~free).any():
             raise StateCorrupt("state: tensor bank.last_step must be at least 0 where a slot is in use")
-        for name in ("key_center", "value_center", "mean", "covariance", "position"):
+        for name in (*self.of_centers, "mean", "covariance", "position"):
             if name in self._names and ((tensors[f"bank.{name}"].flatten(3) != 0).any(3) & free).any():
                 raise StateCorrupt(f"state: tensor bank.{name} must be 0 where a slot is free")
         if "bank.covariance" in tensors:

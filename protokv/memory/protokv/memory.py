@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
-from protokv.context import Context
+from protokv.context import Context, DecodedContext
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.near import NearWindow, Tokens
 from protokv.memory.protokv.allocation import Layout, by_variance
 from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.coded import CodedBank
 from protokv.memory.protokv.policies import find_policy
 from protokv.memory.protokv.policy import FarTokens, Policy
 from protokv.memory.protokv.residuals import Residuals
@@ -41,13 +42,14 @@ class ProtoKV(LocalMemory):
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         K, S, W = config.prototypes, config.pseudo_tokens, config.near_tokens
-        self._slots = Slots(shape, far=K * S, near=W)
+        # Coded prototypes have no slots: they are decoded where they are read.
+        self._slots = Slots(shape, far=0 if config.is_coded else K * S, near=W)
         self._near = NearWindow(self._slots, shape.position_components)
         rule = find_policy(config)
-        self._bank = PrototypeBank(shape, K, spread=rule.needs_spread)
+        self._bank = _bank_of(config)(shape, K, spread=rule.needs_spread)
         self._policy: Policy | None = rule(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
-        self._layout = Layout.fixed(shape.layers * shape.kv_heads, K, S, shape.device)
+        self._layout = Layout.fixed(shape.layers * shape.kv_heads, 0 if config.is_coded else K, S, shape.device)
         self._places = self._far_rows()
 
     @classmethod
@@ -58,7 +60,7 @@ class ProtoKV(LocalMemory):
             *Slots.declare(shape),
             *Intake.declare(),
             *NearWindow.declare(shape, config.near_tokens),
-            *PrototypeBank.declare(shape, K, spread=find_policy(config).needs_spread),
+            *_bank_of(config).declare(shape, K, spread=find_policy(config).needs_spread),
             *(find_policy(config).declare(config, shape) if K else ()),
             *(Residuals.declare(config, shape, K) if config.residual and K else ()),
         )
@@ -89,6 +91,8 @@ class ProtoKV(LocalMemory):
 
     def context(self) -> Context:
         """All slots, the pseudo-tokens brought up to date."""
+        if self._config.is_coded:
+            return self._decoded_context()
         if self._config.prototypes:
             if self._residuals is not None and self._config.allocation == "variance":
                 self._allocate(self._residuals)
@@ -98,6 +102,27 @@ class ProtoKV(LocalMemory):
             else:
                 self._show_stale(self._residuals)
         return self._slots.context(self._near.positions, self._anchors)
+
+    def _decoded_context(self) -> Context:
+        """All slots, of which those of prototypes are decoded when a layer is read."""
+        slots, bank = self._slots, self._bank
+        H, F = bank.mass.shape[1:]
+        far = slice(slots.sink.stop, slots.sink.stop + F)
+        exact = slots.context(self._near.positions)
+        bias = torch.cat((slots.bias[:, :, : far.start], self._bias_of(bank.mass, 1), slots.bias[:, :, far.start :]), 2)
+
+        def positions() -> Tensor:
+            assert exact.positions is not None
+            held = exact.positions()
+            return torch.cat((held[:, :, : far.start], self._anchors(), held[:, :, far.start :]), 2)
+
+        def decode(layer: int, heads: slice) -> tuple[Tensor, Tensor]:
+            some = range(layer * H, (layer + 1) * H)[heads]
+            keys, values = bank.centers_of(slice(some.start, some.stop))
+            keys = rotate(keys, *self._rotary(bank.position[layer, heads].round().long()))
+            return keys.to(slots.keys.dtype), values.to(slots.values.dtype)
+
+        return DecodedContext(slots.keys, slots.values, bias, far, positions, decode=decode)
 
     def _allocate(self, residuals: Residuals) -> None:
         """Deal out the slots of the heads that changed; where prototypes get other slots, all are shown anew."""
@@ -116,6 +141,8 @@ class ProtoKV(LocalMemory):
     def _anchors(self) -> Tensor:
         """Stream positions of the pseudo-tokens, `[L, H, K * S, P]` int64: those that their keys are turned to."""
         L, H, K, P = self._bank.position.shape
+        if self._config.is_coded:
+            return self._bank.position.round().long()
         owner = self._layout.owner.clamp(max=max(K - 1, 0))[..., None].expand(-1, -1, P)
         return self._bank.position.round().long().view(L * H, K, P).gather(1, owner).view(L, H, -1, P)
 
@@ -202,3 +229,8 @@ class ProtoKV(LocalMemory):
         if self._residuals is not None:
             layers = [bank | more for bank, more in zip(layers, self._residuals.report(), strict=True)]
         return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": layers}
+
+
+def _bank_of(config: PrototypeConfig) -> type[PrototypeBank]:
+    """The bank that the settings ask for."""
+    return CodedBank if config.is_coded else PrototypeBank

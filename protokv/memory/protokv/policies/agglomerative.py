@@ -147,9 +147,8 @@ class Agglomerative(Policy):
         row = head * K + points.clamp(max=K - 1)
         token = head * T + (points - K).clamp(min=0)
         gathered = []
-        for center, given in ((bank.key_center, tokens.keys), (bank.value_center, tokens.values)):
-            held, new = center.view(-1, D)[row], given.reshape(-1, D)[token]
-            gathered.append(torch.where(is_token[:, :, None], new, held))
+        for held, given in zip(bank.centers(row), (tokens.keys, tokens.values), strict=True):
+            gathered.append(torch.where(is_token[:, :, None], given.reshape(-1, D)[token], held))
         weight = self._weight().view(-1)[row].masked_fill(is_token, 1.0)
         return torch.cat(gathered, 2), weight
 
@@ -170,9 +169,9 @@ class Agglomerative(Policy):
     def _measure(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Least costs of prototypes `rows` `[B, n]` of each head, and of every one to these: `[B, n]` and `[B, K]`."""
         bank = self._bank
-        L, H, K, D = bank.key_center.shape
-        flat = torch.arange(L * H, device=rows.device)[:, None] * K + rows
-        keys, values = bank.key_center.view(-1, D)[flat], bank.value_center.view(-1, D)[flat]
+        B, K = self._bound.shape
+        flat = torch.arange(B, device=rows.device)[:, None] * K + rows
+        keys, values = bank.centers(flat)
         weight = self._weight()
         return _least_costs(bank, weight, keys, values, weight.view(-1)[flat], own=rows)
 
@@ -204,7 +203,7 @@ def _least_costs(
 ) -> tuple[Tensor, Tensor]:
     """Lower bounds of the least cost of points `[B, n, D]` and prototypes: of each point `[B, n]`, of each prototype
     `[B, K]`; `own` `[B, n]` are the prototypes that the points themselves are."""
-    K, D = bank.key_center.shape[2:]
+    K = bank.mass.shape[2]
     B, n, _ = keys.shape
     of_points = torch.empty(B, n, device=keys.device)
     of_prototypes = torch.full((B, K), torch.inf, device=keys.device)
@@ -216,7 +215,8 @@ def _least_costs(
     points = max(1, _BLOCK_ELEMENTS // K)
     for start in range(0, B, heads):
         h = slice(start, start + heads)
-        centers, contents = bank.key_center.view(B, K, D)[h] - common[h], bank.value_center.view(B, K, D)[h]
+        centers, contents = bank.centers_of(h)
+        centers = centers - common[h]
         norms = centers.square().sum(2).add_(contents.square().sum(2)).masked_fill_(free[h], torch.inf)
         for first in range(0, n, points):
             p = slice(first, first + points)

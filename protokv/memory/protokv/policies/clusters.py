@@ -72,10 +72,9 @@ class ClusterWriter:
     def assigned(self) -> Assigned:
         """Of each token the slot that it shares, and its residual against the centre; after `write_`."""
         bank, tokens, K = self._bank, self._tokens, self._K
-        B, _, D = tokens.keys.shape
         slot = self.slot.gather(1, self._root)[:, K:]
-        rows = torch.arange(B, device=slot.device)[:, None] * K + slot
-        keys, values = bank.key_center.view(-1, D)[rows], bank.value_center.view(-1, D)[rows]
+        rows = torch.arange(len(slot), device=slot.device)[:, None] * K + slot
+        keys, values = bank.centers(rows)
         shared = bank.mass.view(-1)[rows] > 1
         return Assigned(torch.where(shared, slot, -1), tokens.keys - keys, tokens.values - values)
 
@@ -113,10 +112,11 @@ class ClusterWriter:
         sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
         position = pick(bank.position.view(-1, P)[row], tokens.seen.positions[token])
         step = pick(bank.last_step.view(-1)[row], torch.full_like(row, self._step))
+        keys, values = bank.centers(row)
         parts = [
             torch.ones_like(n),
-            pick(bank.key_center.view(-1, D)[row], tokens.keys.reshape(-1, D)[given]),
-            pick(bank.value_center.view(-1, D)[row], tokens.values.reshape(-1, D)[given]),
+            pick(keys, tokens.keys.reshape(-1, D)[given]),
+            pick(values, tokens.values.reshape(-1, D)[given]),
             mu,
             sigma + (mu[:, :, None] * mu[:, None, :]).flatten(1),
             position,
@@ -175,11 +175,10 @@ class ClusterWriter:
 
     def _replace(self, rows: Tensor, means: Tensor, anchors: Tensor, last_step: Tensor) -> None:
         bank = self._bank
-        D, P = bank.key_center.shape[3], bank.position.shape[3]
+        D, P = self._tokens.keys.shape[2], bank.position.shape[3]
         mass, keys, values, mu, second = means.split_with_sizes([1, D, D, 2, 4], 1)
         bank.mass.view(-1)[rows] = mass[:, 0].round().long()
-        bank.key_center.view(-1, D)[rows] = keys.float()
-        bank.value_center.view(-1, D)[rows] = values.float()
+        bank.put_centers_(rows, keys.float(), values.float())
         bank.mean.view(-1, 2)[rows] = mu.float()
         bank.covariance.view(-1, 4)[rows] = (second - (mu[:, :, None] * mu[:, None, :]).flatten(1)).float()
         bank.position.view(-1, P)[rows] = anchors
