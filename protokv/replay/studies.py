@@ -7,7 +7,7 @@
 | harder | the same, each down to where it breaks, among look-alikes; 32 streams of 8 minutes | - |
 | hour | three at compact positions, to an hour behind the evidence; 4 streams | - |
 | decay | the paper's configuration at 1/2 and 1/10 of the tokens, by readings of its idle rule | - |
-| modes | `durable` with residual statistics, S = 1, 2, 4 | - |
+| modes | `durable` with residual statistics, S = 1, 2, 4, and with centres of 8 bits | - |
 | budgets | those of quick at a quarter, half, once and twice the budget | memory budgets |
 | ablation | near only, far only, without residuals, mass bias, continuity, decay | component ablations |
 | anchors | recent, first, average | rotary anchors |
@@ -238,16 +238,22 @@ def _compare_compact(budget: int) -> list[Variant]:
     return [Variant(one.label, one.config.with_fields({"positions": "compact"})) for one in found]
 
 
+# What a prototype may keep besides its centre, and in fewer bytes: each row with the budgets that it is run at. From 43
+# to 5 tokens, 1/100 to 1/1,000, they are compared at equal tokens; at the others one has about the bytes of another.
+_OF_MODES: Final[dict[str, tuple[dict[str, Any], tuple[int, ...]]]] = {
+    "durable": ({}, (43, 22, 11, 5, 61, 40, 30, 24, 13)),
+    "S = 1, residuals": ({"residual": True}, (22, 11)),
+    "S = 2": ({"pseudo_tokens": 2, "residual": True}, (22,)),
+    "S = 2, variance": ({"pseudo_tokens": 2, "residual": True, "allocation": "variance"}, (22, 11, 5)),
+    "S = 4, variance": ({"pseudo_tokens": 4, "residual": True, "allocation": "variance"}, (22, 11)),
+    "8 bits": ({"center_bits": 8}, (43, 22, 11, 134, 68, 33, 13)),
+}
+
+
 def _compare_modes(budget: int) -> list[Variant]:
-    """`durable`, S pseudo-tokens for each prototype: as many centres, and residual statistics that show as several."""
-    residual: dict[str, Any] = {"residual": True, "allocation": "variance"}
-    rows: dict[str, dict[str, Any]] = {
-        "durable": {},
-        "S = 1, variance": residual,
-        "S = 2": {"pseudo_tokens": 2, "residual": True},
-        "S = 2, variance": {"pseudo_tokens": 2, **residual},
-        "S = 4, variance": {"pseudo_tokens": 4, **residual},
-    }
+    """`durable` with residual statistics: at equal tokens as many centres with S = 1, and a half or a quarter else; and
+    with coded centres."""
+    rows = {row: fields for row, (fields, budgets) in _OF_MODES.items() if budget in budgets}
     return [Variant(row, DurableConfig(budget=budget).with_fields(fields)) for row, fields in rows.items()]
 
 
@@ -314,8 +320,7 @@ STUDIES: Final[dict[str, Study]] = {
     ),
     "modes": Study(
         _compare_modes,
-        # 1/200, 1/400 and 1/1,000 of 4,320 tokens.
-        budgets=(22, 11, 5),
+        budgets=(43, 22, 11, 5, 61, 40, 30, 24, 13, 134, 68, 33),
         seeds=STUDY[2300:2308],
         length_s=480,
         pressure=Pressure(events_per_minute=20.0),
