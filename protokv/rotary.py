@@ -1,11 +1,14 @@
 """Rotary position embedding as memories and contexts need it: turning keys to a position, and back.
 
 Knows the half-split convention of transformers and nothing of any model; which angle a position has is the model's,
-handed around as a `Rotary`.
+handed around as a `Rotary`. What is turned from one position to another far from it needs angles that add up: these
+are a `PreciseRotary`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import tau
 from typing import Protocol
 
 import torch
@@ -17,6 +20,75 @@ class Rotary(Protocol):
 
     def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
         """Angles of the positions."""
+
+
+# Angles are whole multiples of this part of a turn: products with positions below 2**33 are exact in int64.
+_TURN = 2**32
+# How often the position is doubled that tells the rate of a pair; each time the rate is known twice as well.
+_DOUBLINGS = 12
+
+
+class PreciseRotary:
+    """The angles of a model's rotary embedding, and none of their rounding at large positions.
+
+    A model multiplies position and rate in float32, so that its angle at position 65,536 is off by up to 2**-9, and in
+    each pair otherwise. Here they are multiplied as integers: the angles of two positions add up to that of their sum,
+    up to the rounding of cos and sin. At small positions they are the model's: the rates are read off its own angles
+    at powers of two, where its product is exact, to within 2**-33 of a turn a position.
+    """
+
+    def __init__(self, rotary: Rotary, components: int) -> None:
+        """Read the rates of a rotary embedding.
+
+        Args:
+            rotary: the model's. Each pair turns with one component, in proportion and by less than half a turn a
+                position.
+            components: P.
+        """
+        positions = 2 ** torch.arange(_DOUBLINGS + 1)[:, None, None] * torch.eye(components, dtype=torch.int64)
+        cos, sin = rotary(positions)
+        half = cos.shape[-1] // 2
+        turns = torch.atan2(sin[..., :half].double(), cos[..., :half].double()) / tau
+        rate = turns[0]
+        for doubling in range(1, _DOUBLINGS + 1):
+            # The angle tells the part of a turn, what is known so far the whole turns.
+            rate = (turns[doubling] + (rate * 2**doubling - turns[doubling]).round()) / 2**doubling
+        owner = rate.abs().argmax(0)
+        whole = (rate.gather(0, owner[None])[0] * _TURN).round().long()
+        self._made = {rate.device: (owner, whole)}
+        # Of each pair that turns, the component with which it does.
+        self._owners = [own if turns else None for own, turns in zip(owner.tolist(), whole.tolist(), strict=True)]
+
+    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+        """cos and sin `[..., D]` float32 of positions `[..., P]` int64, from -2**33 to 2**33."""
+        cos, sin = self.of_pairs(positions)
+        # Both halves of a key turn by the same angles.
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+
+    def of_pairs(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of each pair once, `[..., D / 2]`."""
+        device = positions.device
+        if device not in self._made:
+            owner, rate = next(iter(self._made.values()))
+            self._made[device] = owner.to(device), rate.to(device)
+        owner, rate = self._made[device]
+        own = positions if positions.shape[-1] == 1 else positions.index_select(-1, owner)
+        # The part of a turn, from minus a half to a half.
+        part = (own * rate + _TURN // 2).bitwise_and(_TURN - 1) - _TURN // 2
+        angle = part.float() * (tau / _TURN)
+        return angle.cos(), angle.sin()
+
+    def moving_pairs(self, moving: Sequence[int]) -> int:
+        """How many of the first pairs of a key hold all that turn with these position components."""
+        return max((pair + 1 for pair, owner in enumerate(self._owners) if owner in moving), default=0)
+
+
+def direction(moving: Sequence[int], components: int, device: torch.device) -> Tensor:
+    """`[P]` int64, 1 for the components that move, else 0; made without a copy from the host."""
+    where = torch.zeros(components, dtype=torch.int64, device=device)
+    for component in moving:
+        where[component].fill_(1)
+    return where
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

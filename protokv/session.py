@@ -8,7 +8,6 @@ tail of its own and drops it, so it changes nothing. Knows no files, no video fo
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,14 @@ from protokv.attention import Tail
 from protokv.backbones.base import Backbone, PreparedStep, StepTokens
 from protokv.config import MemoryConfig
 from protokv.context import Anchoring, Context, RecordedContext
-from protokv.errors import ConfigError, PositionWarning, StateCorrupt
+from protokv.errors import ConfigError, StateCorrupt
 from protokv.evidence import Evidence, find_evidence
 from protokv.generate import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.memory import WithRecent, build_memory, restore_memory
 from protokv.memory.base import Memory, MemoryShape, StepKV
+from protokv.reach import Reach
 from protokv.records import StreamClock
-from protokv.rotary import turn
+from protokv.rotary import Rotary, direction, rotate, turn
 from protokv.steps import coordinates_of, read_recent, recent_step, thinned
 from protokv.timings import Timings, stage
 
@@ -131,7 +131,9 @@ class Session:
         self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
         self.intact = True
         self._prefix = len(backbone.prefix_ids)
-        self._warned = False
+        self._moving = direction(backbone.moving, backbone.position_components, backbone.device)
+        advice = "" if config.positions == "compact" else "; positions=compact would stay inside"
+        self._reach = Reach(backbone.max_position, backbone.moving, advice)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod
@@ -149,7 +151,7 @@ class Session:
         rate = backbone.default_fps if fps is None else fps
         if not 0 < rate <= MOST_FPS:
             raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
-        memory, prefix = build_memory(config, shape_of(backbone), backbone.rotary), len(backbone.prefix_ids)
+        memory, prefix = build_memory(config, shape_of(backbone), rotary_of(backbone, config)), len(backbone.prefix_ids)
         tail = backbone.new_tail(prefix)
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
@@ -177,7 +179,7 @@ class Session:
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
-        memory = restore_memory(config, shape_of(backbone), backbone.rotary, state.tensors, clock)
+        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), state.tensors, clock)
         return cls(backbone, config, memory, clock)
 
     @torch.inference_mode()
@@ -247,17 +249,15 @@ class Session:
     @torch.inference_mode()
     def append(self, pending: Pending) -> None:
         """Put what was placed and forwarded into the memory: the second half of `take`."""
-        backbone, context, tail = self.backbone, pending.context, pending.tail
-        # Memories hold keys at stream positions, wherever the step was placed while it was encoded.
-        keys = turn(tail.keys, pending.shown, pending.positions, backbone.rotary) if context.shift else tail.keys
+        context, tail = pending.context, pending.tail
+        keys = self._in_stream(tail.keys, context)
         counts = [len(one.positions) for one in pending.placed]
         split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
         self.intact = False
         for one, own_keys, own_values in zip(pending.placed, *split, strict=True):
             self._make_room(len(one.positions))
             self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
-            moving = [component in backbone.moving for component in range(len(one.highest))]
-            self._warn_once(max(p - context.shift * m for p, m in zip(one.highest, moving, strict=True)))
+            self._reach.follow(self.clock.steps, one.highest, context.shift)
             if isinstance(self.memory, WithRecent):
                 self.memory.remember(recent_step(one.read, one.positions, self.clock.steps))
             self.clock = one.clock
@@ -277,7 +277,8 @@ class Session:
         backbone.forward(backbone.embed_text(ids), shown, context, backbone.new_tail(len(ids)))
         queries = torch.stack([query.to(backbone.device) for query in context.queries])
         stands = backbone.text_positions(self.clock.next_position, len(ids))
-        return turn(queries, shown, stands, backbone.rotary) if context.next_position is not None else queries
+        precise = backbone.precise_rotary
+        return turn(queries, shown, stands, precise) if context.next_position is not None else queries
 
     def _place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[_Placed]:
         """Where each of some steps stands in the stream, and what of it is read."""
@@ -381,11 +382,13 @@ class Session:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the memory holds, by the names of the snapshot's schema."""
+        self._reach.tell(self.clock.steps)
         return self.memory.tensors()
 
     def _forward_question(self, question: str, room: int, *, record: bool = False) -> tuple[Tensor, Context, Tail, int]:
         """Logits of the question, what it read, the tail behind it, and the position of its first answered token."""
         backbone, ids = self.backbone, self._ids_of(question)
+        self._reach.tell(self.clock.steps)
         recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
         tail = backbone.new_tail(sum(len(one.positions) for one in recent) + len(ids) + room)
         context = self._placed(self.memory.recall())
@@ -425,15 +428,21 @@ class Session:
         if self.config.positions == "stream":
             return context
         backbone = self.backbone
-        return context.compacted(Anchoring(backbone.rotary, self._prefix, backbone.moving), context.far_span())
+        anchoring = Anchoring(backbone.precise_rotary, self._prefix, self.clock.next_position, backbone.moving)
+        return context.compacted(anchoring, context.far_span())
 
     def _shifted(self, positions: Tensor, context: Context) -> Tensor:
-        if not context.shift:
+        """Where tokens of the stream are forwarded."""
+        if _is_unmoved(context):
             return positions
-        shown = positions.clone()
-        for component in self.backbone.moving:
-            shown[:, component] -= context.shift
-        return shown
+        return positions - self._moving * context.shift
+
+    def _in_stream(self, keys: Tensor, context: Context) -> Tensor:
+        """Keys as memories hold them, at stream positions, wherever the step was placed while it was encoded."""
+        if _is_unmoved(context):
+            return keys
+        angles = self.backbone.precise_rotary(self._moving * context.shift)
+        return rotate(keys.float(), *angles).to(keys.dtype)
 
     def _coordinates_of(self, tokens: StepTokens) -> Tensor:
         """`coordinates_of`, made when a step differs in its grid or in the text around it from the last one."""
@@ -444,18 +453,21 @@ class Session:
 
     def _behind(self, context: Context) -> int:
         """Position of the first token behind the video."""
-        return self.clock.next_position if context.next_position is None else context.next_position
+        return self.clock.next_position if context.next_position is None else int(context.next_position)
 
-    def _warn_once(self, position: int) -> None:
-        limit = self.backbone.max_position
-        if limit is not None and position >= limit and not self._warned:
-            self._warned = True
-            advice = "" if self.config.positions == "compact" else "; positions=compact would stay inside"
-            warnings.warn(
-                f"step {self.clock.steps} stands at position {position}, and the model was trained on {limit}{advice}",
-                PositionWarning,
-                stacklevel=3,
-            )
+
+def _is_unmoved(context: Context) -> bool:
+    """Whether tokens are forwarded where they stand in the stream, as far as the host knows."""
+    return isinstance(context.shift, int) and not context.shift
+
+
+def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
+    """The angles by which a memory takes rotations away and puts them back.
+
+    At stream positions those of the model, which made the keys there. Compact, the model makes keys at small positions,
+    and they are turned to the stream's: by angles that add up, so that nothing of it is left when they are turned back.
+    """
+    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:

@@ -23,7 +23,7 @@ from protokv.config import MemoryConfig
 from protokv.context import Context, SlotContext
 from protokv.memory import Memory, StepKV, build_memory
 from protokv.memory.state import Clock, TensorSpec
-from protokv.session import Session, shape_of
+from protokv.session import Session, rotary_of, shape_of
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
 """Memories that several streams may share: bounded, the same number of tokens in every stream, and blind to features
@@ -56,7 +56,7 @@ class SideBySide:
         if config.name in SHARED and not config.recent_frames and streams > 1 and backbone.layer_devices is None:
             shape = shape_of(backbone)
             joint = replace(shape, kv_heads=streams * shape.kv_heads, streams=streams)
-            memory = build_memory(config, joint, backbone.rotary)
+            memory = build_memory(config, joint, rotary_of(backbone, config))
             self._whole, self._together = _Whole(memory, streams, shape.kv_heads), memory.bytes_held
             self._whole.start([session.memory.tensors() for session in self.sessions])
             for stream, session in enumerate(self.sessions):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,14 +13,16 @@ from hypothesis import strategies as st
 from protokv.attention import plain
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.context import EMPTY, Anchoring, CompactContext, Context, Segment, SlotContext, turning
-from protokv.context.compact import LATE
-from protokv.context.turning import Angles, moving_pairs, turn_
+from protokv.context.turning import Angles, turn_
 from protokv.memory import build_memory
-from protokv.rotary import rotate, turn, unrotate
-from tests.memory.streams import PlainRotary, World, feed, shape_of, shown_to, small_config
+from protokv.rotary import PreciseRotary, direction, rotate, turn, unrotate
+from tests.memory.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
 
 ORIGIN = 2
 ROTARY = PlainRotary(8)
+# By the number of position components.
+PRECISE = {components: PreciseRotary(ROTARY, components) for components in (1, 3)}
+LATE = 2**31
 
 
 def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = frozenset()) -> SlotContext:
@@ -29,12 +34,14 @@ def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = fro
     bare = torch.randn(1, H, time.shape[2], 8, generator=g)
     bias = torch.zeros(time.shape)
     bias[:, :, [ORIGIN + slot for slot in empty]] = -torch.inf
-    keys = rotate(bare, *ROTARY(positions))
+    keys = rotate(bare, *PRECISE[1](positions))
     return SlotContext(keys, bare, bias, slice(ORIGIN, ORIGIN + far), lambda: positions)
 
 
-def compact(context: SlotContext) -> Context:
-    return context.compacted(Anchoring(ROTARY, ORIGIN), context.far_span())
+def compact(context: SlotContext) -> CompactContext:
+    shown = context.compacted(Anchoring(PRECISE[1], ORIGIN, 2000), context.far_span())
+    assert isinstance(shown, CompactContext)
+    return shown
 
 
 def times_of(context: Context) -> list[list[int]]:
@@ -71,7 +78,7 @@ def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = No
     distinct = max(map(len, older.values()), default=0)
     shift = near - anchoring.origin - (distinct if span is None else span)
     if shift <= 0:
-        return context, 0, -1
+        return context, 0, anchoring.end
     moved, last = context.positions().clone(), anchoring.origin - 1
     for a, b in heads:
         times = older[a, b]
@@ -90,12 +97,11 @@ def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = No
 
 
 @st.composite
-def contexts(draw: st.DrawFn) -> tuple[SlotContext, tuple[int, ...]]:
+def contexts(draw: st.DrawFn) -> tuple[SlotContext, Anchoring]:
     """Any times of far slots (copies of near ones too), any slots free, one position component or three."""
     H, F, W = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 5))
     P, moving = draw(st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]))
-    # Late in the stream near keys are turned too.
-    start = draw(st.integers(ORIGIN, 300)) + draw(st.sampled_from([0, 0, LATE]))
+    start = draw(st.integers(ORIGIN, 300)) + draw(st.sampled_from([0, 0, 2**16, LATE]))
     gap = draw(st.integers(1, 3))
     near = [start + gap * index for index in range(W)]
     times = st.integers(max(ORIGIN, start - 400), max(near, default=start))
@@ -110,24 +116,20 @@ def contexts(draw: st.DrawFn) -> tuple[SlotContext, tuple[int, ...]]:
     bias = torch.rand(2, H, N, generator=g)
     bias[..., ORIGIN : ORIGIN + F][torch.rand(2, H, F, generator=g) < 0.3] = -torch.inf
     bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
-    keys = rotate(bare, *ROTARY(positions))
-    return SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions), moving
+    keys = rotate(bare, *PRECISE[P](positions))
+    context = SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions)
+    return context, Anchoring(PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving)
 
 
 @given(contexts(), st.integers(0, 4))
 def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
-    case: tuple[SlotContext, tuple[int, ...]], more: int
+    case: tuple[SlotContext, Anchoring], more: int
 ) -> None:
-    context, moving = case
-    anchoring = Anchoring(ROTARY, ORIGIN, moving)
-    span = context.far_span() + more
+    context, anchoring = case
+    span = int(context.far_span()) + more
     expected, shift, after = literal(context, anchoring, span=span)
     shown = context.compacted(anchoring, span)
-    assert shown.shift == shift
-    if not shift:
-        assert shown is context
-        return
-    assert shown.next_position == after
+    assert (shown.shift, shown.next_position) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
     assert torch.equal(places_of(shown) * live, places_of(expected) * live)
     g = torch.Generator().manual_seed(1)
@@ -139,9 +141,8 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
 
 
 @given(contexts())
-def test_a_compact_context_hides_its_far_slots(case: tuple[SlotContext, tuple[int, ...]]) -> None:
-    context, moving = case
-    anchoring = Anchoring(ROTARY, ORIGIN, moving)
+def test_a_compact_context_hides_its_far_slots(case: tuple[SlotContext, Anchoring]) -> None:
+    context, anchoring = case
     shown = context.compacted(anchoring, context.far_span()).without_far()
     expected, _, _ = literal(context, anchoring)
     g = torch.Generator().manual_seed(1)
@@ -184,14 +185,20 @@ def test_free_slots_take_no_position() -> None:
 
 def test_nothing_moves_while_positions_are_consecutive() -> None:
     context = context_of([[2, 3, 4]], [5, 6])
-    assert compact(context) is context
+    shown = compact(context)
+    assert times_of(shown) == times_of(context)
+    older, near = shown.at(0, torch.ones(1, 1, 8))
+    assert torch.equal(torch.cat((older.keys, near.keys), 1), context.keys[0])
+    assert near.turn is not None
+    query = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rotate(query, *near.turn), query)
 
 
 def test_keys_are_turned_to_the_positions_that_are_named() -> None:
     context = context_of([[400, 90, 35]], [1000, 1001])
     shown = compact(context)
     keys, _, _ = shown_to(shown, 0, torch.ones(1, 1, 8))
-    bare = unrotate(keys, *ROTARY(places_of(shown)[0]))
+    bare = unrotate(keys, *PRECISE[1](places_of(shown)[0]))
     torch.testing.assert_close(bare, context.values[0], rtol=0, atol=1e-4)
     assert torch.equal(keys[:, :ORIGIN], context.keys[0, :, :ORIGIN])
 
@@ -201,7 +208,7 @@ def test_only_moving_components_are_shifted() -> None:
     keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
-        shown = context.compacted(Anchoring(ROTARY, ORIGIN, moving), context.far_span())
+        shown = context.compacted(Anchoring(PRECISE[3], ORIGIN, 901, moving), context.far_span())
         assert places_of(shown)[0, 0].tolist() == expected
 
 
@@ -209,40 +216,85 @@ def test_a_context_without_positions_says_so() -> None:
     keys = torch.zeros(1, 1, 2, 8)
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
     with pytest.raises(ValueError, match="positions"):
-        context.compacted(Anchoring(ROTARY, ORIGIN), 1)
+        context.compacted(Anchoring(PRECISE[1], ORIGIN, 9), 1)
 
 
 @pytest.mark.parametrize("rows", [7, 4096])
-def test_angles_looked_up_in_parts_turn_keys_as_their_own_angles_do(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", [3, 900, 2**31])
+def test_keys_turned_in_parts_by_angles_of_two_tables_are_turned_by_their_own(
+    rows: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(turning, "_ROWS", rows)
     g = torch.Generator().manual_seed(rows)
-    keys = torch.randn(2, 3, 11, 8, generator=g)
-    index, other = torch.randint(0, 5, (2, 2, 3, 11), generator=g)
-    positions, before = torch.tensor([[3], [-2], [0], [90], [7]]), torch.tensor([[1], [50], [4], [6], [0]])
-    by, back = (Angles.of(ROTARY, *given, 4) for given in ((positions, index), (before, other)))
-    for layer in range(2):
-        moved, turned = keys[layer].clone(), keys[layer].clone()
-        turn_(moved, layer, by)
-        torch.testing.assert_close(moved, rotate(keys[layer], *ROTARY(positions[index[layer]])))
-        turn_(turned, layer, by, back)
-        expected = turn(keys[layer], before[other[layer]], positions[index[layer]], ROTARY)
-        torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
+    keys = torch.randn(3, 11, 8, generator=g)
+    moves = torch.randint(1 - end, end, (3, 11), generator=g)
+    angles = Angles.of(PRECISE[1], torch.tensor([1]), 4, end)
+    turned = keys.clone()
+    turn_(turned, moves, angles)
+    torch.testing.assert_close(turned, rotate(keys, *PRECISE[1](moves[..., None])), rtol=0, atol=2e-6)
+
+
+@given(st.integers(1, 2**32), st.integers(0, 99))
+def test_an_angle_of_two_tables_is_off_by_less_than_float32_rounds(end: int, seed: int) -> None:
+    precise = PRECISE[3]
+    angles = Angles.of(precise, direction((0, 2), 3, torch.device("cpu")), 4, end)
+    # As many rows as the square root of what they reach.
+    assert (len(angles.coarse[0]) + len(angles.fine[0])) ** 2 <= 64 * max(end, 4)
+    moves = torch.randint(1 - end, end, (50,), generator=torch.Generator().manual_seed(seed))
+    moves[:3] = torch.tensor([1 - end, 0, end - 1])
+    expected = oracle(precise, moves[:, None] * torch.tensor([1, 0, 1]))
+    for mine, literal_ in zip(angles.at(moves), expected, strict=True):
+        torch.testing.assert_close(mine.double(), literal_, rtol=0, atol=8e-7)
+
+
+def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of each pair in float64, of integers of any size."""
+    (owner, rate), *_ = precise._made.values()
+    parts = [
+        [position[own] * by % 2**32 for own, by in zip(owner.tolist(), rate.tolist(), strict=True)]
+        for position in positions.tolist()
+    ]
+    angle = torch.tensor(parts, dtype=torch.float64) * (2 * math.pi / 2**32)
+    return angle.cos(), angle.sin()
+
+
+@cache
+def precise_of(size: int, components: int) -> PreciseRotary:
+    return PreciseRotary(PlainRotary(size), components)
+
+
+@pytest.mark.parametrize("size", [2, 8, 34, 128])
+@given(st.integers(0, 2**33 - 1), st.integers(1, 3))
+def test_precise_angles_are_right_at_any_position(size: int, position: int, components: int) -> None:
+    precise = precise_of(size, components)
+    places = torch.tensor([[position // (1 + component) for component in range(components)]])
+    for mine, expected in zip(precise.of_pairs(places), oracle(precise, places), strict=True):
+        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=4e-7)
+
+
+@pytest.mark.parametrize("size", [2, 8, 34, 128])
+@given(st.integers(0, 2**15), st.integers(1, 3))
+def test_precise_angles_are_the_model_s_at_small_positions(size: int, position: int, components: int) -> None:
+    places = torch.tensor([[position // (1 + component) for component in range(components)]])
+    mine, theirs = precise_of(size, components)(places), PlainRotary(size)(places)
+    # The model rounds its angle to float32.
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=position * 2**-24 + 1e-6)
 
 
 def test_only_the_pairs_that_move_are_turned() -> None:
-    time, every = torch.tensor([1, 0, 0]), torch.tensor([1, 1, 1])
     # Of 4 pairs the frequencies are dealt out to 3 components in turn.
-    assert moving_pairs(PlainRotary(8), time, (0,), 8) == 4
-    assert moving_pairs(PlainRotary(6), time, (0,), 6) == 1
-    assert moving_pairs(PlainRotary(6), every, (0, 1, 2), 6) == 3
+    assert PreciseRotary(PlainRotary(8), 3).moving_pairs((0,)) == 4
+    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0,)) == 1
+    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0, 1, 2)) == 3
 
 
-@given(st.integers(0, 400_000), st.integers(0, 4000))
+@given(st.integers(0, 2**32), st.integers(0, 4000))
 def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) -> None:
-    bare = torch.randn(5, 8, generator=torch.Generator().manual_seed(here))
+    bare = torch.randn(5, 8, generator=torch.Generator().manual_seed(there))
     one, other = (torch.full((5, 1), position) for position in (here, there))
-    turned = turn(rotate(bare, *ROTARY(one)), one, other, ROTARY)
-    torch.testing.assert_close(turned, rotate(bare, *ROTARY(other)), rtol=0, atol=1e-5)
+    turned = turn(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
+    torch.testing.assert_close(turned, rotate(bare, *PRECISE[1](other)), rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("components", [1, 3])
@@ -265,7 +317,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
-    shown = context.compacted(Anchoring(world.rotary, ORIGIN), context.far_span())
+    shown = context.compacted(anchored(world, ORIGIN), context.far_span())
     live = context.bias > -torch.inf
     before, after = context.positions()[..., 0], places_of(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from protokv import session as session_module
 from protokv.config import MemoryConfig
+from protokv.config.base import Positions
+from protokv.context import turning
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
 from protokv.memory.protokv.policies.blocked import parts
@@ -33,6 +35,8 @@ WITHOUT_WAITS = [
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
 OPERATIONS = 400
+# At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
+COMPACT_OPERATIONS = {"sliding-window": 700, "durable": 1500}
 # Operations of one layer: two sets of tokens attended to, and merged.
 ATTENTION = 7
 
@@ -49,9 +53,9 @@ def watch(session: Session) -> None:
         Session.take.__wrapped__(session, [step], [session.clock.steps * 1.0])
 
 
-def filled(backbone: StubBackbone, kind: str, budget: int, steps: int) -> Session:
+def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions: Positions = "stream") -> Session:
     """A session that has seen as many steps; the model is left out for all but the last two."""
-    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, positions=positions))
     T = len(backbone.step.embeddings)
     keys = torch.randn(backbone.layers, backbone.kv_heads, T, backbone.head_size).to(backbone.dtype)
     for index in range(steps - 2):
@@ -81,6 +85,33 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     assert not counting.waits
     assert max(counts) <= OPERATIONS, counting.operations
     # The same work in every step.
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 6000), ("durable", 4000)])
+def test_a_steady_step_at_compact_positions_waits_for_nothing(
+    kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (parts, turning):
+        monkeypatch.setattr(module, "_ROWS", 2**40)
+    # Its rates are read off the model once, which takes data.
+    precise = StubBackbone(layers=1).precise_rotary
+    with FakeTensorMode():
+        backbone = StubBackbone()
+        backbone.precise_rotary = precise
+        precise._made = {backbone.device: (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))}
+        # Far out in the stream, and whether that is beyond the model's range is not asked either.
+        backbone.max_position = 20
+        session = filled(backbone, kind, budget, budget // 196 + 3, "compact")
+        session.clock = replace(session.clock, next_position=500_000)
+        with Counting() as counting:
+            counts = []
+            for _ in range(2):
+                counting.operations.clear()
+                watch(session)
+                counts.append(counting.operations.total())
+    assert not counting.waits
+    assert max(counts) <= COMPACT_OPERATIONS[kind], counting.operations
     assert len(set(counts)) == 1
 
 
@@ -127,13 +158,14 @@ class Spy:
 
 
 @pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("positions", ["stream", "compact"])
 @pytest.mark.parametrize("decoding", [Decoding(6), Decoding(6, temperature=0.7, top_p=0.9)], ids=["greedy", "drawn"])
 def test_a_decoding_step_waits_for_its_token_alone(
-    kind: str, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+    kind: str, positions: Positions, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The counts are those of any size; with data, since some memories wait before the question is forwarded.
     backbone = StubBackbone(kv_heads=2, groups=2, head_size=16, grid=(3, 3))
-    session = filled(backbone, kind, 72, 20)
+    session = filled(backbone, kind, 72, 20, positions)
     with Counting() as counting:
         spy = Spy(counting)
         monkeypatch.setattr(session_module, "read_token", spy)
@@ -144,7 +176,8 @@ def test_a_decoding_step_waits_for_its_token_alone(
     assert len(steps) == 5
     for operations, waits in steps:
         assert not waits
-        assert operations.total() <= OPERATIONS, operations
+        # Keys are turned before the first token.
+        assert operations.total() <= (OPERATIONS if positions == "stream" else COMPACT_OPERATIONS["sliding-window"])
     assert len({operations.total() for operations, _ in steps}) == 1
 
 

@@ -15,6 +15,7 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import to_state
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
+from protokv.config.base import Positions
 from protokv.context import EMPTY, Segment
 from protokv.generate import Decoding, read_token
 from protokv.session import Session
@@ -75,8 +76,12 @@ def _no_waits() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
-def test_a_steady_step_does_not_wait_for_the_device(kind: str, request: pytest.FixtureRequest) -> None:
-    session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_a_steady_step_does_not_wait_for_the_device(
+    kind: str, positions: Positions, request: pytest.FixtureRequest
+) -> None:
+    config = MemoryConfig.of(kind, budget=6000, positions=positions)
+    session = Session.start(StubBackbone(device="cuda"), config)
     step = session.backbone.embed_step(None)
     # Kernels are compiled and plans are made before the counting starts.
     for index in range(40):

@@ -172,7 +172,8 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
     stream, compact = (watched(tiny, 6, PaperConfig(budget=400, positions=p)) for p in ("stream", "compact"))
-    assert torch.equal(stream.prefill(QUESTION), compact.prefill(QUESTION))
+    # Compact, the prompt prefix is attended to by itself.
+    torch.testing.assert_close(compact.prefill(QUESTION), stream.prefill(QUESTION), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -201,23 +202,20 @@ def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, confi
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize(("far_out", "tolerance"), [(9_000, 5e-3), (300_000, 2e-2)])
-def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
-    tiny: Backbone, far_out: int, tolerance: float
-) -> None:
+@pytest.mark.parametrize("far_out", [9_000, 2**32])
+def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Backbone, far_out: int) -> None:
     session = watched(tiny, 6, MemoryConfig.of("sliding-window", budget=400, positions="compact"))
     expected = session.prefill(QUESTION)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     here = tensors["near.positions"]
     there = here.clone()
     there[:, 0] += far_out
-    tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.rotary)
+    tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.precise_rotary)
     tensors["near.positions"] = there
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
     moved = replace(to_state(session), tensors=tensors, clock=clock)
     later = Session.resume(tiny, session.config, moved)
-    # The angle of a late position is rounded in float32, as the model's own rotary embedding rounds it.
-    torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=1e-3, atol=1e-3)
     stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), moved)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from protokv.attention import Tail
 from protokv.backbones.placement import Placement
 from protokv.context import Context, EmptyContext
 from protokv.records import BackboneIdentity, StreamClock
+from protokv.rotary import PreciseRotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,11 @@ class Backbone(ABC):
 
         They are on the device of the positions.
         """
+
+    @cached_property
+    def precise_rotary(self) -> PreciseRotary:
+        """The same angles, such that they add up at any position."""
+        return PreciseRotary(self.rotary, self.position_components)
 
     @abstractmethod
     def forward(

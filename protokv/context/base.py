@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from protokv.rotary import Rotary
+from protokv.rotary import PreciseRotary
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp; so low
 # that no logit brings it back: its exponential is 0 beside that of any slot in use.
@@ -39,14 +39,16 @@ class Anchoring:
     """What re-anchoring must know of the model.
 
     Attributes:
-        rotary: its rotary embedding.
+        rotary: its angles, such that they add up at any position.
         origin: position of the first visual token of the stream.
+        end: the position behind everything that was seen, above 0.
         moving: the position components that grow with the stream. The first one is time (or the index of a token).
         near: time at which the near window begins, where a context of other layers has told; None: as this one finds.
     """
 
-    rotary: Rotary
+    rotary: PreciseRotary
     origin: int
+    end: int
     moving: Sequence[int] = (0,)
     near: int | None = None
 
@@ -56,12 +58,13 @@ class Context(ABC):
 
     Attributes:
         shift: by how much the moving components of tokens forwarded after this context are less than their stream
-            positions; 0 unless the context was re-anchored.
-        next_position: where text behind the video starts if the context was re-anchored; None: behind the stream.
+            positions; 0 unless the context was re-anchored. A tensor `[]` where the device knows and the host does not.
+        next_position: where text behind the video starts if the context was re-anchored, likewise; None: behind the
+            stream.
     """
 
-    shift: int
-    next_position: int | None
+    shift: int | Tensor
+    next_position: int | Tensor | None
 
     @abstractmethod
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
@@ -91,11 +94,11 @@ class Context(ABC):
         """Slots that attention can see, in the layer and head that sees most."""
 
     @abstractmethod
-    def far_span(self) -> int:
-        """Distinct times among what is older than the near window, in the layer and head that has most."""
+    def far_span(self) -> int | Tensor:
+        """Distinct times among what is older than the near window, in the layer and head that has most; as `shift`."""
 
     @abstractmethod
-    def compacted(self, anchoring: Anchoring, span: int) -> Context:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Context:
         """The same tokens at consecutive positions; `span` positions are set aside for what is older."""
 
 
@@ -103,8 +106,8 @@ class Context(ABC):
 class EmptyContext(Context):
     """No slots, for what is forwarded before there is a memory: the prompt prefix."""
 
-    shift: int = 0
-    next_position: int | None = None
+    shift: int | Tensor = 0
+    next_position: int | Tensor | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Nothing."""
@@ -122,6 +125,6 @@ class EmptyContext(Context):
         """None."""
         return 0
 
-    def compacted(self, anchoring: Anchoring, span: int) -> EmptyContext:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> EmptyContext:
         """Itself."""
         return self

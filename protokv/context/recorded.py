@@ -22,12 +22,12 @@ class RecordedContext(Context):
     queries: list[Tensor] = field(default_factory=list)
 
     @property
-    def shift(self) -> int:  # type: ignore[override]
+    def shift(self) -> int | Tensor:  # type: ignore[override]
         """As the other's."""
         return self.shown.shift
 
     @property
-    def next_position(self) -> int | None:  # type: ignore[override]
+    def next_position(self) -> int | Tensor | None:  # type: ignore[override]
         """As the other's."""
         return self.shown.next_position
 
@@ -48,10 +48,10 @@ class RecordedContext(Context):
         """As the other's."""
         return self.shown.visible_tokens()
 
-    def far_span(self) -> int:
+    def far_span(self) -> int | Tensor:
         """As the other's."""
         return self.shown.far_span()
 
-    def compacted(self, anchoring: Anchoring, span: int) -> RecordedContext:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> RecordedContext:
         """The other, compacted."""
         return RecordedContext(self.shown.compacted(anchoring, span), self.queries)

@@ -37,8 +37,8 @@ class SlotContext(Context):
     far: slice
     positions: Callable[[], Tensor] | None = None
     until: int | None = None
-    shift: int = 0
-    next_position: int | None = None
+    shift: int | Tensor = 0
+    next_position: int | Tensor | None = None
     # What is worked out once for all layers and all tokens of an answer.
     _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
     _survey: list[Survey] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -91,16 +91,16 @@ class SlotContext(Context):
         """Slots that attention can see, in the layer and head that sees most."""
         return int((self.bias > -torch.inf).sum(-1).max()) if self.bias.numel() else 0
 
-    def far_span(self) -> int:
-        """Distinct times of far slots that are older than the near window."""
+    def far_span(self) -> Tensor:
+        """Distinct times of far slots that are older than the near window, `[]` int64."""
         return self.survey().span
 
-    def compacted(self, anchoring: Anchoring, span: int) -> SlotContext | CompactContext:
-        """The same slots at consecutive positions; itself while that would not move anything."""
-        return CompactContext.of(self, anchoring, span) or self
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Context:
+        """The same slots at consecutive positions."""
+        return CompactContext.of(self, anchoring, span)
 
     def survey(self) -> Survey:
-        """Where its slots stand; asks the device once."""
+        """Where its slots stand; nothing waits for it."""
         if self.positions is None:
             raise ValueError("this context does not know the positions of its slots")
         if not self._survey:

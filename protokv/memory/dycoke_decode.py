@@ -77,8 +77,8 @@ class DecodePruning(Context):
     kept: int
     first_layer: int
     similarity: float
-    shift: int = 0
-    next_position: int | None = None
+    shift: int | Tensor = 0
+    next_position: int | Tensor | None = None
     _forwards: int = field(default=0, init=False)
     _attention: Tensor | None = field(default=None, init=False)
     _chosen: Tensor | None = field(default=None, init=False)
@@ -107,11 +107,11 @@ class DecodePruning(Context):
         """Slots that the layers see which are not pruned."""
         return self.whole.visible_tokens()
 
-    def far_span(self) -> int:
+    def far_span(self) -> int | Tensor:
         """As of the whole."""
         return self.whole.far_span()
 
-    def compacted(self, anchoring: Anchoring, span: int) -> DecodePruning:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> DecodePruning:
         """The same with the whole re-anchored."""
         whole = self.whole.compacted(anchoring, span)
         return replace(self, whole=whole, shift=whole.shift, next_position=whole.next_position)

@@ -89,6 +89,6 @@ class PrefixContext(SlotContext):
 
     newest: Callable[[], int] = lambda: -1
 
-    def compacted(self, anchoring: Anchoring, span: int) -> PrefixContext:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
         """The same slots. What is forwarded is placed as if the token that follows the newest one came first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))

@@ -160,7 +160,7 @@ class ShardedContext(Context):
     Attributes:
         runs: which layers each is of.
         parts: the contexts.
-        shift, next_position: the same for all parts; see `Context`.
+        shift, next_position: the same for all parts; see `Context`. The host asks all devices for them.
     """
 
     runs: Sequence[LayerRun]
@@ -171,8 +171,8 @@ class ShardedContext(Context):
     @classmethod
     def of(cls, runs: Sequence[LayerRun], parts: Sequence[Context]) -> ShardedContext:
         """Of parts that agree in how far they were moved; text stands behind all of them."""
-        ends = [part.next_position for part in parts if part.next_position is not None]
-        return cls(runs, parts, parts[0].shift, max(ends, default=None))
+        ends = [int(part.next_position) for part in parts if part.next_position is not None]
+        return cls(runs, parts, int(parts[0].shift), max(ends, default=None))
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """What the layer's part shows it."""
@@ -201,19 +201,19 @@ class ShardedContext(Context):
 
     def far_span(self) -> int:
         """Of the part that has most."""
-        return max(part.far_span() for part in self.parts)
+        return max(int(part.far_span()) for part in self.parts)
 
-    def compacted(self, anchoring: Anchoring, span: int) -> ShardedContext:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> ShardedContext:
         """All parts with one span set aside, and moved by one shift.
 
         Where no token is near, each part finds another time at which the near window would begin, and so another shift.
         The latest is that of the memory of all layers, and the parts that found an earlier one are told.
         """
         parts = [part.compacted(anchoring, span) for part in self.parts]
-        shift = max(part.shift for part in parts)
-        told = replace(anchoring, near=anchoring.origin + span + shift)
+        shift = max(int(part.shift) for part in parts)
+        told = replace(anchoring, near=anchoring.origin + int(span) + shift)
         parts = [
-            moved if moved.shift == shift else part.compacted(told, span)
+            moved if int(moved.shift) == shift else part.compacted(told, span)
             for part, moved in zip(self.parts, parts, strict=True)
         ]
         return ShardedContext.of(self.runs, parts)

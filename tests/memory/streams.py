@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig, PaperConfig
-from protokv.context import EMPTY, Context
+from protokv.context import EMPTY, Anchoring, Context
 from protokv.memory.base import Memory, MemoryShape, StepKV
-from protokv.rotary import rotate, unrotate
+from protokv.rotary import PreciseRotary, rotate, unrotate
 
 
 class PlainRotary:
@@ -112,6 +114,12 @@ def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tenso
     bias = torch.cat([segment.bias for segment in segments], 1)
     free = bias.masked_fill(bias == EMPTY, -torch.inf)
     return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free
+
+
+def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Anchoring:
+    """What re-anchoring must know of the model and of a stream of a test."""
+    precise = PreciseRotary(world.rotary, world.shape.position_components)
+    return Anchoring(precise, origin, 2**18, moving)
 
 
 def copy_of(memory: Memory) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import DyCokeConfig, DyCokeDecodeConfig, MemoryConfig
-from protokv.context import Anchoring
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.generate import Decoding
 from protokv.memory import Memory, build_memory
@@ -21,7 +20,7 @@ from protokv.memory.base import MemoryShape
 from protokv.session import Session
 from protokv.steps import thinned
 from tests.conftest import random_frames
-from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to
+from tests.memory.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
 
 QUESTION = "what is the first star ?"
 
@@ -297,8 +296,8 @@ def test_a_compacted_context_prunes_the_same_tokens() -> None:
     memory, world = built(DyCokeDecodeConfig(budget=8), shape)
     feed(memory, world, [6, 6])
     context = memory.recall()
-    whole = memory.context().compacted(Anchoring(world.rotary, -4), 0)
-    compact = context.compacted(Anchoring(world.rotary, -4), context.far_span())
+    whole = memory.context().compacted(anchored(world, -4), 0)
+    compact = context.compacted(anchored(world, -4), context.far_span())
     assert (compact.shift, compact.next_position) == (whole.shift, whole.next_position) == (4, 8)
     query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0))
     for _ in range(2):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from protokv.attention import Tail
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.context import Anchoring, Context, SlotContext
+from protokv.context import Context, SlotContext
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.layers import runs_of
 from protokv.memory import MEMORIES, Memory, MemoryShape, build_memory
 from protokv.memory.sharded import LayerShards, ShardedContext
-from tests.memory.streams import World, copy_of, same, shape_of, shown_to, small_config, small_durable
+from tests.memory.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET, LAYERS = 29, 5
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
@@ -109,7 +109,7 @@ def test_the_state_and_what_every_layer_reads_are_those_of_the_whole(
 
 def test_compact_positions_are_those_of_the_whole(config: MemoryConfig) -> None:
     whole, parts, world = both(config, THREE, seed=3)
-    anchoring = Anchoring(world.rotary, origin=4)
+    anchoring = anchored(world, 4)
     moved = 0
     for index, tokens in enumerate(LENGTHS * 2):
         step = world.step(index, tokens)
@@ -252,7 +252,7 @@ def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, 
 
     runs = runs_of([CPU[0]] * 3 + [CPU[1]] * 2)
     whole, parts = of(slice(None)), ShardedContext.of(runs, [of(run.layers) for run in runs])
-    anchoring = Anchoring(World(whole_shape(), 0).rotary, origin)
+    anchoring = anchored(World(whole_shape(), 0), origin)
     assert parts.far_span() == whole.far_span()
     for span in (whole.far_span(), whole.far_span() + 4):
         assert same_context(whole.compacted(anchoring, span), parts.compacted(anchoring, span))

@@ -84,7 +84,7 @@ class Retrieval(Context):
         """An upper bound of the times that the chosen blocks span together, whatever is chosen."""
         return self._most_positions((0,))
 
-    def compacted(self, anchoring: Anchoring, span: int) -> Retrieval:
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
         """The same with chosen blocks packed: each takes the positions that its tokens span, no more.
 
         Blocks keep their stream positions while all of them are shown, which is where they were encoded. Layers choose
@@ -94,7 +94,7 @@ class Retrieval(Context):
         if self.archive.tokens <= self.budget and not self.archive.dropped:
             return self
         moving = tuple(anchoring.moving)
-        end = anchoring.origin + max(span, self._most_positions(moving))
+        end = anchoring.origin + max(int(span), self._most_positions(moving))
         # Of what does not move, such as rows and columns, the highest stays the highest.
         highs = [max(component) for component in zip(*(block.high for block in self.archive.blocks), strict=True)]
         still = [high for component, high in enumerate(highs) if component not in moving]

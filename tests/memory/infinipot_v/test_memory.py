@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import InfiniPotVConfig, MemoryConfig
-from protokv.context import Anchoring, SlotContext
+from protokv.context import SlotContext
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory import build_memory
 from protokv.memory.base import MemoryShape, StepKV
@@ -19,7 +19,7 @@ from protokv.memory.infinipot_v.memory import InfiniPotV
 from protokv.memory.infinipot_v.naive import NaiveInfiniPotV
 from protokv.memory.infinipot_v.redundancy import RecentSlots
 from protokv.steps import cell_centres
-from tests.memory.streams import World, copy_of, feed, same, shape_of
+from tests.memory.streams import World, anchored, copy_of, feed, same, shape_of
 
 TIE = 1e-5
 MIDDLE = torch.tensor([[0.5, 0.5]])
@@ -278,7 +278,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(components: 
     for index in range(120):
         memory.append(step_on(world, index, 1, 1 + index % 6))
     context, before = shown(memory)
-    compact = context.compacted(Anchoring(world.rotary, 2), context.far_span())
+    compact = context.compacted(anchored(world, 2), context.far_span())
     assert compact.positions is not None
     after = compact.positions()[:, :, 2 : 2 + before.shape[2], 0]
     assert int(after.min()) == 2

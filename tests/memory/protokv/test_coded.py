@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.context import Anchoring, Context, DecodedContext, SlotContext
+from protokv.context import Context, DecodedContext, SlotContext
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.protokv.coded import decode, encode
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_ward import NaiveAgglomerative
 from tests.memory.protokv.test_oracle import compare_context, compare_state, flat
-from tests.memory.streams import World, copy_of, feed, shape_of
+from tests.memory.streams import World, anchored, copy_of, feed, shape_of
 
 TIE = 1e-5
 
@@ -145,7 +145,7 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     context = memory.context()
     assert isinstance(context, DecodedContext)
     held = written_out(context)
-    moving = Anchoring(world.rotary, origin=2)
+    moving = anchored(world, 2)
     pairs = [
         (context, held),
         (context.without_far(), held.without_far()),

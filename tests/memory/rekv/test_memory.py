@@ -13,7 +13,6 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.checkpoint import to_state
 from protokv.config import MemoryConfig, ReKVConfig
-from protokv.context import Anchoring
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.generate import Decoding
 from protokv.memory import build_memory
@@ -23,7 +22,7 @@ from protokv.memory.rekv.retrieval import Retrieval
 from protokv.rotary import rotate, unrotate
 from protokv.session import Session
 from tests.conftest import random_frames
-from tests.memory.streams import World, copy_of, feed, same, shape_of, shown_to
+from tests.memory.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
 
 QUESTION = "what is the first star ?"
 LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=14)
@@ -126,7 +125,7 @@ def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest(cap: int)
         own = [(k[1], v[1], p) for k, v, p in blocks_of(held, 12)]
         chosen = literal_choice(own, bare[1], world, 12)
         assert torch.equal(keys[:, SINK:], torch.cat([own[index][0] for index in chosen], 1))
-        packed = context.compacted(Anchoring(world.rotary, SINK), 0)
+        packed = context.compacted(anchored(world, SINK), 0)
         packed_keys, _, _ = shown_to(packed, 1, turned(packed, world, bare[1]))
         here = torch.cat([own[index][2] for index in chosen])
         expected = rotate(
@@ -146,7 +145,7 @@ def test_packed_blocks_stand_one_behind_another_and_the_question_behind_them(
     memory, world = built(shape, seed, budget=budget)
     blocks = blocks_of(feed(memory, world, lengths), budget)
     stream, bare = recalled(memory), question(shape, 2, seed)
-    packed = stream.compacted(Anchoring(world.rotary, SINK), stream.far_span())
+    packed = stream.compacted(anchored(world, SINK), stream.far_span())
     if sum(lengths) <= budget:
         assert packed is stream
         return
@@ -183,7 +182,7 @@ def test_blocks_of_one_size_are_packed_without_a_gap_from_the_prefix_to_the_ques
     memory, world = built(shape, budget=20)
     feed(memory, world, [6] * 9)
     stream = recalled(memory)
-    packed = stream.compacted(Anchoring(world.rotary, SINK), stream.far_span())
+    packed = stream.compacted(anchored(world, SINK), stream.far_span())
     # Three blocks fit: of six positions each, or with M-RoPE of one (and rows and columns up to 2).
     assert packed.packed_end == SINK + (18 if components == 1 else 3)
     assert packed.next_position == packed.packed_end
@@ -195,7 +194,7 @@ def test_what_does_not_move_stays_below_the_question() -> None:
     shape = shape_of(components=3, sink=SINK)
     memory, world = built(shape, budget=30)
     feed(memory, world, [30, 30])
-    packed = recalled(memory).compacted(Anchoring(world.rotary, SINK), 0)
+    packed = recalled(memory).compacted(anchored(world, SINK), 0)
     # One block of ten rows fits; its time takes one position.
     assert packed.packed_end == SINK + 1
     assert packed.next_position == SINK + 10
@@ -214,7 +213,7 @@ def test_all_moving_components_of_a_block_move_together() -> None:
         keys = rotate(unrotate(step.keys, *world.rotary(step.positions)), *world.rotary(places))
         memory.append(StepKV(keys, step.values, places, step.coordinates, index))
     stream = recalled(memory)
-    packed = stream.compacted(Anchoring(world.rotary, SINK, moving=(0, 1, 2)), stream.far_span())
+    packed = stream.compacted(anchored(world, SINK, moving=(0, 1, 2)), stream.far_span())
     assert packed.next_position == packed.packed_end == SINK + 3
     bare = question(shape, 1, 0)
     keys, _, _ = shown_to(packed, 0, turned(packed, world, bare[0]))
@@ -259,7 +258,7 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     if before == "start":
         memory.start(*world.sink())
     stream = recalled(memory)
-    context = stream.compacted(Anchoring(world.rotary, SINK), stream.far_span())
+    context = stream.compacted(anchored(world, SINK), stream.far_span())
     keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
     assert keys.shape[1] == SINK
     assert context.next_position == SINK
@@ -301,7 +300,7 @@ def test_a_stream_continued_from_a_saved_state_answers_with_the_same_bits(
     answers = []
     for memory in (whole, resumed):
         context = recalled(memory)
-        context = context.compacted(Anchoring(world.rotary, SINK), context.far_span())
+        context = context.compacted(anchored(world, SINK), context.far_span())
         answers.append(
             [part for layer in range(2) for part in shown_to(context, layer, bare[layer])] + [context.next_position]
         )
@@ -330,7 +329,7 @@ def test_a_capped_archive_is_packed_once_it_has_dropped_something() -> None:
     shape = shape_of(sink=SINK)
     memory, world = built(shape, budget=8, archive_tokens=8)
     feed(memory, world, [4] * 5)
-    context = recalled(memory).compacted(Anchoring(world.rotary, SINK), 0)
+    context = recalled(memory).compacted(anchored(world, SINK), 0)
     assert context.next_position == SINK + 8
     assert context.shift == 20 - (SINK + 8)
 
