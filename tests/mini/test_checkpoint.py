@@ -15,8 +15,9 @@ from protokv.mini import weights_folder
 from protokv.mini.questions import make_questions
 from protokv.mini.render import render
 from protokv.mini.training.evaluate import make_held_out_world
-from protokv.mini.training.forward import N_PREFIX, make_positions, to_patches
+from protokv.mini.training.forward import to_patches
 from protokv.mini.training.model import TOKENS, make_config
+from protokv.mini.training.visual_tokens import N_PREFIX, make_positions, show_whole_steps
 from protokv.mini.vocabulary import CHAT_TEMPLATE, token_ids
 from protokv.mini.world import World, WorldConfig
 
@@ -43,11 +44,10 @@ def _answer(model, tokenizer, frames: np.ndarray, question: str) -> str:
     ids = ids[:at] + [model.config.video_token_id] * (K * TOKENS) + ids[at + 1 :]
     patches = to_patches(torch.from_numpy(frames.copy()).view(K, 2, 84, 84, 3))
     start = len(ids)
+    video = show_whole_steps(torch.empty(1, K * TOKENS, 0), torch.arange(K)[None], torch.tensor([K]))
     while len(ids) < start + 4:
         n_text = len(ids) - N_PREFIX - K * TOKENS
-        place = make_positions(torch.arange(K)[None], torch.tensor([K]), 2)[:, :, : len(ids)]
-        assert n_text <= 40
-        place[:, :, N_PREFIX + K * TOKENS :] = N_PREFIX + max(K, 3) + torch.arange(n_text)
+        place = make_positions(video, 1, n_text)
         logits = model(
             input_ids=torch.tensor([ids]),
             pixel_values_videos=patches,

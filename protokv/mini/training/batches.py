@@ -5,21 +5,23 @@ Questions come from `questions.find_facts`, as those of evaluation do. A batch h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.phrases import TEMPLATES
+from protokv.mini.phrases import ORDER_TEMPLATES, TEMPLATES
 from protokv.mini.questions import Fact, find_facts, phrase, pick
 from protokv.mini.training.compose import Composer, Seen, Video
 from protokv.mini.training.curriculum import Stage
-from protokv.mini.training.forward import N_PREFIX, QUESTION_TOKENS
+from protokv.mini.training.forward import QUESTION_TOKENS
 from protokv.mini.training.model import TOKENS
+from protokv.mini.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
 from protokv.mini.vocabulary import encode, token_ids
 
 IGNORED: Final = -100
@@ -30,21 +32,17 @@ _NEEDS_TIME: Final = frozenset({"first", "last", "which_first", "which_last"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of forward.answer_logits, the labels `[B, Q, QUESTION_TOKENS]` and the type of each question."""
+    """Videos, questions about them (ids) and labels `[B, Q, QUESTION_TOKENS]`, and the type of each question."""
 
-    features: Tensor
+    tokens: VisualTokens
     questions: Tensor
     labels: Tensor
-    times: Tensor
-    end: Tensor
-    window: int | None
-    far: Tensor | None
-    seen: Tensor | None
     types: list[str]
 
 
 @lru_cache(maxsize=65536)
-def _encoded(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+def encode_question(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """Token ids of a question and its answer, where the answer is predicted first, and the ids that are predicted."""
     prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", order=True)
     reply = encode(f"{answer} <|im_end|>", order=True)
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
@@ -52,9 +50,17 @@ def _encoded(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[in
 
 def write_question(ids: NDArray[np.int64], labels: NDArray[np.int64], question: str, answer: str) -> None:
     """Fill one block of token ids and of labels, `[QUESTION_TOKENS]` each (labels: IGNORED but on the answer)."""
-    tokens, start, reply = _encoded(question, answer)
+    tokens, start, reply = encode_question(question, answer)
     ids[: len(tokens)] = tokens
     labels[start : start + len(reply)] = reply
+
+
+class Asked(NamedTuple):
+    """A question: its type, what it is about, and its words."""
+
+    kind: str
+    fact: Fact
+    text: str
 
 
 def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
@@ -66,25 +72,31 @@ def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
     return verdict
 
 
-def _question(
-    rng: np.random.Generator, stage: Stage, types: list[str], share: NDArray[np.float64], events: list[Seen], span: int
-) -> tuple[str, Fact, str]:
+def draw_question(
+    rng: np.random.Generator,
+    types: Sequence[str],
+    share: NDArray[np.float64],
+    find: Callable[[str], list[Fact]],
+    events: Sequence[Seen],
+    phrasing: Mapping[str, int] | None = None,
+) -> Asked:
+    """A question about `events`: `find` gives the facts of a type, `share` the cumulative shares of the types."""
     for _ in range(40):
         kind = types[int(np.searchsorted(share, rng.random()))]
-        found = find_facts(kind, events, span)
+        found = find(kind)
         if found:
             break
     else:
-        kind, found = "whether", find_facts("whether", events, span)
+        kind, found = "whether", find("whether")
     fact = pick(rng, found)
-    if kind in ("which_first", "which_last") and rng.random() < 0.6:
+    if kind in ("which_first", "which_last", "before", "after") and rng.random() < 0.6:
         # Events close in time are the hard ones: of three pairs, take the closest.
         rivals = [fact, pick(rng, found), pick(rng, found)]
         fact = min(rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s))
-    text = phrase(rng, kind, fact, stage.phrasing.get(kind))
+    text = phrase(rng, kind, fact, (phrasing or {}).get(kind))
     if rng.random() < 0.2:
         text = text.rstrip("?.")
-    return kind, fact, text
+    return Asked(kind, fact, text)
 
 
 def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -113,7 +125,7 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
         for kind, w in stage.weights.items()
         if span > 2 or kind not in _NEEDS_TIME
     }
-    types = [t for t in TEMPLATES if t in weights]
+    types = [t for t in TEMPLATES | ORDER_TEMPLATES if t in weights]
     share = np.cumsum([weights[t] for t in types])
     share /= share[-1]
 
@@ -125,7 +137,8 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
         video = composer.compose(rng, stage, span, kept)
         videos.append(video)
         for q in range(Q):
-            kind, fact, text = _question(rng, stage, types, share, video.events, span)
+            find = partial(find_facts, events=video.events, ask_s=span)
+            kind, fact, text = draw_question(rng, types, share, find, video.events, stage.phrasing)
             write_question(ids[b, q], labels[b, q], text, fact.answer)
             asked.append(kind)
     times = np.stack([v.times for v in videos])
@@ -145,14 +158,12 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
         seen = torch.from_numpy(np.array(_hidden(rng, lit, onset)))
     rows = torch.from_numpy(np.concatenate([v.rows for v in videos]))
     features = composer.bank.features[rows].view(B, kept * TOKENS, -1)
-    return Batch(
+    tokens = show_whole_steps(
         features,
-        torch.from_numpy(ids),
-        torch.from_numpy(labels),
         torch.from_numpy(times + shift[:, None]),
         torch.from_numpy(shift + span),
-        window,
-        far,
-        seen,
-        asked,
+        window=window,
+        far=far,
+        seen=seen,
     )
+    return Batch(tokens, torch.from_numpy(ids), torch.from_numpy(labels), asked)

@@ -28,6 +28,7 @@ from protokv.mini.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
+from protokv.mini.training.visual_tokens import show_whole_steps
 from protokv.mini.world import World, WorldConfig
 
 LENGTHS: Final = (8, 32, 64, 128, 256)
@@ -135,13 +136,15 @@ def _one_world(
         seen = {"holes": kept, "recent": recent}.get(way)
         logits = compute_logits(
             model,
-            features.view(1, K * TOKENS, -1),
+            show_whole_steps(
+                features.view(1, K * TOKENS, -1),
+                torch.arange(K)[None],
+                torch.tensor([K]),
+                window=None if way == "full" else WINDOW,
+                seen=None if seen is None else torch.from_numpy(np.repeat(seen, TOKENS))[None],
+            ),
             questions,
-            torch.arange(K)[None],
-            torch.tensor([K]),
             truth != IGNORED,
-            window=None if way == "full" else WINDOW,
-            seen=None if seen is None else torch.from_numpy(np.repeat(seen, TOKENS))[None],
         )
         for kind, ok in zip(asked, judge_answers(logits, truth), strict=True):
             tally[kind][0] += 1

@@ -27,6 +27,7 @@ from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_worlds import ASKED, PLACES, ask_order, make_order_world
+from protokv.mini.training.visual_tokens import show_whole_steps
 from protokv.mini.vocabulary import split
 from protokv.mini.world import World
 
@@ -64,10 +65,8 @@ def answer_all(model: Qwen2_5_VLForConditionalGeneration, world: World, asked: S
         truth = torch.from_numpy(labels)
         logits = compute_logits(
             model,
-            features.view(1, K * TOKENS, -1),
+            show_whole_steps(features.view(1, K * TOKENS, -1), torch.arange(K)[None], torch.tensor([K])),
             torch.from_numpy(ids),
-            torch.arange(K)[None],
-            torch.tensor([K]),
             truth != IGNORED,
         )
         verdicts += judge_answers(logits, truth)

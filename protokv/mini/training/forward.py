@@ -7,6 +7,7 @@ A test compares it with transformers' forward in float32.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,17 +17,10 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.training.model import IMAGE_MEAN, IMAGE_STD, TOKENS
-from protokv.mini.vocabulary import encode
+from protokv.mini.training.visual_tokens import HIDDEN, PREFIX, VisualTokens, make_masks, make_positions
 
-PREFIX: Final = tuple(encode("<|im_start|> user <|vision_start|>"))
-"""Token ids in front of the video."""
-
-N_PREFIX: Final = len(PREFIX)
 QUESTION_TOKENS: Final = 18
 """Room for one question block: closing token, question, answer."""
-
-HIDDEN: Final = -30000.0
-"""Added to a masked score; finite, so that a fully masked row gives no NaN in bfloat16."""
 
 
 @lru_cache(maxsize=4)
@@ -92,56 +86,9 @@ def make_rotary_tables(model: Qwen2_5_VLForConditionalGeneration, positions: Ten
     return angle.cos().to(dtype).unsqueeze(2), angle.sin().to(dtype).unsqueeze(2)
 
 
-def make_positions(times: Tensor, end: Tensor, n_questions: int) -> Tensor:
-    """Stream positions `[3, B, L]`.
-
-    times `[B, K]` int64: the step index of each step kept (gaps and shifts allowed); end `[B]`: the first index
-    after the video. A question starts at the largest position of the video plus one.
-    """
-    B, K = times.shape
-    cells = torch.arange(TOKENS)
-    t = times[:, :, None].expand(B, K, TOKENS)
-    h, w = (cells // 3).expand(B, K, TOKENS), (cells % 3).expand(B, K, TOKENS)
-    video = torch.stack([t, h, w]).reshape(3, B, K * TOKENS) + N_PREFIX
-    prefix = torch.arange(N_PREFIX).expand(3, B, N_PREFIX)
-    start = N_PREFIX + end.clamp(min=3)
-    block = start[:, None, None] + torch.arange(QUESTION_TOKENS)
-    text = block.expand(B, n_questions, QUESTION_TOKENS).reshape(1, B, -1).expand(3, -1, -1)
-    return torch.cat([prefix, video, text], 2)
-
-
-def make_masks(
-    times: Tensor, window: int | None, far: Tensor | None, seen: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Score biases: of visual tokens `[B or 1, nv, nv]`, and of question tokens over the video `[B, 1, nv]`.
-
-    window: visual tokens see the last `window` steps only (None: all). far `[B, 9K]` bool: older tokens that they see
-    all the same. seen `[B, 9K]` bool: tokens that the question sees (None: all). nv = prefix + 9K.
-    """
-    B, K = times.shape
-    n, nv = TOKENS * K, N_PREFIX + TOKENS * K
-    index = torch.arange(n)
-    visible = (index[:, None] >= index[None])[None]
-    if window is not None:
-        t = times.repeat_interleave(TOKENS, 1)
-        near = (t[:, :, None] - t[:, None, :]) < window
-        if far is not None:
-            near = near | far[:, None, :]
-        visible = visible & near
-    allowed = torch.zeros(visible.shape[0], nv, nv, dtype=torch.bool)
-    allowed[:, :, :N_PREFIX] = True
-    allowed[:, :N_PREFIX] = torch.ones(N_PREFIX, nv, dtype=torch.bool).tril()
-    allowed[:, N_PREFIX:, N_PREFIX:] = visible
-    video_bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, HIDDEN)
-    question_bias = torch.zeros(B, 1, nv, dtype=dtype)
-    if seen is not None:
-        question_bias[:, 0, N_PREFIX:].masked_fill_(~seen, HIDDEN)
-    return video_bias, question_bias
-
-
-@lru_cache(maxsize=4)
-def _causal(dtype: torch.dtype) -> Tensor:
-    lower = torch.ones(QUESTION_TOKENS, QUESTION_TOKENS, dtype=torch.bool).tril()
+@lru_cache(maxsize=32)
+def _causal(n: int, dtype: torch.dtype) -> Tensor:
+    lower = torch.ones(n, n, dtype=torch.bool).tril()
     return torch.zeros(lower.shape, dtype=dtype).masked_fill_(~lower, HIDDEN)
 
 
@@ -156,85 +103,104 @@ def run_language(
     n_questions: int,
     video_bias: Tensor,
     question_bias: Tensor,
-) -> Tensor:
-    """Last hidden states of the questions `[B, Q*R, hidden]` of x `[B, nv + Q*R, hidden]`, R = QUESTION_TOKENS.
+    select: Tensor,
+    taps: Collection[int] = (),
+    depth: int | None = None,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Hidden states of x `[B, nv + Q*R, hidden]`: the last ones of some question tokens, and all behind some layers.
 
-    The first nv tokens attend to each other under video_bias; each question block attends to them under question_bias
-    and to itself causally, and never to another block.
+    The first nv tokens attend to each other under video_bias; each question block of R tokens attends to them under
+    question_bias and to itself causally, and never to another block.
+
+    Returns:
+        `[n, hidden]` behind the last layer and its norm, where `select` `[B, Q*R]` is true, and layer ->
+        `[B, nv + Q*R, hidden]` behind each layer that `taps` numbers from 1 (0: x itself), the last one excepted.
+        With `depth`, no layer after that one is run.
     """
     B, L, d = x.shape
-    Q, R = n_questions, QUESTION_TOKENS
-    nv = L - Q * R
+    Q = n_questions
+    nv = video_bias.shape[-1]
+    R = (L - nv) // Q
     config = model.config.text_config
     heads, H = config.num_attention_heads, config.num_key_value_heads
     D, G = d // heads, heads // H
     cos, sin = rotary
-    causal = _causal(x.dtype)
+    causal = _causal(R, x.dtype)
     layers = model.model.language_model.layers
-    for layer in layers:
+    tapped: dict[int, Tensor] = {0: x} if 0 in taps else {}
+    for number, layer in enumerate(layers[:depth], 1):
         attention = layer.self_attn
         weight = torch.cat([attention.q_proj.weight * D**-0.5, attention.k_proj.weight, attention.v_proj.weight])
         bias = torch.cat([attention.q_proj.bias * D**-0.5, attention.k_proj.bias, attention.v_proj.bias])
         qkv = F.linear(_norm(x, layer.input_layernorm.weight), weight, bias).view(B, L, heads + 2 * H, D)
-        turned, v = qkv[:, :, : heads + H], qkv[:, :, heads + H :].transpose(1, 2)
-        a, b = turned[..., : D // 2], turned[..., D // 2 :]
+        turned, v = torch.split(qkv, [heads + H, H], 2)
+        a, b = turned.chunk(2, -1)
         turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).transpose(1, 2)
-        q, k = turned[:, :heads], turned[:, heads:]
-        video_k = k[:, :, :nv].reshape(B * H, nv, D).transpose(1, 2)
-        video_v = v[:, :, :nv].reshape(B * H, nv, D)
+        # Splits, since the gradient of a slice is as large as what it was cut from.
+        q, k = torch.split(turned, [heads, H], 1)
+        (video_q, own_q), (video_k, own_k), (video_v, own_v) = (
+            torch.split(part, [nv, Q * R], 2) for part in (q, k, v.transpose(1, 2))
+        )
+        video_k, video_v = video_k.reshape(B * H, nv, D).transpose(1, 2), video_v.reshape(B * H, nv, D)
 
-        over_video = torch.bmm(q[:, :, nv:].reshape(B * H, G * Q * R, D), video_k).view(B, heads, Q * R, nv)
+        over_video = torch.bmm(own_q.reshape(B * H, G * Q * R, D), video_k).view(B, heads, Q * R, nv)
         over_video = (over_video + question_bias[:, None]).view(B * H, G * Q * R, nv)
-        own_q = q[:, :, nv:].reshape(B * H, G, Q, R, D).transpose(1, 2).reshape(B * H * Q, G * R, D)
-        own_k = k[:, :, nv:].reshape(B * H * Q, R, D).transpose(1, 2)
-        own_v = v[:, :, nv:].reshape(B * H * Q, R, D)
+        own_q = own_q.reshape(B * H, G, Q, R, D).transpose(1, 2).reshape(B * H * Q, G * R, D)
+        own_k = own_k.reshape(B * H * Q, R, D).transpose(1, 2)
+        own_v = own_v.reshape(B * H * Q, R, D)
         over_own = torch.bmm(own_q, own_k).view(-1, G, R, R) + causal
         over_own = over_own.view(B * H, Q, G, R, R).transpose(1, 2).reshape(B * H, G * Q * R, R)
-        weights = torch.cat([over_video, over_own], -1).softmax(-1)
-        from_video = torch.bmm(weights[..., :nv], video_v).view(B, H, G, Q, R, D)
-        own_weights = weights[..., nv:].reshape(B * H, G, Q, R, R).transpose(1, 2).reshape(B * H * Q, G * R, R)
+        video_weights, own_weights = torch.split(torch.cat([over_video, over_own], -1).softmax(-1), [nv, R], -1)
+        from_video = torch.bmm(video_weights, video_v).view(B, H, G, Q, R, D)
+        own_weights = own_weights.reshape(B * H, G, Q, R, R).transpose(1, 2).reshape(B * H * Q, G * R, R)
         from_own = torch.bmm(own_weights, own_v).view(B, H, Q, G, R, D).transpose(2, 3)
         mixed = (from_video + from_own).reshape(B, heads, Q * R, D)
 
-        if layer is layers[-1]:
-            # The last layer's output is read at the questions only.
-            x = x[:, nv:]
-        else:
-            scores = torch.bmm(q[:, :, :nv].reshape(B * H, G * nv, D), video_k).view(B, heads, nv, nv)
+        if number < len(layers):
+            scores = torch.bmm(video_q.reshape(B * H, G * nv, D), video_k).view(B, heads, nv, nv)
             weights = (scores + video_bias[:, None]).softmax(-1).view(B * H, G * nv, nv)
             video_out = torch.bmm(weights, video_v).view(B, heads, nv, D)
-            mixed = torch.cat([video_out, mixed], 2)
-        x = x + attention.o_proj(mixed.transpose(1, 2).reshape(B, -1, d))
+            mixed = torch.cat([video_out, mixed], 2).transpose(1, 2).reshape(B, L, d)
+        else:
+            # Nothing reads what the last layer makes of other tokens.
+            x, mixed = x[:, nv:][select], mixed.transpose(1, 2)[select].view(-1, d)
+        x = x + attention.o_proj(mixed)
         mlp = layer.mlp
         up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         gate, value = F.linear(_norm(x, layer.post_attention_layernorm.weight), up).chunk(2, -1)
         x = x + mlp.down_proj(F.silu(gate) * value)
-    return _norm(x, model.model.language_model.norm.weight)
+        if number in taps:
+            tapped[number] = x
+    if number < len(layers):
+        x = x[:, nv:][select]
+    return _norm(x, model.model.language_model.norm.weight), tapped
 
 
-def compute_logits(
+def read_questions(
     model: Qwen2_5_VLForConditionalGeneration,
-    features: Tensor,
+    tokens: VisualTokens,
     questions: Tensor,
-    times: Tensor,
-    end: Tensor,
     select: Tensor,
-    *,
-    window: int | None = None,
-    far: Tensor | None = None,
-    seen: Tensor | None = None,
-) -> Tensor:
-    """Logits `[n, vocabulary]` at the selected question tokens.
+    taps: Collection[int] = (),
+    depth: int | None = None,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Logits `[n, vocabulary]` at the tokens of `questions` (ids) that `select` names, both `[B, Q, R]`; and `taps`.
 
-    features `[B, 9K, hidden]`, questions `[B, Q, QUESTION_TOKENS]` ids, select: bool of that shape; the rest as in
-    `positions` and `masks`.
+    Taps and depth are as of `run_language`; logits of a model that ends at that depth.
     """
     B, Q, R = questions.shape
     embed = model.model.language_model.embed_tokens
     dtype = embed.weight.dtype
-    video_bias, question_bias = make_masks(times, window, far, seen, dtype)
-    rotary = make_rotary_tables(model, make_positions(times, end, Q))
+    video_bias, question_bias = make_masks(tokens, dtype)
+    rotary = make_rotary_tables(model, make_positions(tokens, Q, R))
     prefix = embed(torch.tensor(PREFIX)).expand(B, -1, -1)
-    x = torch.cat([prefix, features.to(dtype), embed(questions.view(B, Q * R))], 1)
-    hidden = run_language(model, x, rotary, Q, video_bias, question_bias)
-    return F.linear(hidden.reshape(B, Q, R, -1)[select], embed.weight)
+    x = torch.cat([prefix, tokens.features.to(dtype), embed(questions.view(B, Q * R))], 1)
+    hidden, tapped = run_language(model, x, rotary, Q, video_bias, question_bias, select.view(B, Q * R), taps, depth)
+    return F.linear(hidden, embed.weight), tapped
+
+
+def compute_logits(
+    model: Qwen2_5_VLForConditionalGeneration, tokens: VisualTokens, questions: Tensor, select: Tensor
+) -> Tensor:
+    """The logits of `read_questions`."""
+    return read_questions(model, tokens, questions, select)[0]

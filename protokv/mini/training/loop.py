@@ -1,45 +1,70 @@
-"""Runs the language stages: updates, accuracy by type, gates, and a file at the end of each stage.
+"""Runs stages: updates, records of accuracy and losses, gates, and a file at the end of each stage.
 
-What a stage shows is the curriculum's. A stage depends on the seed and its number alone, so a run that resumes
-between two stages ends with the same weights.
+What a stage shows, asks and loses by is its trainer's. A stage depends on the seed and its number alone, so a run that
+resumes between two stages ends with the same weights.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.training.bank import Bank
-from protokv.mini.training.batches import IGNORED, Batch, judge_answers, make_batch
-from protokv.mini.training.compose import Composer
-from protokv.mini.training.curriculum import CURRICULUM, Stage
-from protokv.mini.training.forward import compute_logits
-from protokv.mini.training.model import make_model
 from protokv.mini.training.optimizer import MasterAdamW
 from protokv.mini.training.stages import Say, save_atomically
-from protokv.mini.vocabulary import token_ids
 
 WINDOW = 100
 """Steps between two records, and over which a gate measures."""
 
-_EMBEDDING = "model.language_model.embed_tokens.weight"
+
+class Course(Protocol):
+    """What the loop knows of a stage; see curriculum.Stage."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def rate(self) -> float: ...  # noqa: D102
+    @property
+    def rate_end(self) -> float | None: ...  # noqa: D102
+    @property
+    def warm_up(self) -> int: ...  # noqa: D102
+    @property
+    def gate(self) -> Mapping[str, float]: ...  # noqa: D102
+    @property
+    def gate_times(self) -> int: ...  # noqa: D102
 
 
-def stage_file(folder: Path, stage: Stage) -> Path:
+AnyStage = TypeVar("AnyStage", bound=Course)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one batch gave: the loss, what was right or not by key, and further losses by name."""
+
+    loss: Tensor
+    verdicts: Iterable[tuple[str, bool]] = ()
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+def stage_file(folder: Path, stage: Course) -> Path:
     """Where a stage leaves its result."""
     return folder / f"stage-{stage.name}.safetensors"
 
 
-def rate_at(stage: Stage, step: int) -> float:
+def rate_at(stage: Course, step: int) -> float:
     """Learning rate: a short linear warm-up, then constant, or a cosine down to rate_end."""
     rate = stage.rate
     if stage.rate_end is not None:
@@ -47,20 +72,41 @@ def rate_at(stage: Stage, step: int) -> float:
     return rate * min(1.0, (step + 1) / stage.warm_up)
 
 
-class Trainer:
-    """A model with a frozen vision tower and what is needed to train the rest of it."""
+class Loop(ABC, Generic[AnyStage]):
+    """A model and its optimiser on their way through stages."""
 
-    def __init__(self, visual: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, **size: int) -> None:
-        self.seed, self.say = seed, say
-        self.composer = Composer(bank)
-        self.model = make_model(seed, **size)
-        self.model.model.visual.load_state_dict(dict(visual))
-        self.model.model.visual.requires_grad_(False)
-        self.optimizer = MasterAdamW((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
-        # The tied output layer is a second name of the embedding, which is bfloat16 by now.
-        self.model.tie_weights()
+    stream: ClassVar[int]
+    """The second word of the seed of what a stage draws."""
+    window: ClassVar[int] = WINDOW
 
-    def run(self, folder: Path, curriculum: Sequence[Stage] = CURRICULUM) -> None:
+    def __init__(
+        self,
+        model: Qwen2_5_VLForConditionalGeneration,
+        seed: int,
+        say: Say,
+        dtype: torch.dtype = torch.bfloat16,
+        further: Iterable[tuple[str, Parameter]] = (),
+    ) -> None:
+        """Take a float32 model, of which the vision tower stays as it is, and `further` parameters by name."""
+        self.model, self.seed, self.say = model, seed, say
+        model.model.visual.requires_grad_(False)
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self.optimizer = MasterAdamW([*trained, *further], dtype)
+        # The tied output layer is a second name of the embedding, which is of another dtype by now.
+        model.tie_weights()
+
+    @abstractmethod
+    def learn(self, rng: np.random.Generator, stage: AnyStage, progress: float) -> Outcome:
+        """Loss of the next batch of a stage of which the fraction `progress` is over."""
+
+    def begin(self, stage: AnyStage) -> None:
+        """What is done before a stage."""
+
+    def measure(self, stage: AnyStage) -> Mapping[str, Any]:
+        """What is recorded when a stage has ended."""
+        return {}
+
+    def run(self, folder: Path, curriculum: Sequence[AnyStage]) -> None:
         """Every stage in order; those whose files are in `folder` are taken as done."""
         done = [i for i, stage in enumerate(curriculum) if stage_file(folder, stage).exists()]
         first = 0
@@ -72,66 +118,47 @@ class Trainer:
             self.run_stage(curriculum[index], index)
             save_atomically(self.optimizer.tensors(), stage_file(folder, curriculum[index]))
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        select = batch.labels != IGNORED
-        logits = compute_logits(
-            self.model,
-            batch.features,
-            batch.questions,
-            batch.times,
-            batch.end,
-            select,
-            window=batch.window,
-            far=batch.far,
-            seen=batch.seen,
-        )
-        return F.cross_entropy(logits.float(), batch.labels[select]), logits.detach()
-
-    def _oppose_last(self) -> None:
-        ids = token_ids()
-        with torch.no_grad():
-            embedding = self.optimizer.masters[_EMBEDDING]
-            embedding[ids["last"]] = -embedding[ids["first"]]
-        self.optimizer.publish()
-
-    def run_stage(self, stage: Stage, index: int) -> float:
+    def run_stage(self, stage: AnyStage, index: int) -> float:
         """Train one stage; returns the mean loss of its last window."""
-        rng = np.random.default_rng([self.seed, 20, index])
-        if stage.oppose_last:
-            self._oppose_last()
-        self.say({"stage": stage.name, "begin": asdict(stage)})
+        rng = np.random.default_rng([self.seed, self.stream, index])
+        self.begin(stage)
+        self.say({"stage": stage.name, "begin": asdict(stage)})  # type: ignore[call-overload]
         counts: dict[str, list[int]] = {}
+        sums: dict[str, list[float]] = {}
         loss_sum, met, n, mean = 0.0, 0, 0, math.inf
         for step in range(stage.steps):
-            batch = make_batch(rng, self.composer, stage, step / stage.steps)
-            loss, logits = self._loss(batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            outcome = self.learn(rng, stage, step / stage.steps)
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step(rate_at(stage, step))
-            loss_sum, n = loss_sum + loss.item(), n + 1
-            way = "full" if batch.window is None else "window" if batch.far is None else "far"
-            for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
-                for key in (kind, way):
-                    pair = counts.setdefault(key, [0, 0])
-                    pair[0] += 1
-                    pair[1] += ok
-            if n == WINDOW or step + 1 == stage.steps:
+            loss_sum, n = loss_sum + outcome.loss.item(), n + 1
+            for key, ok in outcome.verdicts:
+                pair = counts.setdefault(key, [0, 0])
+                pair[0] += 1
+                pair[1] += ok
+            for key, loss in outcome.losses.items():
+                sums.setdefault(key, []).append(loss)
+            if n == self.window or step + 1 == stage.steps:
                 mean = loss_sum / n
                 accuracy = {k: round(v[1] / v[0], 3) for k, v in sorted(counts.items())}
-                self.say({"stage": stage.name, "step": step + 1, "loss": round(mean, 4), **accuracy})
+                losses = {k: round(float(np.mean(v)), 4) for k, v in sums.items()}
+                self.say(
+                    {"stage": stage.name, "step": step + 1, "loss": round(mean, 4), **accuracy}
+                    | ({"losses": losses} if losses else {})
+                )
                 met = met + 1 if all(accuracy.get(k, 0.0) >= v for k, v in stage.gate.items()) else 0
-                counts, loss_sum, n = {}, 0.0, 0
+                counts, sums, loss_sum, n = {}, {}, 0.0, 0
                 if stage.gate and met >= stage.gate_times:
                     break
-        self.say({"stage": stage.name, "end": True, "steps": step + 1})
+        self.say({"stage": stage.name, "end": True, "steps": step + 1, **self.measure(stage)})
         return mean
 
     def float_model(self) -> Qwen2_5_VLForConditionalGeneration:
         """A float32 copy of the model with the master weights."""
-        model = make_model(
-            0, self.model.config.text_config.num_hidden_layers, self.model.config.text_config.hidden_size
-        )
-        state = {n: p.detach().float() for n, p in self.model.named_parameters()}
-        state |= {n: m.detach() for n, m in self.optimizer.masters.items()}
-        model.load_state_dict(state, strict=False)
+        model = copy.deepcopy(self.model).float()
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, master in self.optimizer.masters.items():
+                if name in parameters:
+                    parameters[name].copy_(master)
         model.tie_weights()
         return model.eval()

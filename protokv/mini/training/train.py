@@ -15,8 +15,8 @@ import torch
 
 from protokv.mini.training.curriculum import CURRICULUM
 from protokv.mini.training.export import export
-from protokv.mini.training.loop import Trainer
 from protokv.mini.training.stages import Journal, run_bank_stage, run_vision_stage
+from protokv.mini.training.trainer import Trainer
 
 
 def train(folder: Path, seed: int, *, until: str | None = None) -> Path:

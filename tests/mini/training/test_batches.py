@@ -24,10 +24,10 @@ def test_every_stage_of_the_curriculum_makes_batches(bank, stage):
         batch = make_batch(rng, composer, replace(stage, tokens=400), i / 6)
         kinds |= set(batch.types)
         assert ((batch.labels != IGNORED).sum(-1) >= 2).all()
-        assert (batch.times[:, -1] < batch.end).all()
-        if batch.seen is not None:
-            assert batch.seen.any(-1).all()
-            assert not batch.seen.all()
+        assert (batch.tokens.times[:, -1] < batch.tokens.end).all()
+        if batch.tokens.seen is not None:
+            assert batch.tokens.seen.any(-1).all()
+            assert not batch.tokens.seen.all()
     assert kinds <= set(stage.weights) | {"whether"}
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.training.export import export
-from protokv.mini.training.loop import Trainer
+from protokv.mini.training.trainer import Trainer
 from tests.mini.training.tiny import SMALL, tiny
 
 

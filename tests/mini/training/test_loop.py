@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from protokv.mini.training.loop import Trainer, stage_file
+from protokv.mini.training.loop import stage_file
+from protokv.mini.training.trainer import Trainer
 from tests.mini.training.tiny import SMALL, tiny
 
 
@@ -36,7 +37,7 @@ def test_a_gate_ends_a_stage_early(visual, bank):
 
 def test_last_can_start_as_the_opposite_of_first(visual, bank):
     trainer = Trainer(visual, bank, 2, lambda record: None, **SMALL)
-    trainer._oppose_last()
+    trainer.begin(tiny(oppose_last=True))
     from protokv.mini.vocabulary import token_ids
 
     embedding = trainer.model.model.language_model.embed_tokens.weight
