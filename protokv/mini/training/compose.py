@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protokv.mini.palette import SHAPES
 from protokv.mini.training.bank import Bank
 from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
 from protokv.mini.training.curriculum import Stage
@@ -61,13 +62,15 @@ class Composer:
         self.bank = bank
         self.by_kind = {k: bank.of_kind(k) for k in (SINGLE, OVERLAPPING, SIMULTANEOUS, EMPTY, DENSE)}
         self.looks = bank.events[bank.event_of[self.by_kind[SINGLE]], :3]
+        self.by_shape = [np.flatnonzero(self.looks[:, 0] == shape) for shape in range(len(SHAPES))]
         dense = self.by_kind[DENSE]
         sizes = bank.event_of[dense + 1] - bank.event_of[dense]
         self.dense = {int(n): dense[sizes == n] for n in np.unique(sizes)}
         empty = self.by_kind[EMPTY]
         self.blank = np.concatenate([np.arange(bank.first[c], bank.first[c] + bank.length[c]) for c in empty])
 
-    def _events(self, clip: int) -> Array:
+    def events_of(self, clip: int) -> Array:
+        """Events of a clip, as Bank.events has them."""
         return self.bank.events[self.bank.event_of[clip] : self.bank.event_of[clip + 1]]
 
     def compose(self, rng: np.random.Generator, stage: Stage, span: int, kept: int) -> Video:
@@ -89,7 +92,7 @@ class Composer:
         choice = self.dense.get(n, self.by_kind[SINGLE])
         clip = int(choice[rng.integers(len(choice))])
         row = self.bank.first[clip]
-        events = [Seen(int(s), int(c), int(p), 0.0, 1.0) for s, c, p, _, _ in self._events(clip)]
+        events = [Seen(int(s), int(c), int(p), 0.0, 1.0) for s, c, p, _, _ in self.events_of(clip)]
         rows = np.array([row], np.int64)
         return Video(rows, np.zeros(1, np.int64), self.bank.lit[rows], np.ones(1, np.bool_), events)
 
@@ -104,7 +107,7 @@ class Composer:
             choice = self.by_kind[kind]
             for attempt in range(6):
                 clip = int(choice[rng.integers(len(choice))])
-                looks = self._events(clip)[:, :3].tolist()
+                looks = self.events_of(clip)[:, :3].tolist()
                 if attempt and rng.random() < stage.repeat:
                     break
                 if all(look[a] not in used[a] for look in looks for a in range(3)):
@@ -168,7 +171,7 @@ class Composer:
             source = bank.first[clip] + np.arange(length)
             rows[start : start + length] = source
             lit[start : start + length] = bank.lit[source]
-            for s, c, p, begin, end in self._events(clip).tolist():
+            for s, c, p, begin, end in self.events_of(clip).tolist():
                 begin, end = start + min(begin, length - 1), start + min(end, length)
                 onset[begin] = True
                 events.append(Seen(s, c, p, float(begin), float(end)))

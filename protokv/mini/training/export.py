@@ -43,8 +43,8 @@ def make_preprocessor_config() -> dict[str, Any]:
     }
 
 
-def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
-    """Write `model` (any float dtype) and its tokenizer as a bfloat16 checkpoint folder."""
+def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, order: bool = False) -> None:
+    """Write `model` (any float dtype) and its tokenizer, `order` as of words, as a bfloat16 checkpoint folder."""
     ids = token_ids()
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
@@ -58,7 +58,7 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
         fresh = Path(made)
         model.save_pretrained(fresh)
-        build_tokenizer().save_pretrained(fresh)
+        build_tokenizer(order).save_pretrained(fresh)
         text = json.dumps(make_preprocessor_config(), indent=2) + "\n"
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
         # What transformers makes of the config, so that the model is told from others without transformers.

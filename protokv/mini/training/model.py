@@ -6,6 +6,7 @@ temporal position. Owns the configuration, not the weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -26,7 +27,11 @@ IMAGE_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
-def make_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
+SECTIONS: Final = (8, 4, 4)
+"""Rotary pairs of a head that turn by time, row and column."""
+
+
+def make_config(layers: int = 4, hidden: int = 128, sections: Sequence[int] = SECTIONS) -> Qwen2_5_VLConfig:
     """The configuration; `layers` and `hidden` (a multiple of 128) can be made smaller or larger for experiments."""
     ids = token_ids()
     text = {
@@ -38,7 +43,7 @@ def make_config(layers: int = 4, hidden: int = 128) -> Qwen2_5_VLConfig:
         "num_key_value_heads": hidden // 64,
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [8, 4, 4]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, "mrope_section": list(sections)},
         "bos_token_id": ids["<|im_start|>"],
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],

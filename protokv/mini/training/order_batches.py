@@ -1,0 +1,159 @@
+"""One batch of the curriculum of order: sparse videos, questions about them, masks, and the labels of the links.
+
+As in `batches`, a batch has one way of masking. Its videos are about equally crowded, so that little is padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protokv.mini.questions import Fact, find_facts
+from protokv.mini.training.batches import IGNORED, LONGEST_SHIFT, Asked, draw_question, encode_question, write_question
+from protokv.mini.training.compose import Composer
+from protokv.mini.training.links import Labels, LinkLabels, label_question, label_video
+from protokv.mini.training.model import TOKENS
+from protokv.mini.training.order_curriculum import EASY, OrderStage, Scene
+from protokv.mini.training.sparse import SparseVideo, make_sparse_video
+from protokv.mini.training.visual_tokens import N_PREFIX, VisualTokens
+
+MOST_VIDEOS: Final = 96
+_PARTS: Final = frozenset({"third", "tenth"})
+_USUAL_QUESTION: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBatch:
+    """Videos, questions (ids) and labels `[B, Q, R]`, the type of each question, and what each link must tell."""
+
+    tokens: VisualTokens
+    questions: Tensor
+    labels: Tensor
+    types: list[str]
+    links: dict[str, Labels]
+
+
+def find_mass(video: SparseVideo) -> float:
+    """The bias of an unlit token that is shown: log of how many unlit tokens of the whole video it stands for."""
+    lit = int(video.lit.sum())
+    shown = len(video.lit) - lit
+    return max(0.0, math.log((TOKENS * video.span - lit) / shown)) if shown else 0.0
+
+
+def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage, scene: Scene) -> list[SparseVideo]:
+    """Videos of `scene` until the batch is full."""
+    least, most = scene.others
+    others = int(rng.integers(least, most + 1))
+    scene = replace(scene, others=(max(least, others - 2), others))
+    videos: list[SparseVideo] = []
+    n = 0
+    while n < stage.tokens and len(videos) < MOST_VIDEOS:
+        videos.append(make_sparse_video(rng, composer, scene, stage.now))
+        n += len(videos[-1].times) + stage.questions * _USUAL_QUESTION
+    return videos
+
+
+def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
+    """Draw n questions about a video of which `shift` steps were never shown."""
+    types = list(weights)
+    share = np.cumsum([weights[kind] for kind in types])
+    share /= share[-1]
+    moved = [e._replace(start_s=e.start_s + shift, end_s=e.end_s + shift) for e in video.events]
+
+    @cache
+    def find(kind: str) -> list[Fact]:
+        # A part of the stream is one of all that went by.
+        return (
+            find_facts(kind, moved, video.span + shift)
+            if kind in _PARTS
+            else find_facts(kind, video.events, video.span)
+        )
+
+    return [draw_question(rng, types, share, find, video.events) for _ in range(n)]
+
+
+def stack(
+    composer: Composer, videos: list[SparseVideo], shift: NDArray[np.int64], mass: NDArray[np.float64]
+) -> tuple[VisualTokens, NDArray[np.bool_]]:
+    """The videos side by side, padded at the end, and what is lit `[B, N]`; mass `[B]` is that of unlit tokens."""
+    B, N = len(videos), max(len(video.times) for video in videos)
+    rows, times, cells = (np.zeros((B, N), np.int64) for _ in range(3))
+    lit, present = np.zeros((B, N), np.bool_), np.zeros((B, N), np.bool_)
+    for b, video in enumerate(videos):
+        n = len(video.times)
+        rows[b, :n], cells[b, :n], lit[b, :n], present[b, :n] = video.rows, video.cells, video.lit, True
+        times[b, :n], times[b, n:] = video.times + shift[b], video.times[-1] + shift[b]
+    features = composer.bank.features.view(len(composer.bank.lit), TOKENS, -1)
+    flat = torch.from_numpy(rows).view(-1), torch.from_numpy(cells).view(-1)
+    tokens = VisualTokens(
+        features[flat].view(B, N, -1),
+        torch.from_numpy(times),
+        torch.from_numpy(cells),
+        torch.from_numpy(shift + [video.span for video in videos]),
+        present=torch.from_numpy(present),
+        bias=torch.from_numpy((mass[:, None] * (present & ~lit)).astype(np.float32)),
+    )
+    return tokens, lit
+
+
+def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two steps, some others."""
+    seen = rng.random(lit.shape) >= rng.uniform(0.1, 0.95)
+    thin = rng.random() < 0.35
+    for b, video in enumerate(videos):
+        n = len(video.times)
+        evidence = video.lit
+        if thin:
+            kept = rng.random(video.span) < 0.5
+            kept[[int(event.start_s) for event in video.events]] = True
+            evidence = evidence & kept[video.times]
+        seen[b, :n] = evidence | (seen[b, :n] & ~video.lit) | (video.times >= video.span - 2)
+    return seen
+
+
+def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
+    """The next batch of `stage`, of which the fraction `progress` is over."""
+    scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
+    videos = draw_videos(rng, composer, stage, scene)
+    B, Q = len(videos), stage.questions
+    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
+    scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
+    tokens, lit = stack(composer, videos, shift, scale * [find_mass(video) for video in videos])
+
+    drift = min(1.0, progress / 0.6)
+    weights = {kind: w + (stage.weights_end.get(kind, w) - w) * drift for kind, w in stage.weights.items()}
+    asked = [ask(rng, video, int(s), weights, Q) for video, s in zip(videos, shift, strict=True)]
+    R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
+    ids = np.zeros((B, Q, R), np.int64)
+    labels = np.full(ids.shape, IGNORED, np.int64)
+    links = LinkLabels()
+    nv = N_PREFIX + lit.shape[1]
+    for b, video in enumerate(videos):
+        label_video(links, b, video, int(shift[b]), N_PREFIX)
+        for q, (kind, fact, text) in enumerate(asked[b]):
+            write_question(ids[b, q], labels[b, q], text, fact.answer)
+            if "shape" in fact.slots and kind != "whether":
+                words, start, _ = encode_question(text, fact.answer)
+                label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
+
+    way = rng.random()
+    if way < stage.window + stage.far:
+        far = None
+        if way < stage.far:
+            far = torch.from_numpy(
+                (rng.random(lit.shape) < rng.uniform(0.05, 0.9)) | (lit & (rng.random(lit.shape) < 0.85))
+            )
+        tokens = replace(tokens, window=int(rng.integers(2, stage.longest_window + 1)), far=far)
+    if rng.random() < stage.drop:
+        tokens = replace(tokens, seen=torch.from_numpy(_hide(rng, videos, lit)))
+    types = [kind for some in asked for kind, _, _ in some]
+    known = links.tensors(tokens.window is not None, tokens.far is not None)
+    return OrderBatch(tokens, torch.from_numpy(ids), torch.from_numpy(labels), types, known)

@@ -1,0 +1,64 @@
+"""From the shipped weights to a checkpoint that is asked about order, resumed at a border as if it had not stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from protokv.mini import weights_folder
+from protokv.mini.training import order_trainer
+from protokv.mini.training.evaluate_order import answer_all, find_known_types
+from protokv.mini.training.order_curriculum import make_curriculum
+from protokv.mini.training.order_trainer import OrderTrainer
+from protokv.mini.training.order_worlds import ASKED, ask_order, make_order_world
+from protokv.mini.training.stages import save_atomically
+from protokv.mini.training.train_order import train_order
+
+
+@pytest.fixture
+def curriculum(monkeypatch):
+    monkeypatch.setattr(OrderTrainer, "held_out_batches", 1)
+    monkeypatch.setattr(order_trainer, "WHOLE", replace(order_trainer.WHOLE, tokens=300))
+    return [replace(stage, steps=2, tokens=300, whole=0.5) for stage in make_curriculum() if stage.name != "order"]
+
+
+def test_a_tiny_run_ends_in_a_checkpoint_that_is_asked_about_order_and_resumes_to_the_same_weights(
+    bank, curriculum, tmp_path
+):
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        save_atomically(bank.tensors(), tmp_path / name / "bank.safetensors")
+    made = train_order(tmp_path / "whole", 1, curriculum)
+    train_order(tmp_path / "parts", 1, curriculum[:2])
+    resumed = train_order(tmp_path / "parts", 1, curriculum)
+    one, two = (load_file(folder / "model.safetensors") for folder in (made, resumed))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+    assert set(find_known_types(made)) == set(ASKED)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(made, dtype=torch.float32).eval()
+    assert len(model.model.language_model.layers) == 6
+    assert model.config.text_config.rope_parameters["mrope_section"] == [12, 2, 2]
+    world = make_order_world("middle", 0)
+    asked = ask_order(world, ("middle_before", "tenth"), 2)
+    assert len(answer_all(model, world, asked)) == len(asked) == 4
+    log = (tmp_path / "parts" / "log.jsonl").read_text()
+    assert '"resumed_after": "compare"' in log
+    assert log.count("held_out") == 2
+
+
+def test_the_clock_learns_alone_and_leaves_the_rest_as_it_was(bank, curriculum):
+    state = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(), dtype=torch.float32).state_dict()
+    records = []
+    trainer = OrderTrainer(state, bank, 1, records.append)
+    before = {name: master.detach().clone() for name, master in trainer.optimizer.masters.items()}
+    trainer.run_stage(replace(curriculum[0], steps=60, tokens=600, warm_up=10), 0)
+    changed = {name for name, master in trainer.optimizer.masters.items() if not torch.equal(master, before[name])}
+    assert changed
+    assert all(name.startswith(("model.language_model.layers.0.", "links.clock.")) for name in changed)
+    losses = [record["losses"]["clock"] for record in records if "losses" in record]
+    assert losses[-1] < 0.7 * losses[0]
