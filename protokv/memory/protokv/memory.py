@@ -28,6 +28,7 @@ from protokv.memory.protokv.coded import CodedBank
 from protokv.memory.protokv.policies import find_policy
 from protokv.memory.protokv.policy import FarTokens, Policy
 from protokv.memory.protokv.residuals import Residuals
+from protokv.memory.rows import write_rows_
 from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec, size_of
 from protokv.rotary import Rotary, rotate, unrotate
@@ -168,7 +169,7 @@ class ProtoKV(LocalMemory):
             (slots.bias, self._bias_of(mass, S)),
         ):
             copies = shown.to(part.dtype)[:, None].expand(-1, S, *shown.shape[1:]).flatten(0, 1)
-            part.flatten(0, 2).index_copy_(0, places, copies)
+            write_rows_(part.flatten(0, 2), places, copies)
 
     def _show_stale(self, residuals: Residuals) -> None:
         """Write the pseudo-tokens of the prototypes that changed, and all biases."""

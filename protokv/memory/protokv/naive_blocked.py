@@ -20,8 +20,9 @@ LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
 SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
 
 
-Proposal = tuple[float, int, int]
-"""A cost, the slot to go into, and where it was found: no two of a head are equal."""
+Proposal = tuple[float, int, int, int]
+"""A cost, the place in its block and the slot of what to go into, and where that was found: no two of a head are
+equal."""
 
 
 @dataclass(slots=True)
@@ -143,16 +144,16 @@ class NaiveBlocked:
                     proposals[slot] = min(proposal, proposals.get(slot, proposal))
         comes: dict[int, Proposal] = {}
         for proposal in proposals.values():
-            comes[proposal[1]] = min(proposal, comes.get(proposal[1], proposal))
+            comes[proposal[2]] = min(proposal, comes.get(proposal[2], proposal))
 
         def turn(slot: int) -> tuple[bool, Proposal]:
             own = proposals[slot]
             # What it would go into goes itself, or something comes into it, at a lower cost.
-            waits = proposals.get(own[1], own) < own or comes.get(slot, own) < own
+            waits = proposals.get(own[2], own) < own or comes.get(slot, own) < own
             return waits, own
 
         cheapest = sorted(proposals, key=turn)[: self.M]
-        goes = {slot: proposals[slot][1] for slot in cheapest}
+        goes = {slot: proposals[slot][2] for slot in cheapest}
         assert len(goes) == self.M
 
         def end(slot: int) -> int:
@@ -173,8 +174,8 @@ class NaiveBlocked:
         common = torch.tensor([sorted(column)[(len(sample) - 1) // 2] for column in columns])
         folded = [point - common for point in folded]
         sizes = sorted((point - common).abs().max() for point in sample)
-        unit = (sizes[(len(sizes) - 1) // 2] / USUAL).clamp(min=1e-30)
-        return [(point / unit).round().clamp(-MOST, MOST).double() for point in folded]
+        scale = 1 / (sizes[(len(sizes) - 1) // 2] / USUAL).clamp(min=1e-30)
+        return [(point * scale).round().clamp(-MOST, MOST).double() for point in folded]
 
     def _by_place(self, slots: list[Prototype]) -> list[int]:
         def place(slot: int) -> tuple[int, int]:
@@ -200,7 +201,7 @@ class NaiveBlocked:
     ) -> Iterator[tuple[int, Proposal]]:
         """Each slot with the least cost in its block, of equal ones that of the heaviest partner; the last block is as
         long as the others, so some slots are in two."""
-        width = min(self.K, WIDTH if self.K >= LARGE else WIDE)
+        width = self._width()
         for start in range(0, len(order), width):
             last = start + width >= len(order)
             block = sorted(
@@ -208,7 +209,7 @@ class NaiveBlocked:
             )
             for at, slot in enumerate(block[1:], 1):
                 cost, before = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
-                yield slot, (cost, block[before], at + width * number + 2 * width * last)
+                yield slot, (cost, before, block[before], at + width * number + 2 * width * last)
 
     def _squares(self, slots: list[Prototype]) -> list[list[float]]:
         """Squared distances of the sketches: whole numbers."""
@@ -216,9 +217,14 @@ class NaiveBlocked:
         return (points[:, None] - points[None]).square().sum(2).tolist()
 
     def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
-        """Ward's costs, float32."""
+        """Ward's costs, float32 less the lowest bits: as many as the number of a prototype in its block has."""
         share = torch.stack([1 / self._weight(slot.mass) for slot in slots])
-        return (torch.tensor(squares) / (share[:, None] + share[None])).tolist()
+        costs = torch.tensor(squares) / (share[:, None] + share[None])
+        bits = (self._width() - 1).bit_length()
+        return ((costs.view(torch.int32) >> bits) << bits).view(torch.float32).tolist()
+
+    def _width(self) -> int:
+        return min(self.K, WIDTH if self.K >= LARGE else WIDE)
 
     def _weight(self, mass: int) -> Tensor:
         return torch.tensor(mass).float().pow(self.power) if mass else torch.tensor(0.0)

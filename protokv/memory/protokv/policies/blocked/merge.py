@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policy import FarTokens
+from protokv.memory.rows import write_rows_
+
+# Later than any position.
+_NEVER = 1 << 40
 
 
 class Prototypes(Protocol):
@@ -26,17 +30,17 @@ class Prototypes(Protocol):
     last_step: Tensor
 
 
-def merge_(bank: Prototypes, source: Tensor, target: Tensor, anchor: str) -> None:
-    """Merge rows `source` into rows `target`; what stood in `source` is to be overwritten.
+def merge_(bank: Prototypes, moves: Tensor, anchor: str, line: Tensor) -> None:
+    """Merge rows into others; what stood in them is to be overwritten.
 
     Args:
         bank: changed.
-        source: `[B, n]` int64, each at most once, and none of `target`. A free one brings nothing.
-        target: `[B, n]`, of the same head, as often as others go into it.
+        moves: `[2, B, n]` int64, rows that others go into, as often as these do; and those that go into them, each at
+            most once and none of the former, of the same head. A free one brings nothing.
         anchor: of `DurableConfig`: which position a merged prototype has.
+        line: 0, 1, ..., one for each of `moves`.
     """
-    B, n = source.shape
-    one, other = target.view(-1), source.view(-1)
+    one, other = moves.flatten(1)
     mass = bank.mass.view(-1)
     own = mass.index_select(0, other)
     mass.index_add_(0, one, own)
@@ -50,14 +54,16 @@ def merge_(bank: Prototypes, source: Tensor, target: Tensor, anchor: str) -> Non
         _draw_(position, other, one, share.double())
         return
     # The first component is time under M-RoPE and the index of the token under RoPE.
-    times = position[:, 0]
-    offered, held = times.index_select(0, other), times.index_select(0, one)
+    moves = moves.view(-1)
+    times = position[:, 0].index_select(0, moves).long()
     if anchor == "first":
-        offered, held = offered.masked_fill_(own == 0, torch.inf).neg_(), held.neg_()
-    # Of what joins one prototype the first that is best.
-    apart = target[:, :, None] != target[:, None]
-    best, which = offered.view(B, 1, n).expand(B, n, n).masked_fill(apart, -torch.inf).max(2)
-    chosen = torch.where(best.view(-1) > held, source.gather(1, which).view(-1), one)
+        times[len(one) :].masked_fill_(own == 0, _NEVER)
+        times.neg_()
+    # The greatest of all that come together, of equal ones the first: the least of one number tells which it is.
+    bits = len(moves).bit_length()
+    numbers = torch.sub(line, times, alpha=1 << bits)
+    least = torch.empty_like(mass).scatter_reduce_(0, one.repeat(2), numbers, "amin", include_self=False)
+    chosen = moves.index_select(0, least.index_select(0, one).bitwise_and_((1 << bits) - 1))
     position.index_copy_(0, one, position.index_select(0, chosen))
 
 
@@ -68,12 +74,12 @@ def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step:
     mass = usable.long()
     seen = tokens.seen.at(part)
     for center, new in ((bank.key_center, tokens.keys), (bank.value_center, tokens.values)):
-        center.flatten(0, 2).index_copy_(0, rows.view(-1), new[:, part].flatten(0, 1))
+        write_rows_(center.flatten(0, 2), rows.view(-1), new[:, part].flatten(0, 1))
     given = {
         "mean": seen.coordinates * usable[:, None],
         "position": seen.positions * usable[:, None],
         "mass": mass,
-        "last_step": mass * (step + 1) - 1,
+        "last_step": torch.rsub(mass, -1, alpha=-(step + 1)),
     }
     for name, new in given.items():
         getattr(bank, name).flatten(0, 2).index_put_((rows,), new)
@@ -82,4 +88,8 @@ def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step:
 def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
     """Move rows `target` `[m]` of `[B * K, F]` by `share` `[m, 1]` of the way to rows `source`, all at once."""
     way = (center.index_select(0, source) - center.index_select(0, target)).mul_(share)
-    center.index_put_((target,), way, accumulate=True)
+    if center.device.type == "cpu":
+        # One after the other; threads that accumulate into one row add in any order.
+        center.index_add_(0, target, way)
+    else:
+        center.index_put_((target,), way, accumulate=True)

@@ -7,47 +7,82 @@ distance to it. It finds what moved. Free slots stand where their zeros put them
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.parts import SLOT_BITS, parts_of
 from protokv.memory.protokv.policies.blocked.sketch import Sketch
+from protokv.memory.protokv.policies.blocked.sorting import sorted_from
 
 PIVOTS = 64
 _SIDE = 16
-# Steps are below 2 ** 40, squared distances of sketches below 2 ** 23.
-_STEP_BITS, _SQUARE_BITS = 40, 23
+_PIVOT_BITS = 6
+# Squared distances of sketches are below 2 ** 23, steps below 2 ** 35. With those of a slot and of a cell: 63.
+_SQUARE_BITS, _STEP_BITS = 23, 35
 
 
-def by_place(mean: Tensor, last_step: Tensor, cells: Tensor) -> Tensor:
-    """Slots `[n, K]` in order of place and time, of `mean` `[n, K, 2]` in [0, 1] and `last_step` `[n, K]` int64.
+@dataclass(frozen=True, slots=True)
+class OrderTables:
+    """Constants.
 
-    `cells` is of `cells_of`.
+    Attributes:
+        cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[256]` int64, one
+            row of cells behind the other.
+        numbers: of the pivots, `[64]` int32.
     """
+
+    cells: Tensor
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, device: torch.device) -> OrderTables:
+        """The constants."""
+        bits = torch.arange(_SIDE)
+        spread = torch.zeros_like(bits)
+        for bit in range(4):
+            spread |= (bits >> bit & 1) << 2 * bit
+        cells = (spread[None] | spread[:, None] << 1) << _STEP_BITS
+        return cls(cells.view(-1).to(device), torch.arange(PIVOTS, dtype=torch.int32, device=device))
+
+
+def orders_of(sketch: Sketch, mean: Tensor, last_step: Tensor, line: Tensor, tables: OrderTables) -> Tensor:
+    """Both orders.
+
+    Args:
+        sketch: of n heads.
+        mean: `[n, K, 2]` float32, coordinates in [0, 1].
+        last_step: `[n, K]` int64.
+        line: `[K]` int64, 0, 1, ...
+        tables: constants.
+
+    Returns:
+        All slots by place and by content, `[n, 2, K]` int64; of equal ones the first.
+    """
+    places = torch.stack((_by_place(mean, last_step, tables.cells), _by_content(sketch, tables.numbers)), 1)
+    return sorted_from(torch.add(line, places, alpha=1 << SLOT_BITS)).bitwise_and_((1 << SLOT_BITS) - 1)
+
+
+def _by_place(mean: Tensor, last_step: Tensor, cells: Tensor) -> Tensor:
+    """Where each slot stands in order of place and time, `[n, K]` int64."""
     x, y = (mean * _SIDE).clamp_(0, _SIDE - 1).long().unbind(2)
-    return (cells[y, x] + last_step).argsort(dim=1, stable=True)
+    cell = torch.add(x, y, alpha=_SIDE)
+    return cells.index_select(0, cell.view(-1)).view_as(cell).add_(last_step)
 
 
-def by_content(sketch: Sketch) -> Tensor:
-    """Slots `[n, K]` in order of their nearest pivot, of equally near ones the first, and of how near it is."""
-    n, K, _ = sketch.points.shape
+def _by_content(sketch: Sketch, numbers: Tensor) -> Tensor:
+    """Where each slot stands in order of its nearest pivot, of equally near ones the first, and of how near it is:
+    `[n, K]` int32."""
+    K = sketch.points.shape[1]
     count = min(PIVOTS, K)
     some = slice(0, K // count * count, K // count)
-    pivots, offsets = sketch.points[:, some].float().transpose(1, 2), sketch.norms[:, None, some]
-    found = torch.empty(n, K, dtype=torch.int64, device=offsets.device)
-    for part in parts_of(K, offsets.device):
-        norms = offsets + sketch.norms[:, part, None]
-        squares = torch.baddbmm(norms, sketch.points[:, part].float(), pivots, alpha=-2)
-        square, number = squares.min(2)
-        torch.add(square.int(), number, alpha=1 << _SQUARE_BITS, out=found[:, part])
-    return found.argsort(dim=1, stable=True)
-
-
-def cells_of(device: torch.device) -> Tensor:
-    """Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 40: `[16, 16]` int64 by y and
-    x."""
-    bits = torch.arange(_SIDE)
-    spread = torch.zeros_like(bits)
-    for bit in range(4):
-        spread |= (bits >> bit & 1) << 2 * bit
-    return ((spread[None] | spread[:, None] << 1) << _STEP_BITS).to(device)
+    # A squared distance, less what is the same for all pivots, above the number of the pivot: the least tells both.
+    norms, pivots = sketch.norms.int(), sketch.points[:, some].float().mul_(-2 << _PIVOT_BITS).transpose(1, 2)
+    offsets = torch.add(numbers[:count], norms[:, None, some], alpha=1 << _PIVOT_BITS)
+    nearest = torch.empty_like(norms)
+    for part in parts_of(K, norms.device):
+        distances = torch.bmm(sketch.points[:, part].float(), pivots).int().add_(offsets)
+        torch.amin(distances, 2, out=nearest[:, part])
+    squares = norms.add_(nearest >> _PIVOT_BITS)
+    return squares.add_(nearest.bitwise_and_((1 << _PIVOT_BITS) - 1), alpha=1 << _SQUARE_BITS)

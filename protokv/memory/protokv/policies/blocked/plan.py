@@ -21,7 +21,7 @@ from protokv.memory.protokv.policies.blocked.nearest import (
     nearest_heavier,
     partners_of,
 )
-from protokv.memory.protokv.policies.blocked.orders import by_content, by_place, cells_of
+from protokv.memory.protokv.policies.blocked.orders import OrderTables, orders_of
 from protokv.memory.protokv.policies.blocked.sketch import SketchTables, sketch_of
 
 
@@ -30,14 +30,13 @@ class Points:
     """The prototypes of some heads.
 
     Attributes:
-        key_center, value_center: `[n, K, D]` float32.
+        folded: centres, `[n, K, F]` float32 (`fold`).
         mass: `[n, K]` int64; 0 is a free slot, all of whose numbers are 0.
         mean: `[n, K, 2]` float32, coordinates.
         last_step: `[n, K]` int64.
     """
 
-    key_center: Tensor
-    value_center: Tensor
+    folded: Tensor
     mass: Tensor
     mean: Tensor
     last_step: Tensor
@@ -45,11 +44,11 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Constants of a head size and a number of prototypes: `cells_of`, and the numbers of all slots."""
+    """Constants of a head size and a number of prototypes, and the numbers of all slots."""
 
     sketch: SketchTables
     blocks: BlockTables
-    cells: Tensor
+    orders: OrderTables
     line: Tensor
 
     @classmethod
@@ -58,7 +57,7 @@ class Tables:
         return cls(
             SketchTables.of(size, device),
             BlockTables.of(prototypes, heads, device),
-            cells_of(device),
+            OrderTables.of(device),
             torch.arange(prototypes, device=device),
         )
 
@@ -77,8 +76,8 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
         Slots that go, and those that they go into, `[n, M]` int64 each, cheapest first. No slot goes twice, or goes and
         is gone into.
     """
-    sketch = sketch_of(points.key_center, points.value_center, tables.sketch)
-    orders = torch.stack((by_place(points.mean, points.last_step, tables.cells), by_content(sketch)), 1)
+    sketch = sketch_of(points.folded)
+    orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
     proposals = nearest_heavier(sketch, points.mass, share, orders, tables.line, tables.blocks)
     cheapest, gone = in_turn(proposals, filled).topk(merges, dim=1, largest=False)

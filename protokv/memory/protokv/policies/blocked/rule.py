@@ -21,9 +21,12 @@ from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.policies.blocked.merge import merge_, place_
+from protokv.memory.protokv.policies.blocked.parts import parts_of
 from protokv.memory.protokv.policies.blocked.plan import Points, Tables, plan_of
 from protokv.memory.protokv.policies.blocked.schedule import Schedule, merges_of, pieces_of
+from protokv.memory.protokv.policies.blocked.sketch import fold
 from protokv.memory.protokv.policy import Assigned, FarTokens, Follower, Policy
+from protokv.memory.rows import write_rows_
 from protokv.memory.state import LAYER, Clock, TensorSpec
 
 
@@ -51,14 +54,16 @@ class BlockedRule(Policy):
         self._own = slice(own.start * H, own.stop * H)
         self._schedule = Schedule(K, layers * H)
         gone, _, _ = self.declare(config, shape)
-        # Slots that go, and those that they go into.
+        # Slots that others go into, and those that go.
         self._plans = torch.stack([gone.allocate(shape.device)] * 2)
         # As in the schedule, where plans are read.
         self._done = torch.full((L * H, 1), self._schedule.merges, device=shape.device)
         self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
         self._alone = torch.full((1, 1), -1, device=shape.device)
-        self._line = torch.arange(K, device=shape.device)
+        self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
+        # What plans read of the centres; of a bank that is all zeros it is.
+        self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
     def absorb_(self, tokens: FarTokens, followers: Sequence[Follower], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`; each stands for itself at first. A token that was dropped
@@ -77,15 +82,18 @@ class BlockedRule(Policy):
         opened = schedule.open(n)
         merges = n - (opened.stop - opened.start)
         rows = self._head + self._line[opened] if merges < n else None
+        changed = rows
         if merges:
-            source, target = self._next_merges(merges)
-            merge_(bank, source, target, self._config.anchor)
-            bank.note_(target.view(-1))
+            moves = self._next_merges(merges)
+            merge_(bank, moves, self._config.anchor, self._line[: moves.numel()])
             bank.merged += merges
-            rows = source if rows is None else torch.cat((rows, source), 1)
+            changed = moves if rows is None else torch.cat((rows, *moves), 1)
+            rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
         assert rows is not None
+        assert changed is not None
         place_(bank, rows, tokens, part, step)
-        bank.note_(rows.view(-1))
+        bank.note_(changed.view(-1))
+        self._fold_(changed.view(-1))
         bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
 
     def _of_mine(self, heads: slice) -> slice:
@@ -94,29 +102,36 @@ class BlockedRule(Policy):
 
     def _plan(self, heads: slice) -> None:
         bank = self._bank
-        parts = (bank.key_center, bank.value_center, bank.mass, bank.mean, bank.last_step)
-        points = Points(*(part.flatten(0, 1)[heads] for part in parts))
+        parts = (part.flatten(0, 1) for part in (bank.mass, bank.mean, bank.last_step))
+        points = Points(*(part[heads] for part in (self._folded, *parts)))
         if not len(points.mass):
             return
         merges, power = self._schedule.merges, self._config.merge_mass_power
         plan = plan_of(points, self._schedule.filled, merges, self._tables, power)
-        for held, new in zip(self._plans, plan, strict=True):
+        for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new
         self._done[heads] = 0
 
-    def _next_merges(self, n: int) -> tuple[Tensor, Tensor]:
-        """The rows of the bank that go next, and those that they go into, `[B, n]` each."""
+    def _fold_(self, rows: Tensor) -> None:
+        """Follow what became of these rows of the bank."""
+        keys, values = (center.flatten(0, 2).index_select(0, rows) for center in self._centers())
+        write_rows_(self._folded.flatten(0, 1), rows, fold(keys, values, self._tables.sketch))
+
+    def _centers(self) -> tuple[Tensor, Tensor]:
+        return self._bank.key_center, self._bank.value_center
+
+    def _next_merges(self, n: int) -> Tensor:
+        """The rows of the bank that others go into next, and those that go, `[2, B, n]`."""
         which = (self._done + self._line[:n]).expand(2, -1, -1)
         self._done += n
         self._schedule.carry_out(n)
-        source, target = self._plans.flatten(1, 2).gather(2, which) + self._head
-        return source, target
+        return self._plans.flatten(1, 2).gather(2, which) + self._head
 
     def held(self) -> dict[str, Tensor]:
         """The plans, and `Schedule.numbers`."""
         return {
-            "plan.gone": self._plans[0],
-            "plan.into": self._plans[1],
+            "plan.gone": self._plans[1],
+            "plan.into": self._plans[0],
             "plan.schedule": torch.tensor(self._schedule.numbers()),
         }
 
@@ -138,11 +153,15 @@ class BlockedRule(Policy):
             raise StateCorrupt("state: tensor plan.gone must hold each slot once, and none of plan.into")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the plans of a checked state."""
+        """Take the plans of a checked state; the bank has taken its own before."""
         self._schedule = self._schedule_of(tensors)
         self._done.copy_(torch.tensor(self._schedule.done[self._own])[:, None])
-        for held, name in zip(self._plans, ("plan.gone", "plan.into"), strict=True):
+        for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):
             held.copy_(tensors[name])
+        folded = self._folded.flatten(0, 1)
+        for part in parts_of(len(folded), folded.device):
+            keys, values = (center.flatten(0, 2)[part] for center in self._centers())
+            folded[part] = fold(keys, values, self._tables.sketch)
 
     def _schedule_of(self, tensors: Mapping[str, Tensor]) -> Schedule:
         try:
@@ -151,5 +170,5 @@ class BlockedRule(Policy):
             raise StateCorrupt(f"state: tensor plan.schedule: {error}") from error
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Where the plans are read."""
-        return {"plan": (self._done,)}
+        """Where the plans are read, and what they are made of."""
+        return {"plan": (self._done, self._folded)}

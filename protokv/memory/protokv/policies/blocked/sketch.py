@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.parts import parts_of
+from protokv.memory.protokv.policies.blocked.sorting import median_from
 
 # What half of the rows stay below in every component; rows twice as far out are cut off. A power of two.
 _USUAL = 64.0
@@ -68,30 +69,28 @@ def signs_of(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return signs[0], signs[1]
 
 
-def sketch_of(keys: Tensor, values: Tensor, tables: SketchTables) -> Sketch:
+def sketch_of(folded: Tensor) -> Sketch:
     """The sketch of some heads.
 
     Args:
-        keys: centres, `[n, K, D]` float32; zeros where a slot is free.
-        values: likewise.
-        tables: of D.
+        folded: centres, `[n, K, F]` (`fold`); zeros where a slot is free.
     """
-    n, K, _ = keys.shape
-    some = _some(K)
-    sample = _fold(keys[:, some], values[:, some], tables)
-    common = sample.median(1, keepdim=True).values
-    usual = torch.linalg.vector_norm(sample - common, torch.inf, dim=2).median(1).values
-    unit = usual.mul_(1 / _USUAL).clamp_(min=1e-30)[:, None, None]
-    points = torch.empty(n, K, tables.size, dtype=torch.int8, device=keys.device)
-    norms = torch.empty(n, K, device=keys.device)
-    for part in parts_of(K, keys.device):
-        whole = _fold(keys[:, part], values[:, part], tables).sub_(common).div_(unit).round_().clamp_(-_MOST, _MOST)
+    n, K, F = folded.shape
+    sample = folded[:, _some(K)]
+    common = median_from(sample.transpose(1, 2).clone(memory_format=torch.contiguous_format))[:, None].contiguous()
+    usual = median_from((sample - common).abs_().amax(2))
+    scale = usual.mul_(1 / _USUAL).clamp_(min=1e-30).reciprocal_()[:, None, None]
+    points = torch.empty(n, K, F, dtype=torch.int8, device=folded.device)
+    norms = torch.empty(n, K, device=folded.device)
+    for part in parts_of(K, folded.device):
+        whole = (folded[:, part] - common).mul_(scale).round_().clamp_(-_MOST, _MOST)
         points[:, part] = whole
         torch.sum(whole.square_(), 2, out=norms[:, part])
     return Sketch(points, norms)
 
 
-def _fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
+def fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
+    """Centres `[..., D]` float32 folded to `[..., F]`. A row depends on nothing but its own centre."""
     # A sign changes no digit, so it is one rounding whether the product and the sum are fused or not.
     folded = torch.addcmul(keys, values, tables.signs[0])
     while folded.shape[-1] > tables.size:
