@@ -133,7 +133,7 @@ def filled(config: MemoryConfig, scene: str, sizes: Sizes, device: torch.device)
     if scene == "still":
         # What stands still is merged where it could open a slot, so the bank is left half open for it. It is still
         # for the bank once it comes out of the near window.
-        moving = (config.near_tokens + config.prototypes // 2) // sizes.tokens
+        moving = config.prototypes // 2 // sizes.tokens
     for _ in range(moving):
         memory.append(stream.step("moving"))
     for _ in range(config.near_tokens // sizes.tokens + 5 if scene == "still" else 0):

@@ -14,7 +14,7 @@ from protokv.attention import attend
 from protokv.config import MemoryConfig, PaperConfig
 from protokv.memory import MEMORIES
 from protokv.memory.protokv import memory as protokv
-from protokv.memory.protokv.policies import maintenance, paper
+from protokv.memory.protokv.policies import paper
 from protokv.memory.protokv.policies.agglomerative import Agglomerative
 from protokv.memory.protokv.policies.blocked.rule import BlockedRule
 from protokv.memory.protokv.residuals import Residuals
@@ -95,7 +95,7 @@ STAGES = [
     (BlockedRule, "absorb_", "stage: assignment"),
     (Residuals, "record_", "stage: residuals"),
     (paper.PaperRule, "maintain_", "stage: maintenance"),
-    (maintenance, "merge_", "stage: maintenance, merging alone"),
+    (paper, "merge_", "stage: maintenance, merging alone"),
     (protokv.ProtoKV, "context", "stage: pseudo-tokens"),
 ]
 

@@ -112,21 +112,46 @@ class PrototypeBank(StatePart):
             ),
         )
 
-    def open_(self, rows: Tensor, keys: Tensor, values: Tensor, seen: Seen, step: int) -> None:
-        """Initialise free slots `rows` `[n]` from one token each: centres `[n, D]`, mass 1, Sigma = I."""
-        self.mass.view(-1)[rows] = 1
+    def open_(
+        self, rows: Tensor, keys: Tensor, values: Tensor, seen: Seen, step: int, opened: Tensor | None = None
+    ) -> None:
+        """Initialise free slots `rows` `[..., n]` from one token each: centres `[..., n, D]`, mass 1, Sigma = I.
+
+        Where `opened` `[..., n]` bool is given, the others stay as they are.
+        """
+        given = {
+            "mass": torch.ones_like(rows),
+            "mean": seen.coordinates,
+            "covariance": torch.eye(2, device=rows.device).expand(*rows.shape, 2, 2),
+            "position": seen.positions,
+            "last_step": torch.full_like(rows, step),
+        }
+        if opened is not None:
+            centers = zip((keys, values), self.centers(rows), strict=True)
+            keys, values = (torch.where(opened[..., None], new, held) for new, held in centers)
+        for name, new in given.items():
+            held = getattr(self, name).flatten(0, 2)
+            if opened is not None:
+                new = torch.where(opened.view(*rows.shape, *[1] * (held.ndim - 1)), new, held[rows])
+            held[rows] = new
         self.put_centers_(rows, keys, values)
-        self.mean.view(-1, 2)[rows] = seen.coordinates
-        self.covariance.view(-1, 2, 2)[rows] = torch.eye(2, device=rows.device)
-        self.position.view(-1, self.position.shape[-1])[rows] = seen.positions
-        self.last_step.view(-1)[rows] = step
         self.touch_(rows)
 
     def free_(self, rows: Tensor) -> None:
         """Empty slots `rows`; they remember that they were used."""
-        for name in (*self.of_centers, "mass", "mean", "covariance", "position"):
-            getattr(self, name).flatten(0, 2)[rows] = 0
+        for tensor in self._contents():
+            tensor.flatten(0, 2)[rows] = 0
         self.touch_(rows)
+
+    def free_where_(self, gone: Tensor) -> None:
+        """Empty the slots that are set in `gone` `[L, H, K]` bool."""
+        for tensor in self._contents():
+            tensor.masked_fill_(gone.view(*gone.shape, *[1] * (tensor.ndim - 3)), 0)
+        self.stale |= gone
+        self.touched = None
+
+    def _contents(self) -> list[Tensor]:
+        return [getattr(self, name) for name in (*self.of_centers, "mass", "mean", "covariance", "position")]
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
@@ -151,7 +176,7 @@ class PrototypeBank(StatePart):
         """Note that what `rows` show changed, for memories without residual statistics, which read `stale`; that is
         enough where no centre moved, and for a rule that never reads `moved`."""
         if self.touched is not None:
-            self.touched.append(rows)
+            self.touched.append(rows.reshape(-1))
             if sum(map(len, self.touched)) > self.stale.numel():
                 self.touched = None
 
@@ -228,6 +253,11 @@ class Seen:
     def at(self, tokens: Tensor | slice) -> Seen:
         """Those of some of the tokens."""
         return Seen(self.coordinates[tokens], self.positions[tokens])
+
+
+def first_of(flags: Tensor, n: int) -> Tensor:
+    """Where `flags` `[B, K]` are set, ascending, and then others: `[B, n]`."""
+    return flags.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :n]
 
 
 def _check_covariance(covariance: Tensor) -> None:

@@ -52,6 +52,8 @@ class ProtoKV(LocalMemory):
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
         self._layout = Layout.fixed(shape.layers * shape.kv_heads, 0 if config.is_coded else K, S, shape.device)
         self._places = self._far_rows()
+        # Whether masses change where nothing else does.
+        self._ages = getattr(config, "decay", "off") != "off"
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -100,6 +102,8 @@ class ProtoKV(LocalMemory):
             if self._residuals is None:
                 for rows in torch.split(self._bank.collect_touched_(), ROWS_AT_ONCE):
                     self._show_centres(rows)
+                if self._ages:
+                    self._show_biases()
             else:
                 self._show_stale(self._residuals)
         return self._slots.context(self._near.positions, self._anchors)
@@ -176,6 +180,9 @@ class ProtoKV(LocalMemory):
         if len(rows := self._bank.stale.view(-1).nonzero().squeeze(1)):
             self._show(rows, residuals)
             self._bank.stale.zero_()
+        self._show_biases()
+
+    def _show_biases(self) -> None:
         mass = self._bank.mass.flatten(0, 1)
         # One more prototype, which hides the slots that are nobody's.
         bias = torch.nn.functional.pad(self._bias_of(mass, self._layout.counts), (0, 1), value=-torch.inf)

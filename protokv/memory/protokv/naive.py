@@ -3,8 +3,8 @@ paper.
 
 This is the oracle that the fast memory is tested against, and where the settlements of the points that the
 paper leaves open are easiest to see; each is marked "settled". It is slow on purpose and shares with the fast
-code only the rotation of keys, the k-means fit and the seed of a step's draw. One `NaiveProtoKV` has a near
-window and an independent bank per layer and head.
+code only the rotation of keys, the k-means fit, the seed of a step's draw and the order of slots in a merge. One
+`NaiveProtoKV` has a near window and an independent bank per layer and head.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv import quantizer
 from protokv.memory.protokv.policies.maintenance import step_seed
+from protokv.memory.protokv.policies.merging import PASSES, turns
 from protokv.rotary import Rotary, rotate, unrotate
 
 
@@ -222,17 +223,52 @@ class NaiveProtoKV:
                     bank.slots[slot] = None
 
     def _merge(self, bank: Head) -> None:
-        """Settled: root-mean-square distances, pairs i < j in order."""
-        for i in range(len(bank.slots)):
-            for j in range(i + 1, len(bank.slots)):
-                one, other = bank.slots[i], bank.slots[j]
-                if one is None or other is None:
-                    continue
-                keys = (one.key_center - other.key_center).square().mean()
-                values = (one.value_center - other.value_center).square().mean()
-                if keys < self.config.merge_key_distance**2 and values < self.config.merge_value_distance**2:
-                    self._merge_pair(one, other)
-                    bank.slots[j] = None
+        """Settled: root-mean-square distances, some passes over those with a close one, in the order of `turns`."""
+        order = [slot for slot in turns(len(bank.slots)) if bank.slots[slot] is not None]
+        if not order:
+            return
+        members = {slot: [slot] for slot in order}
+        close = self._close(bank, members)
+        left = [slot for slot in order if any(slot in pair for pair in close)]
+        for _ in range(PASSES if left else 0):
+            close = self._close(bank, {slot: members[slot] for slot in left})
+            stays = [slot for slot in left if not any(other == slot for _, other in close)]
+            goes: dict[int, int] = {}
+            for slot, later in close:
+                if slot in stays:
+                    goes.setdefault(later, slot)
+            for slot, into in goes.items():
+                members[into] += members.pop(slot)
+            left = [slot for slot in left if slot in members]
+        for leader, group in members.items():
+            for gone in sorted(group, key=order.index)[1:]:
+                one, other = bank.slots[leader], bank.slots[gone]
+                assert one is not None
+                assert other is not None
+                self._merge_pair(one, other)
+                bank.slots[gone] = None
+
+    def _close(self, bank: Head, members: dict[int, list[int]]) -> list[tuple[int, int]]:
+        """Which groups of prototypes are close, those with the earlier one's slot first, in order."""
+        slots = list(members)
+        keys, values = (
+            torch.stack([self._center(bank, members[slot], name) for slot in slots])
+            for name in ("key_center", "value_center")
+        )
+        pairs = []
+        for place, slot in enumerate(slots):
+            near = (keys[place] - keys).square().mean(1) < self.config.merge_key_distance**2
+            near &= (values[place] - values).square().mean(1) < self.config.merge_value_distance**2
+            pairs += [
+                (slot, other) for other, is_near in list(zip(slots, near.tolist(), strict=True))[place + 1 :] if is_near
+            ]
+        return pairs
+
+    @staticmethod
+    def _center(bank: Head, group: list[int], name: str) -> Tensor:
+        held = [prototype for slot in group if (prototype := bank.slots[slot]) is not None]
+        sums = torch.stack([prototype.mass * getattr(prototype, name).double() for prototype in held]).sum(0)
+        return sums / sum(prototype.mass for prototype in held)
 
     def _merge_pair(self, one: Prototype, other: Prototype) -> None:
         """Settled: the masses before the merge weight everything, Sigma too; tau is the newer."""

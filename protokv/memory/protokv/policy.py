@@ -63,14 +63,20 @@ class Assigned:
         return cls(tokens.keys.new_full(tokens.keys.shape[:2], -1, dtype=torch.int64), tokens.keys, tokens.values)
 
 
+def asks_freely(tensor: Tensor) -> bool:
+    """Whether the host may ask for numbers of a tensor at no cost: on a CPU there is no one to wait for."""
+    return tensor.is_cpu
+
+
 class Follower(Protocol):
     """Who keeps statistics by prototype row, flat over `L * H * K`, and follows what happens to it."""
 
     def freed_(self, rows: Tensor) -> None:
-        """These rows hold nothing any more."""
+        """Rows that are set in `rows` `[L * H * K]` bool hold nothing any more."""
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
-        """Row `into[x]` takes over what row `gone[x]` has; `gone` is then free. No row is in two of the pairs."""
+        """Row `into[x]` takes over what row `gone[x]` has, which is then free; where both are one row, nothing happens.
+        Several may go into one, and none that others go into goes itself."""
 
 
 class Policy(StatePart):

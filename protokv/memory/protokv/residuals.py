@@ -45,6 +45,7 @@ class Residuals(StatePart):
         self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
         self._warmup = {name: state[name] for name in _WARMUP}
         self._warmup["warmup.count"].zero_()
+        self._any_fitted = False
 
     @staticmethod
     def declare(config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -103,7 +104,7 @@ class Residuals(StatePart):
         rows = heads * K + assigned.prototype.clamp(min=0)
         self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         before = self.fitted.view(-1).clone()
-        if self._warmup:
+        if self._warmup and valid.shape[1]:
             valid = valid & ~self._reserve(assigned, valid)
         self._count(assigned.key_residual, assigned.value_residual, assigned.prototype, valid)
         return self.fitted.view(-1) & ~before
@@ -114,15 +115,20 @@ class Residuals(StatePart):
         count = self._warmup["warmup.count"].view(-1)
         place = count[:, None] + valid.cumsum(1) - 1
         waits = valid & ~self.fitted.view(-1, 1) & (place < R)
-        head, token = waits.nonzero(as_tuple=True)
-        where = head * R + place[head, token]
-        self._warmup["warmup.keys"].view(-1, D)[where] = assigned.key_residual[head, token]
-        self._warmup["warmup.values"].view(-1, D)[where] = assigned.value_residual[head, token]
-        self._warmup["warmup.owner"].view(-1)[where] = assigned.prototype[head, token]
+        # Of each place of the reservoir the token that takes it; one place more is for those that wait nowhere.
+        token = torch.full((len(count), R + 1), -1, device=count.device)
+        order = torch.arange(waits.shape[1], device=count.device).expand_as(waits)
+        token = token.scatter_(1, torch.where(waits, place, R), order)[:, :R]
+        comes, token = token >= 0, token.clamp(min=0)
+        for name, given in (("warmup.keys", assigned.key_residual), ("warmup.values", assigned.value_residual)):
+            held = self._warmup[name].view(-1, R, D)
+            held.copy_(torch.where(comes[..., None], given.gather(1, token[..., None].expand_as(held)), held))
+        owner = self._warmup["warmup.owner"].view(-1, R)
+        owner.copy_(torch.where(comes, assigned.prototype.gather(1, token), owner))
         count += waits.sum(1)
-        ready = (~self.fitted.view(-1) & (count == R)).nonzero().squeeze(1)
-        if len(ready):
-            self._fit(ready)
+        ready = ~self.fitted.view(-1) & (count == R)
+        if ready.any():
+            self._fit(ready.nonzero().squeeze(1))
         return waits
 
     def _fit(self, heads: Tensor) -> None:
@@ -134,7 +140,7 @@ class Residuals(StatePart):
                 codebook.flatten(0, 1)[head] = quantizer.fit(
                     samples[head], config.subquantizers, config.codewords, config.kmeans_iterations
                 )
-        self.fitted.view(-1)[heads] = True
+        self.fitted.view(-1)[heads] = self._any_fitted = True
         owner = self._warmup["warmup.owner"].flatten(0, 1)
         waiting = (owner >= 0) & torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True)
         self._count(keys, values, owner, waiting)
@@ -163,19 +169,20 @@ class Residuals(StatePart):
     def freed_(self, rows: Tensor) -> None:
         """These prototypes hold nothing any more; what waits for them serves the codebooks only."""
         for tensor in (*self._counts.values(), self.updates):
-            tensor.flatten(0, 2)[rows] = 0
+            flat = tensor.flatten(0, 2)
+            flat.masked_fill_(rows.view(-1, *[1] * (flat.ndim - 1)), 0)
         if self._warmup:
-            gone = torch.zeros(self.updates.numel() + 1, dtype=torch.bool, device=rows.device)
-            gone[rows] = True
-            self._warmup["warmup.owner"].masked_fill_(gone[self._owner_rows()], -1)
+            self._warmup["warmup.owner"].masked_fill_(torch.cat((rows, rows[:1] & False))[self._owner_rows()], -1)
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
-        """Prototype `into[x]` takes over the statistics of `gone[x]`, at most one pair a head."""
+        """Prototype `into[x]` takes over the statistics of `gone[x]`."""
         K = self._size[2]
+        stays = into == gone
         for tensor in (*self._counts.values(), self.updates):
             flat = tensor.flatten(0, 2)
-            flat[into] += flat[gone]
-            flat[gone] = 0
+            held, kept = flat[gone], stays.view(-1, *[1] * (flat.ndim - 1))
+            flat.index_add_(0, into, held.masked_fill(kept, 0))
+            flat[gone] = torch.where(kept, flat[gone], 0)
         if self._warmup:
             target = torch.full((self.updates.numel() + 1,), -1, device=into.device)
             target[gone] = into % K
@@ -198,7 +205,7 @@ class Residuals(StatePart):
         S, K, C, smoothing = modes, self._size[2], self._config.codewords, self._config.smoothing
         heads = rows // K
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
-        if self._warmup and not known.any():
+        if not self._any_fitted:
             zeros = torch.zeros(len(rows), S, self._size[3], device=rows.device)
             return zeros, zeros
         held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
@@ -264,6 +271,7 @@ class Residuals(StatePart):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state; a reservoir that no head waits for is left out."""
         fitted = bool(tensors["codebook.fitted"].all())
+        self._any_fitted = bool(tensors["codebook.fitted"].any())
         device = self.updates.device
         self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
         for name, tensor in self.held().items():

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import PaperConfig
+from protokv.config.prototypes import Anchor
 from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.naive import NaiveProtoKV, Prototype
 from protokv.memory.protokv.policies import merging
 from protokv.memory.protokv.policies.maintenance import Recycler, decay_, recycle_
-from protokv.memory.protokv.policies.merging import merge_
+from protokv.memory.protokv.policies.merging import merge_, turns
 from protokv.memory.protokv.policy import FarTokens
-from tests.memory.streams import shape_of
+from tests.memory.streams import World, shape_of
 
 
 class Followed:
@@ -28,10 +30,11 @@ class Followed:
         self.merged: list[tuple[int, int]] = []
 
     def freed_(self, rows: Tensor) -> None:
-        self.freed += rows.tolist()
+        self.freed += rows.nonzero().squeeze(1).tolist()
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
-        self.merged += list(zip(into.tolist(), gone.tolist(), strict=True))
+        pairs = zip(into.tolist(), gone.tolist(), strict=True)
+        self.merged += sorted((one, other) for one, other in pairs if one != other)
 
 
 def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
@@ -94,30 +97,34 @@ def test_merging_conserves_mass_and_moments() -> None:
     center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
     second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
     merge_(bank, [follower], PaperConfig())
-    assert bank.mass.view(-1).tolist() == [14.0, 0, 0, 0, 0]
-    assert follower.merged == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    torch.testing.assert_close(bank.key_center[0, 0, 0], center)
-    torch.testing.assert_close(bank.mean[0, 0, 0], mean)
-    torch.testing.assert_close(bank.covariance[0, 0, 0] + torch.outer(mean, mean), second.sum(0) / 14)
-    assert float(bank.position[0, 0, 0]) == 4.0
+    one = turns(5)[0]
+    assert bank.mass.view(-1).tolist() == [14 * (slot == one) for slot in range(5)]
+    assert follower.merged == [(one, slot) for slot in range(5) if slot != one]
+    torch.testing.assert_close(bank.key_center[0, 0, one], center)
+    torch.testing.assert_close(bank.mean[0, 0, one], mean)
+    torch.testing.assert_close(bank.covariance[0, 0, one] + torch.outer(mean, mean), second.sum(0) / 14)
+    assert float(bank.position[0, 0, one]) == 4.0
     bank.check(bank.held(), None)
 
 
-def test_merges_follow_the_order_of_pairs_and_use_the_centre_as_it_is_then() -> None:
-    # On a line with eps 1: 0 takes 1 (and moves to 0.45), which brings nothing else near; 2 and 3 are then a
-    # pair.
-    keys = torch.tensor([0.0, 0.9, 1.6, 2.5]).view(1, 4, 1).repeat(1, 1, 4)
+def test_merges_follow_the_order_of_turns_and_use_the_centres_of_the_pass_before() -> None:
+    # On a line with eps 1, in order of turns: the first takes the second (and moves to 0.45), which brings it nowhere
+    # near the third; that one and the fourth are a pair.
+    order = list(turns(4))
+    keys = torch.zeros(1, 4, 4)
+    keys[0, order] = torch.tensor([0.0, 0.9, 1.6, 2.5])[:, None]
     bank, follower = bank_of(keys), Followed()
     config = PaperConfig(merge_key_distance=1.0)
     merge_(bank, [follower], config)
-    assert follower.merged == [(0, 1), (2, 3)]
+    expected = [(order[0], order[1]), (order[2], order[3])]
+    assert sorted(follower.merged) == sorted(expected)
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
     merge_(bank, [follower], config)
     assert len(follower.merged) == 2
-    bank.key_center[0, 0, 2] = 1.3
-    bank.touch_(torch.tensor([2]))
-    merge_(bank, [follower], config)
-    assert follower.merged[2:] == [(0, 2)]
+    bank.key_center[0, 0, order[2]] = 1.3
+    bank.touch_(torch.tensor([order[2]]))
+    merge_(bank, [follower], config, 1)
+    assert follower.merged[2:] == [(order[0], order[2])]
 
 
 def test_close_keys_with_different_values_stay_apart() -> None:
@@ -139,98 +146,120 @@ def test_heads_merge_independently_of_each_other() -> None:
     assert 0 < int(together.merged.sum()) < 6 * 8
 
 
-def _loop_over_pairs(keys: Tensor, values: Tensor, mass: Tensor, config: PaperConfig) -> list[tuple[int, int]]:
-    """The merges of Algorithm 2 in one head, written out; centres `[K, D]` and masses `[K]` are changed."""
-    merged = []
-    for i in range(len(mass)):
-        for j in range(i + 1, len(mass)):
-            if mass[i] == 0 or mass[j] == 0:
-                continue
-            near = (keys[i] - keys[j]).square().mean() < config.merge_key_distance**2
-            if near and (values[i] - values[j]).square().mean() < config.merge_value_distance**2:
-                for center in (keys, values):
-                    center[i] = (mass[i] * center[i] + mass[j] * center[j]) / (mass[i] + mass[j])
-                    center[j] = 0.0
-                mass[i] += mass[j]
-                mass[j] = 0.0
-                merged.append((i, j))
-    return merged
+def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
+    """The bank as the oracle has it."""
+    L, H, K, D = bank.key_center.shape
+    naive = NaiveProtoKV(config, shape_of(layers=L, heads=H, size=D), World(shape_of(), 0).rotary)
+    names = ("key_center", "value_center", "mean", "covariance", "position")
+    counts = torch.zeros(1, 1, dtype=torch.int64)
+    for layer in range(L):
+        for head in range(H):
+            slots: list[Prototype | None] = []
+            for slot in range(K):
+                held = {name: getattr(bank, name)[layer, head, slot].clone() for name in names}
+                mass, last = (int(part[layer, head, slot]) for part in (bank.mass, bank.last_step))
+                one = Prototype(**held, mass=mass, last_step=last, key_counts=counts, value_counts=counts)
+                slots.append(one if mass else None)
+            naive.heads[layer][head].slots = slots
+    return naive
 
 
 @given(
     seed=st.integers(0, 2**16),
     heads=st.integers(1, 3),
     prototypes=st.integers(2, 40),
-    size=st.sampled_from([2, 4, 12]),
+    size=st.sampled_from([2, 4, 12, 64]),
     things=st.sampled_from([1, 3, 20]),
     noise=st.sampled_from([0.02, 0.15, 0.3]),
+    line=st.booleans(),
     heavy=st.booleans(),
-    width=st.sampled_from([1, 3, 32]),
-    components=st.sampled_from([1, 32]),
-    few=st.sampled_from([1, 16]),
+    anchor=st.sampled_from(["recent", "first", "average"]),
+    block=st.sampled_from([1, 2**26]),
 )
-def test_merging_side_by_side_is_the_loop_over_pairs(
+def test_merging_side_by_side_is_what_is_written_out(
     seed: int,
     heads: int,
     prototypes: int,
     size: int,
     things: int,
     noise: float,
+    line: bool,
     heavy: bool,
-    width: int,
-    components: int,
-    few: int,
+    anchor: Anchor,
+    block: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(heads, things, size, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
     which = torch.randint(things, (heads, prototypes), generator=generator)
-    bank = bank_of(
-        centers.gather(1, which[..., None].expand(-1, -1, size))
-        + noise * torch.randn(heads, prototypes, size, generator=generator),
-        heads=heads,
-    )
-    bank.value_center.copy_(0.5 * noise * torch.randn(bank.value_center.shape, generator=generator))
-    # Masses that differ by orders of magnitude make centres jump, farther than the first plan allows for.
+    keys = normal(heads, things, size).gather(1, which[..., None].expand(-1, -1, size))
+    if line:
+        # Each close to those beside it.
+        keys = normal(heads, 1, size) * torch.arange(prototypes)[:, None] * 0.1
+    bank = bank_of(keys + noise * normal(heads, prototypes, size), heads=heads)
+    bank.value_center.copy_(0.5 * noise * normal(*bank.value_center.shape))
+    # Masses that differ by orders of magnitude make centres jump.
     bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
-    config = PaperConfig()
-    for _ in range(2):
-        follower = Followed()
-        expected, held = [], [part[0].clone() for part in (bank.key_center, bank.value_center, bank.mass)]
-        for head in range(heads):
-            pairs = _loop_over_pairs(*(part[head] for part in held), config)
-            expected += [(head * prototypes + i, head * prototypes + j) for i, j in pairs]
+    config, moved = PaperConfig(anchor=anchor), None
+    for _ in range(3):
+        naive, follower = heads_of(bank, config), Followed()
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (("_WIDTH", width), ("_COMPONENTS", components), ("_FEW", few)):
-                patch.setattr(merging, name, value)
-            merge_(bank, [follower], config)
-        assert sorted(follower.merged) == expected
-        for found, part in zip((bank.key_center, bank.value_center, bank.mass), held, strict=True):
-            torch.testing.assert_close(found[0], part, rtol=1e-5, atol=1e-6)
-        # A second pass over what some of has moved meanwhile: the pairs that were found apart are not looked at again.
+            patch.setattr(merging, "_BLOCK_ELEMENTS", block)
+            moved = merge_(bank, [follower], config, moved)
+        merged = []
+        for head, expected in enumerate(naive.heads[0]):
+            before = list(expected.slots)
+            naive._merge(expected)
+            for slot, prototype in enumerate(expected.slots):
+                assert int(bank.mass[0, head, slot]) == (prototype.mass if prototype else 0)
+                if prototype is None:
+                    heir = before[slot].merged_into if before[slot] else None
+                    merged += [(head * prototypes + before.index(heir), head * prototypes + slot)] if heir else []
+                    continue
+                for name in ("key_center", "value_center", "mean", "covariance", "position"):
+                    expected_part = getattr(prototype, name)
+                    found = getattr(bank, name)[0, head, slot]
+                    torch.testing.assert_close(found, expected_part, rtol=1e-5, atol=1e-5)
+        assert sorted(follower.merged) == sorted(merged)
+        bank.check(bank.held(), None)
+        # Another pass over what some of has moved meanwhile: what was found apart and did not move is not looked at.
         rows = (
-            ((torch.rand(bank.mass.shape, generator=generator) < 0.3) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
+            ((torch.rand(bank.mass.shape, generator=generator) < 0.2) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
         )
         bank.key_center.view(-1, size)[rows] += 0.1
         bank.touch_(rows)
+        moved += len(rows)
 
 
-def test_a_centre_that_jumps_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a line with eps 1: the light 0 goes to where the heavy 1 is, from there to 2 and so to 3, each out of reach of
-    # where it began.
-    keys = torch.tensor([0.0, 0.99, 1.95, 2.9]).view(1, 4, 1).repeat(1, 1, 4)
-    bank, follower = bank_of(keys), Followed()
-    bank.mass[0, 0] = torch.tensor([1.0, 1e3, 1e6, 1e9])
-    plans = []
+def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> None:
+    # Groups of up to a dozen, each of them near each other, whatever has been merged before.
+    torch.manual_seed(5)
+    things = torch.randn(1, 9, 16)
+    which = torch.randint(9, (1, 60))
+    bank, follower = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Followed()
+    merge_(bank, [follower], PaperConfig())
+    order, expected = turns(60), []
+    for place, one in enumerate(order):
+        expected += [(one, other) for other in order[place + 1 :] if which[0, one] == which[0, other]]
+    first = {int(which[0, slot]): slot for slot in reversed(order)}
+    assert sorted(follower.merged) == sorted(pair for pair in expected if pair[0] in first.values())
+    assert len(follower.merged) == 60 - 9
 
-    def counted(bank: PrototypeBank, pairs: Tensor, reach: float, config: PaperConfig) -> object:
-        plans.append(reach)
-        return plan(bank, pairs, reach, config)
 
-    plan = merging._plan
-    monkeypatch.setattr(merging, "_plan", counted)
-    merge_(bank, [follower], PaperConfig(merge_key_distance=1.0))
-    assert follower.merged == [(0, 1), (0, 2), (0, 3)]
-    assert plans == [1.5, 3.0, 6.0]
+@pytest.mark.parametrize("step", [0.02, 0.05, 0.1, 0.15])
+def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
+    # A walk, each centre close to those beside it: the loop over pairs would go along it one by one.
+    torch.manual_seed(1)
+    bank = bank_of((step * torch.randn(1, 300, 32)).cumsum(1))
+    found, moved = [], None
+    while moved is None or moved:
+        before = int(bank.merged.sum())
+        moved = merge_(bank, [], PaperConfig(), moved)
+        found.append(int(bank.merged.sum()) - before)
+    assert found[0] >= 0.9 * sum(found)
+    assert len(found) <= 6
 
 
 def _newest(tokens: int, heads: int) -> FarTokens:

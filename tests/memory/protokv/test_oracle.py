@@ -263,7 +263,6 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     whole = state()
     monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
     monkeypatch.setattr(merging, "_BLOCK_ELEMENTS", 200)
-    monkeypatch.setattr(merging, "_BLOCK_PAIRS", 3)
     cut = state()
     for name, tensor in whole.items():
         torch.testing.assert_close(cut[name], tensor, rtol=1e-5, atol=1e-5)

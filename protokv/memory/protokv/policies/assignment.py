@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.protokv.bank import PrototypeBank, first_of
 from protokv.memory.protokv.policies.updates import Updates
-from protokv.memory.protokv.policy import Assigned, FarTokens
+from protokv.memory.protokv.policy import Assigned, FarTokens, asks_freely
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
 SIGMA_FLOOR = 1e-4
@@ -27,20 +27,22 @@ _BLOCK_ELEMENTS = 2**25
 _CACHED_ELEMENTS = 2**16
 # Prototypes that a token chooses among besides those that tokens before it have moved; all, where these do not do.
 _CANDIDATES = 8
-# Rounds before it is asked whether the tokens have settled: most have after one.
-_ROUNDS = 1
+# Rounds before it is asked whether the tokens have settled, where that is a wait: most have after one or two.
+_ROUNDS = 2
 
 
-def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> Assigned:
-    """Put evicted tokens into the bank, in order, at time `step`."""
+def assign_(
+    bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig, *, free: int | None = None
+) -> Assigned:
+    """Put evicted tokens into the bank, in order, at time `step`. `free`: slots of one head at most that they can open;
+    None: ask."""
     L, H, K, _ = bank.key_center.shape
-    free, dropped = _host(bank.mass.eq(0).any(), False if tokens.usable is None else ~tokens.usable.all())
-    if dropped:
-        tokens = tokens.usable_only()
     B, T, _ = tokens.keys.shape
+    if free is None:
+        free = min(T, int((bank.mass == 0).sum(2).max()))
     assigned = torch.full((B, T), -1, device=tokens.keys.device)
     key_residual, value_residual = torch.zeros_like(tokens.keys), torch.zeros_like(tokens.values)
-    taken = _open_free(bank, tokens, step) if free else assigned.new_zeros(B)
+    taken = _open_free(bank, tokens, step, free) if free else assigned.new_zeros(B)
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         part = slice(start, min(start + block, T))
@@ -50,23 +52,20 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     return Assigned(assigned, key_residual, value_residual)
 
 
-def _host(*flags: Tensor | bool) -> list[bool]:
+def _host(*flags: Tensor) -> list[bool]:
     """What they are; asks the device once."""
-    device = next(flag.device for flag in flags if isinstance(flag, Tensor))
-    return [bool(flag) for flag in torch.stack([torch.as_tensor(flag, device=device) for flag in flags]).tolist()]
+    return [bool(flag) for flag in torch.stack(flags).tolist()]
 
 
-def _open_free(bank: PrototypeBank, tokens: FarTokens, step: int) -> Tensor:
-    """Open free slots, lowest first, with the first tokens; return how many each head took, `[B]`."""
+def _open_free(bank: PrototypeBank, tokens: FarTokens, step: int, most: int) -> Tensor:
+    """Open free slots, lowest first, with the first tokens, `most` of a head; return how many each took, `[B]`."""
     L, H, K, _ = bank.key_center.shape
-    T = tokens.keys.shape[1]
     free = (bank.mass == 0).view(L * H, K)
-    taken = free.sum(1).clamp(max=T)
-    most = int(taken.max())
-    order = free.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    head, token = (torch.arange(most, device=taken.device) < taken[:, None]).nonzero(as_tuple=True)
-    rows = head * K + order[head, token]
-    bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), step)
+    taken = free.sum(1).clamp(max=most)
+    rows = torch.arange(0, L * H * K, K, device=free.device)[:, None] + first_of(free, most)
+    opened = torch.arange(most, device=free.device) < taken[:, None]
+    seen = tokens.seen.at(slice(most))
+    bank.open_(rows, tokens.keys[:, :most], tokens.values[:, :most], seen, step, opened)
     bank.opened += taken.view(L, H)
     return taken
 
@@ -87,7 +86,8 @@ def _assign(
     cost = _costs(bank, directions, coordinates, step, config)
     few = min(_CANDIDATES, K)
     candidates: Any = cost.topk(few, dim=2, largest=False)
-    chosen, rounds, done = candidates.indices[:, :, 0], _ROUNDS, 0
+    ask_each = asks_freely(cost)
+    chosen, rounds, done = candidates.indices[:, :, 0], 1 if ask_each else _ROUNDS, 0
     while True:
         for _ in range(rounds):
             updates = Updates(bank, tokens, part, chosen, active, config)
@@ -95,13 +95,13 @@ def _assign(
         done += rounds
         changed, lost = _host((chosen != last).any(), short.any())
         if lost and few < K:
-            few, rounds, done = K, _ROUNDS, 0
+            few, done = K, 0
             candidates = cost.sort(dim=2)
         elif not changed:
             break
         else:
-            # Where rounds go on, it is asked again after as many as there were.
-            rounds = done
+            # Where rounds go on, it is asked again after twice as many as there were.
+            rounds = 1 if ask_each else 2 * done
     prototype, key_residual, value_residual = (tensor[:, part] for tensor in out)
     prototype.copy_(chosen.masked_fill(~active, -1))
     for residual, version in zip((key_residual, value_residual), updates.write_(step), strict=True):

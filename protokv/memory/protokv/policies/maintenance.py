@@ -1,6 +1,6 @@
-"""Prototype maintenance (Algorithm 2), once a step: age, merge, recycle, for all layers and heads at once.
+"""Ageing and recycling of prototypes (Algorithm 2), once a step, for all layers and heads at once.
 
-Owns the order of the three, ageing and recycling; `merging` has the loop over pairs. Knows nothing of residual
+Between the two close ones are merged (`merging`). Knows nothing of residual
 histograms; a `Follower` is told what died and what was merged.
 """
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.memory.protokv.bank import PrototypeBank
-from protokv.memory.protokv.policies.merging import merge_
+from protokv.memory.protokv.bank import PrototypeBank, first_of
 from protokv.memory.protokv.policy import FarTokens, Follower
 
 
@@ -53,63 +52,55 @@ def step_seed(seed: int, step: int) -> int:
     return int.from_bytes(sha256(f"{seed} {step}".encode()).digest()[:8], "little") >> 1
 
 
-def maintain_(
-    bank: PrototypeBank, followers: Sequence[Follower], recycler: Recycler, step: int, config: PaperConfig
+def decay_(
+    bank: PrototypeBank, followers: Sequence[Follower], step: int, config: PaperConfig, *, dying: bool = True
 ) -> None:
-    """Age, merge and recycle at time `step`."""
-    if config.decay != "off":
-        decay_(bank, followers, step, config)
-    if config.merge:
-        merge_(bank, followers, config)
-    if config.recycle:
-        recycle_(bank, recycler, step)
-
-
-def decay_(bank: PrototypeBank, followers: Sequence[Follower], step: int, config: PaperConfig) -> None:
     """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot.
 
     A prototype is idle when it has absorbed nothing for more than T_idle steps. It decays in each such step, or, with
-    `decay="interval"`, in the first step behind each T_idle that pass.
+    `decay="interval"`, in the first step behind each T_idle that pass. Asks the device for nothing; who knows that none
+    dies may say so.
     """
     age = step - bank.last_step
     idle = (bank.mass > 0) & (age > config.idle_steps)
     if config.decay == "interval":
         idle &= (age - 1) % max(1, config.idle_steps) == 0
-    kept = config.kept_mass
-    less = (bank.mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
-    died = idle & (less == 0)
+    less = decayed(bank.mass, config)
     bank.mass.copy_(torch.where(idle, less, bank.mass))
-    aged = idle.view(-1).nonzero().squeeze(1)
-    if not len(aged):
+    if not dying:
         return
-    # Their bias is another one now.
-    bank.note_(aged)
-    rows = aged[died.view(-1)[aged]]
-    if len(rows):
-        bank.expired += died.sum(2)
-        bank.free_(rows)
-        for follower in followers:
-            follower.freed_(rows)
+    died = idle & (less == 0)
+    bank.expired += died.sum(2)
+    bank.free_where_(died)
+    for follower in followers:
+        follower.freed_(died.view(-1))
 
 
-def recycle_(bank: PrototypeBank, recycler: Recycler, step: int) -> None:
+def decayed(mass: Tensor, config: PaperConfig) -> Tensor:
+    """floor((1 - gamma) n)."""
+    kept = config.kept_mass
+    return (mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
+
+
+def recycle_(bank: PrototypeBank, recycler: Recycler, step: int) -> int:
     """Open slots that died or were merged away with distinct tokens of the newest near step, drawn at random.
 
     Slots that no token has opened yet are left to the evicted tokens. If more slots are free than the step
-    has tokens in the window, the highest ones stay free.
+    has tokens in the window, the highest ones stay free. Returns how many of a head were opened at most.
     """
     L, H, K = bank.mass.shape
-    freed = ((bank.mass == 0) & (bank.last_step >= 0)).view(L * H, K)
-    if not freed.any():
-        return
     tokens = recycler.newest()
-    T = tokens.keys.shape[1]
-    if T == 0:
-        return
-    draw = recycler.draw(step, L, H, T).flatten(0, 1).argsort(dim=1, stable=True).to(freed.device)
-    rank = freed.cumsum(1) - 1
-    head, slot = (freed & (rank < T)).nonzero(as_tuple=True)
-    token = draw[head, rank[head, slot]]
-    rows = head * K + slot
-    bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), step)
-    bank.recycled += (freed & (rank < T)).sum(1).view(L, H)
+    n = min(tokens.keys.shape[1], K)
+    if n == 0:
+        return 0
+    freed = ((bank.mass == 0) & (bank.last_step >= 0)).view(L * H, K)
+    draw = recycler.draw(step, L, H, tokens.keys.shape[1]).flatten(0, 1).argsort(dim=1, stable=True)
+    token = draw[:, :n].to(freed.device, non_blocking=True)
+    slot = first_of(freed, n)
+    opened = freed.gather(1, slot)
+    head = torch.arange(L * H, device=slot.device)[:, None]
+    bank.open_(
+        head * K + slot, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), step, opened
+    )
+    bank.recycled += opened.sum(1).view(L, H)
+    return n

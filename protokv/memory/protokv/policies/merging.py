@@ -1,277 +1,234 @@
 """Merging of prototypes with close centres (Algorithm 2, the loop over pairs), for all layers and heads at once.
 
-The result is that of the loop over pairs i < j in index order, inner loop from the centre as it is by then. Three
-facts let most of it run side by side. A prototype takes over others only in its own turn and only from above, so in
-the turn of i every j > i still has the centre it came with: turns touch each other only through who is gone. A pair
-whose centres have not moved since it was last found too far apart need not be looked at. And a centre that has moved
-by d reaches no farther than the threshold + d, so the prototypes near a turn's own are all it can ever take over.
-Turns that share none of these run side by side, on copies; what they found is then done to the bank. Where a centre
-drifts farther than was allowed for, its head is planned again with more allowance.
+The paper merges "each pair" that is close and leaves the order open. Here a step makes a few passes (`PASSES`) over the
+prototypes that have a close one when it begins. In a pass each is compared with those before it in `turns`, all centres
+as the pass before has left them: who has no close one before it stays, and the others go into the first of those that
+stay and are close, if any. Centres are then those of all mass that came together. What is close after the last pass
+waits for the next step. Pairs by themselves, and groups around one centre, come out as the loop over pairs has them.
 
-Knows nothing of residual histograms; a `Follower` is told what was merged.
+A loop with the centre as it is after each single merge has no bound but the number of prototypes on what hangs on what:
+along a line of centres, each close to the next, every decision waits for the one before. Slots are therefore in no
+order of place or time in `turns`, and most of what is close is settled in one or two passes.
+
+A pass has fixed shapes and asks the device for nothing: who merges with whom are matrices over the few prototypes in
+question. They are in float64, so that which heads are planned together changes no decision. Knows nothing of residual
+histograms; a `Follower` is told what was merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.memory.protokv.bank import PrototypeBank
-from protokv.memory.protokv.policy import Follower
+from protokv.memory.protokv.bank import PrototypeBank, first_of
+from protokv.memory.protokv.policy import Follower, asks_freely
 
-# Products of one block of the search for pairs, and pairs of one block of their test; more are done in turn.
-_BLOCK_ELEMENTS = 2**25
-_BLOCK_PAIRS = 2**16
-# Components that are looked at first, where there are at least twice as many; and of how many prototypes one may be
-# near another in these.
-_COMPONENTS, _FEW = 32, 16
-# How far a turn looks at first, in thresholds: two centres of equal mass meet half-way.
-_REACH = 1.5
-# Candidates that a turn looks at in one go; twice as many after each time that none of them was close.
-_WIDTH = 32
+# Passes of one step: more settle hardly more (`tests/memory/protokv/test_maintenance.py`).
+PASSES = 4
+# Products of one block of the search for pairs; more are done in turn.
+_BLOCK_ELEMENTS = 2**26
+# Components that are looked at first, where there are at least twice as many.
+_COMPONENTS = 32
 
 
-def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConfig) -> None:
-    """Merge pairs whose root-mean-square distances are below eps_K for keys and eps_V for values."""
+@cache
+def turns(slots: int) -> tuple[int, ...]:
+    """The order in which the slots of a head come when pairs are merged: without any pattern, and always the same."""
+    return tuple(sorted(range(slots), key=lambda slot: sha256(b"%d" % slot).digest()))
+
+
+def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConfig, moved: int | None = None) -> int:
+    """Merge prototypes whose root-mean-square distances are below eps_K for keys and eps_V for values.
+
+    Args:
+        bank: with `moved` set where a centre has changed since this was last called.
+        followers: are told.
+        config: of the thresholds.
+        moved: how many these are in one head at most; None: all may be.
+
+    Returns:
+        How many of one head at most are `moved` now.
+    """
     K = bank.mass.shape[2]
-    alive = (bank.mass > 0).view(-1, K)
-    one, other = _near(bank, bank.moved.view(-1, K) & alive, alive, 1.0, config)
+    moved = K if moved is None else min(moved, K)
+    rows = (
+        _in_question(bank, moved, config)
+        if moved and config.merge_key_distance and config.merge_value_distance
+        else None
+    )
     bank.moved.zero_()
-    if not len(one):
-        return
-    close = _tested(bank, one, other, config)
-    one, other = one[close], other[close]
-    # Pairs of rows i < j, each once, sorted: row * K + j.
-    pairs = torch.unique(torch.minimum(one, other) * K + torch.maximum(one, other) % K)
-    reach = _REACH
-    while len(pairs):
-        merges = _plan(bank, pairs, reach, config)
-        for depth in range(int(merges.depth.max()) + 1 if len(merges.depth) else 0):
-            chosen = merges.depth == depth
-            into, gone = merges.into[chosen], merges.gone[chosen]
-            _merge_rows(bank, into, gone, config)
-            for follower in followers:
-                follower.merged_(into, gone)
-        pairs = pairs[merges.lost[pairs // (K * K)]]
-        reach *= 2
+    if rows is None:
+        return 0
+    owner, again = _plan(bank, rows, config)
+    gone = _write(bank, rows, owner, config)
+    for follower in followers:
+        follower.merged_(rows.gather(1, owner).view(-1), rows.view(-1))
+    # A centre that changed may be close to any other; what was close and could not be settled is looked at again.
+    bank.moved.view(-1)[rows] = again & ~gone
+    return rows.shape[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Merges:
-    """What the turns found: rows `into` and `gone` `[n]`, sorted by `into`; `depth` counts the merges of one turn.
+def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor | None:
+    """Rows `[L * H, V]` of all prototypes that have a close one, in order of `turns`, and of some more; or None.
 
-    `lost` `[L * H]` bool are the heads that must be planned again, of which nothing is listed.
-    """
-
-    into: Tensor
-    gone: Tensor
-    depth: Tensor
-    lost: Tensor
-
-
-def _plan(bank: PrototypeBank, pairs: Tensor, reach: float, config: PaperConfig) -> _Merges:
-    """Go through the turns of all rows that have a close pair, looking no farther than `reach` thresholds.
-
-    `turn` is the row whose turn it is in each group of rows that may meet; `key`, `value` and `mass` are what it has
-    become, `next_` and `end` the part of its candidates that it has not seen. A group whose turn is over takes its
-    next one from `pairs`, as long as it is `waiting` for one.
-    """
-    K, D = bank.key_center.shape[2:]
-    keys, values, masses = bank.key_center.view(-1, D), bank.value_center.view(-1, D), bank.mass.view(-1)
-    alive = masses > 0
-    never = len(masses)
-    low, high = pairs // K, pairs // (K * K) * K + pairs % K
-    one, other = _candidates(bank, low, reach, config)
-    names, group = torch.unique(_components(one, other, never)[low], return_inverse=True)
-    turn = torch.full_like(names, -1)
-    next_, end, width, depth = (torch.zeros_like(turn) for _ in range(4))
-    waiting = torch.ones_like(turn, dtype=torch.bool)
-    key, value, mass = keys.new_zeros(len(names), D), keys.new_zeros(len(names), D), masses.new_zeros(len(names), 1)
-    lost = torch.zeros(never // K, dtype=torch.bool, device=pairs.device)
-    found = [torch.stack((turn[:0], turn[:0], turn[:0]))]
-
-    while True:
-        if (waiting & (next_ == end)).any():
-            left = (alive[low] & alive[high] & ~lost[low // K]).nonzero().squeeze(1)
-            low, high, group = low[left], high[left], group[left]
-            lowest = torch.full_like(turn, never).scatter_reduce_(0, group, low, "amin")
-            waiting = lowest < never
-            fresh = (waiting & (next_ == end)).nonzero().squeeze(1)
-            row = lowest[fresh]
-            turn[fresh], width[fresh], depth[fresh] = row, _WIDTH, 0
-            next_[fresh], end[fresh] = torch.searchsorted(one, row), torch.searchsorted(one, row, right=True)
-            key[fresh], value[fresh], mass[fresh] = keys[row], values[row], masses[row, None]
-            left = (low != turn[group]).nonzero().squeeze(1)
-            low, high, group = low[left], high[left], group[left]
-        at = (next_ < end).nonzero().squeeze(1)
-        if not len(at):
-            break
-        # Of the next candidates of these turns, the first one that is close to what the row has become.
-        count = torch.minimum(end[at] - next_[at], width[at])
-        which = torch.arange(len(at), device=at.device).repeat_interleave(count)
-        place = torch.arange(len(which), device=at.device) + (next_[at] - count.cumsum(0) + count)[which]
-        seen = alive[other[place]].nonzero().squeeze(1)
-        which, place = which[seen], place[seen]
-        j = other[place]
-        close = _is_close(key[at[which]], keys[j], value[at[which]], values[j], 1.0, config)
-        first = torch.full_like(at, len(other)).scatter_reduce_(0, which[close], place[close], "amin")
-        hit = first < len(other)
-        next_[at] = torch.where(hit, first + 1, next_[at] + count)
-        width[at] = torch.where(hit, _WIDTH, 2 * width[at])
-        at, j = at[hit], other[first[hit]]
-        if not len(at):
-            continue
-        found.append(torch.stack((turn[at], j, depth[at])))
-        n, m = mass[at], masses[j, None]
-        key[at], value[at] = _weighted(n, m, key[at], keys[j]), _weighted(n, m, value[at], values[j])
-        mass[at] = n + m
-        alive[j] = False
-        depth[at] += 1
-        # The allowance is kept a little short of what was looked at, for rounding.
-        row = turn[at]
-        kept = _is_close(key[at], keys[row], value[at], values[row], 0.999 * (reach - 1), config)
-        if not kept.all():
-            lost[row[~kept] // K] = True
-            next_ = torch.where(lost[turn // K], end, next_)
-
-    into, gone, depths = torch.cat(found, 1)
-    order = into.argsort(stable=True)
-    order = order[~lost[into[order] // K]]
-    return _Merges(into[order], gone[order], depths[order], lost)
-
-
-def _candidates(bank: PrototypeBank, rows: Tensor, reach: float, config: PaperConfig) -> tuple[Tensor, Tensor]:
-    """Each of `rows` with every row above it that it may come to: two lists, sorted by the first, then the second."""
-    K = bank.mass.shape[2]
-    alive = (bank.mass > 0).view(-1, K)
-    chosen = torch.zeros_like(alive)
-    chosen.view(-1)[rows] = True
-    one, other = _near(bank, chosen, alive, reach, config)
-    codes = (one * K + other % K)[other > one].sort().values
-    return codes // K, codes // (K * K) * K + codes % K
-
-
-def _components(one: Tensor, other: Tensor, rows: int) -> Tensor:
-    """The lowest row that each of `rows` is connected with by pairs (one, other)."""
-    label = torch.arange(rows, device=one.device)
-    while True:
-        lower = torch.minimum(label[one], label[other])
-        new = label.scatter_reduce(0, one, lower, "amin").scatter_reduce_(0, other, lower, "amin")
-        new = new[new]
-        if torch.equal(new, label):
-            return label
-        label = new
-
-
-def _near(
-    bank: PrototypeBank, chosen: Tensor, alive: Tensor, reach: float, config: PaperConfig
-) -> tuple[Tensor, Tensor]:
-    """Pairs of rows of one head, the first of `chosen` `[L * H, K]`, the other alive, with all whose keys are within
-    `reach` thresholds, and some more.
-
-    |a - b|^2 <= r is a b - h(b) >= h(a) with h(x) = |x|^2 / 2 - r / 4: one product and its largest entry a row. It is
-    wrong by rounding; the margin lets through whatever may be within. Two keys are not nearer than in some of their
-    components, so few of these are looked at first, and all only where many prototypes are that near.
+    At least one of a close pair has moved. |a - b|^2 <= r is a b - h(b) >= h(a) with h(x) = |x|^2 / 2 - r / 4: one
+    product. It is wrong by rounding; the margin lets through whatever may be within. Two keys are not nearer than in
+    some of their components, so few of these are looked at first. Waits twice, once where there are none.
     """
     L, H, K, D = bank.key_center.shape
-    keys = bank.key_center.view(L * H, K, D)
-    most = int(chosen.sum(1).max()) if K else 0
-    order = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    radius = D * (reach * config.merge_key_distance) ** 2 * 1.001
-    found = None
-    if D >= 2 * _COMPONENTS:
-        some = keys[:, :, :: D // _COMPONENTS].contiguous()
-        found = _within(some, order, chosen, alive, radius, L * H * most // _FEW)
-    if found is None:
-        found = _within(keys, order, chosen, alive, radius, L * H * most)
-    assert found is not None
-    return found
-
-
-def _within(
-    keys: Tensor, order: Tensor, chosen: Tensor, alive: Tensor, radius: float, most: int
-) -> tuple[Tensor, Tensor] | None:
-    """The pairs of `_near` by `keys` `[B, K, F]`, squared distances up to `radius`; `order` `[B, n]` has all that are
-    `chosen`. None where more than `most` of them are near another one."""
-    B, K, _ = keys.shape
-    half = keys.square().sum(2) * (0.5 * (1 - 1e-5)) - radius / 4
-    threshold, offset = half.masked_fill(~chosen, torch.inf), half.masked_fill(~alive, torch.inf)[:, None]
-    index = torch.arange(B, device=keys.device)[:, None]
-    found = [order.new_empty(2, 0)]
-    block = max(1, _BLOCK_ELEMENTS // (B * K)) if K else 1
-    for start in range(0, order.shape[1], block):
-        some = order[:, start : start + block]
-        product = torch.baddbmm(offset, keys[index, some], keys.transpose(1, 2), beta=-1)
-        product.scatter_(2, some[..., None], -torch.inf)
-        least = threshold[index, some]
-        head, place = (product.amax(2) >= least).nonzero(as_tuple=True)
-        if not len(head):
-            continue
-        if len(head) > most:
-            return None
-        which, j = (product[head, place] >= least[head, place, None]).nonzero(as_tuple=True)
-        head, place = head[which], place[which]
-        found.append(torch.stack((head * K + some[head, place], head * K + j)))
-    one, other = torch.cat(found, 1)
-    return one, other
-
-
-def _tested(bank: PrototypeBank, one: Tensor, other: Tensor, config: PaperConfig) -> Tensor:
-    """Which pairs of rows `[n]` are close, `[n]` bool."""
-    D = bank.key_center.shape[3]
-    keys, values = bank.key_center.view(-1, D), bank.value_center.view(-1, D)
-    tests = [
-        _is_close(keys[i], keys[j], values[i], values[j], 1.0, config)
-        for i, j in zip(torch.split(one, _BLOCK_PAIRS), torch.split(other, _BLOCK_PAIRS), strict=True)
-    ]
-    return torch.cat(tests)
-
-
-def _is_close(
-    key: Tensor, other_key: Tensor, value: Tensor, other_value: Tensor, reach: float, config: PaperConfig
-) -> Tensor:
-    """The merge test for pairs of centres `[n, D]`, both thresholds times `reach`; `[n]` bool."""
-    close = (key - other_key).square().mean(1) < (reach * config.merge_key_distance) ** 2
-    return close & ((value - other_value).square().mean(1) < (reach * config.merge_value_distance) ** 2)
-
-
-def _weighted(n: Tensor, m: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return (n * one + m * other) / (n + m)
-
-
-def _merge_rows(bank: PrototypeBank, into: Tensor, gone: Tensor, config: PaperConfig) -> None:
-    """Merge rows `gone` into `into`, no row in two of the pairs; the masses before it weight everything."""
-    K, D, P = *bank.key_center.shape[2:], bank.position.shape[3]
-    mass = bank.mass.view(-1)
-    n, m = mass[into, None], mass[gone, None]
-    for center in (bank.key_center.view(-1, D), bank.value_center.view(-1, D)):
-        center[into] = _weighted(n, m, center[into], center[gone])
-    mean, covariance = bank.mean.view(-1, 2), bank.covariance.view(-1, 4)
-    middle = _weighted(n, m, mean[into], mean[gone])
-
-    def spread(rows: Tensor) -> Tensor:
-        offset = mean[rows] - middle
-        return covariance[rows] + (offset[:, :, None] * offset[:, None, :]).flatten(1)
-
-    covariance[into] = _weighted(n, m, spread(into), spread(gone))
-    mean[into] = middle
-    position, last_step = bank.position.view(-1, P), bank.last_step.view(-1)
-    if config.anchor == "average":
-        position[into] = _weighted(n, m, position[into], position[gone])
-    else:
-        # The first component is time under M-RoPE and the index of the token under RoPE.
-        later = (
-            position[gone, 0] > position[into, 0]
-            if config.anchor == "recent"
-            else position[gone, 0] < position[into, 0]
+    B = L * H
+    alive = (bank.mass > 0).view(B, K)
+    keys, values = bank.key_center.view(B, K, D), bank.value_center.view(B, K, D)
+    heads = torch.arange(B, device=keys.device)[:, None]
+    some = first_of(bank.moved.view(B, K) & alive, moved)
+    coarse = keys[:, :, :: D // _COMPONENTS].contiguous() if D >= 2 * _COMPONENTS else keys
+    key_half = _half(coarse, D * config.merge_key_distance**2)
+    mine = key_half[heads, some].masked_fill(~(bank.moved.view(B, K) & alive).gather(1, some), torch.inf)
+    others = key_half.masked_fill_(~alive, torch.inf)
+    hit = torch.zeros_like(some, dtype=torch.bool)
+    for part in _blocks(B, moved * K):
+        product = torch.baddbmm(
+            others[part, None], coarse[heads[part], some[part]], coarse[part].transpose(1, 2), beta=-1
         )
-        position[into] = torch.where(later[:, None], position[gone], position[into])
-    last_step[into] = torch.maximum(last_step[into], last_step[gone])
-    mass[into] = (n + m)[:, 0]
-    bank.merged.view(-1).index_add_(0, into // K, torch.ones_like(into))
-    bank.free_(gone)
-    bank.touch_(into)
+        product.scatter_(2, some[part, :, None], -torch.inf)
+        hit[part] = product.amax(2) >= mine[part]
+    hits = int(hit.sum(1).max())
+    if not hits:
+        return None
+    chosen = first_of(hit, hits)
+    valid, some = hit.gather(1, chosen), some.gather(1, chosen)
+    key_half = _half(keys, D * config.merge_key_distance**2)
+    value_half = _half(values, D * config.merge_value_distance**2)
+    asked = torch.zeros_like(alive)
+    for part in _blocks(B, hits * K):
+        near = alive[part, None] & valid[part, :, None]
+        for center, half in ((keys[part], key_half[part]), (values[part], value_half[part])):
+            mine = center[heads[: len(center)], some[part]]
+            product = torch.baddbmm(half[:, None], mine, center.transpose(1, 2), beta=-1)
+            near &= product >= half.gather(1, some[part])[:, :, None]
+        near.scatter_(2, some[part, :, None], False)
+        asked[part] = near.any(1).scatter_reduce_(1, some[part], near.any(2), "amax")
+    most = int(asked.sum(1).max())
+    if not most:
+        return None
+    rank = _ranks(K, keys.device)
+    return heads * K + torch.where(asked, rank, rank + K).argsort(dim=1)[:, :most]
+
+
+def _blocks(heads: int, products: int) -> Iterator[slice]:
+    """As many heads at once as their products, so many each, have room."""
+    some = max(1, _BLOCK_ELEMENTS // max(1, products))
+    return (slice(start, min(start + some, heads)) for start in range(0, heads, some))
+
+
+def _half(centers: Tensor, radius: float) -> Tensor:
+    return centers.square().sum(2) * (0.5 * (1 - 1e-5)) - radius * (1.001 / 4)
+
+
+@lru_cache(maxsize=32)
+def _ranks(slots: int, device: torch.device) -> Tensor:
+    """Where each slot stands in `turns`, `[K]`."""
+    return torch.tensor(turns(slots), device=device).argsort()
+
+
+def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tensor, Tensor]:
+    """For each of `rows` `[B, V]`, which are in order, the place of the one that it is part of then, itself where it
+    stays, `[B, V]`; and which had a close one when the step began, `[B, V]` bool."""
+    B, V = rows.shape
+    D = bank.key_center.shape[3]
+    centers = torch.cat([part.view(-1, D)[rows] for part in (bank.key_center, bank.value_center)], 2)
+    mass = bank.mass.view(-1)[rows].double()
+    place = torch.arange(V, device=rows.device)
+    heads = torch.arange(0, B * V, V, device=rows.device)[:, None]
+    sums, left, owner = centers.double() * mass[..., None], mass > 0, place.repeat(B, 1)
+    again = left
+    for turn in range(PASSES):
+        means = sums / mass.clamp(min=1)[..., None]
+        close = left[:, :, None] & left[:, None]
+        for part, eps in zip(
+            torch.split(means, D, 2), (config.merge_key_distance, config.merge_value_distance), strict=True
+        ):
+            norms = part.square().sum(2)
+            squares = torch.baddbmm(norms[:, :, None] + norms[:, None], part, part.transpose(1, 2), alpha=-2)
+            close &= squares < D * eps**2
+        close = close.triu_(1)
+        if turn == 0:
+            again = left = close.any(1) | close.any(2)
+        stays = left & ~close.any(1)
+        into = torch.where(close & stays[:, :, None], place[:, None], V).amin(1)
+        goes = into < V
+        # Where nothing goes in this pass, nothing will in another.
+        if asks_freely(rows) and not goes.any():
+            break
+        into = torch.where(goes, into, place)
+        added = (sums * goes[..., None]).view(B * V, 2 * D)
+        # Adding up in the order of the rows, on CUDA as well, whatever else is there.
+        sums.view(B * V, 2 * D).index_put_(((heads + into).view(-1),), added, accumulate=True)
+        mass.scatter_add_(1, into, mass * goes)
+        left = left & ~goes
+        owner = into.gather(1, owner)
+    return owner, again
+
+
+def _write(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: PaperConfig) -> Tensor:
+    """Merge `rows` `[B, V]` into the ones at their `owner` `[B, V]`; return which are gone, `[B, V]` bool.
+
+    The masses before the merge weight everything: Sigma is that of all mass together. The anchor is that of the newest
+    ("recent"), the oldest ("first"; of equals the first in order) or the mean.
+    """
+    B, V = rows.shape
+    held = {name: getattr(bank, name).flatten(0, 2)[rows].flatten(2) for name in _MEANS}
+    mass = bank.mass.view(-1)[rows]
+    gone = owner != torch.arange(V, device=rows.device)
+    grown = torch.zeros_like(gone).scatter_(1, owner, gone)
+    changed = gone | grown
+    flat = (torch.arange(0, B * V, V, device=rows.device)[:, None] + owner).view(-1)
+
+    def added_up(parts: list[Tensor]) -> Tensor:
+        """Means over all mass that came together, at the place of its owner, `[B, V, F]` float64."""
+        weighted = (torch.cat(parts, 2).double() * mass[..., None]).flatten(0, 1)
+        sums = torch.zeros_like(weighted).index_put_((flat,), weighted, accumulate=True)
+        return sums.view(B, V, -1) / total.clamp(min=1)[..., None]
+
+    total = torch.zeros_like(mass).scatter_add_(1, owner, mass)
+    sizes = [part.shape[2] for part in held.values()]
+    means = dict(zip(held, torch.split(added_up(list(held.values())), sizes, 2), strict=True))
+    offset = held["mean"] - means["mean"].view(B * V, 2)[flat].view(B, V, 2)
+    covariance = bank.covariance.view(-1, 4)[rows]
+    spread = covariance.double() + (offset[..., :, None] * offset[..., None, :]).flatten(2)
+    means["covariance"] = added_up([spread])
+    if config.anchor != "average":
+        means["position"] = _anchors(held["position"], owner, newest=config.anchor == "recent")
+    for name, mean in means.items():
+        tensor = getattr(bank, name).flatten(3)
+        old = held.get(name, covariance)
+        new = torch.where(changed[..., None], mean, old).masked_fill_(gone[..., None], 0.0)
+        tensor.view(-1, tensor.shape[3])[rows] = new.to(tensor.dtype)
+    bank.mass.view(-1)[rows] = torch.where(gone, 0, total)
+    last_step = bank.last_step.view(-1)[rows]
+    newest = last_step.scatter_reduce(1, owner, last_step, "amax")
+    bank.last_step.view(-1)[rows] = torch.where(gone, last_step, newest)
+    bank.merged += gone.sum(1).view_as(bank.merged)
+    bank.stale.view(-1)[rows] |= changed
+    bank.note_(rows.view(-1))
+    return gone
+
+
+def _anchors(position: Tensor, owner: Tensor, *, newest: bool) -> Tensor:
+    """Of all that came together the newest or the oldest position `[B, V, P]`, at the place of the owner."""
+    # The first component is time under M-RoPE and the index of the token under RoPE.
+    time = position[..., 0] if newest else -position[..., 0]
+    best = time.scatter_reduce(1, owner, time, "amax")
+    place = torch.arange(owner.shape[1], device=owner.device)
+    is_best = time == best.gather(1, owner)
+    first = torch.full_like(owner, owner.shape[1] - 1)
+    first.scatter_reduce_(1, owner, torch.where(is_best, place, owner.shape[1] - 1), "amin")
+    return position.gather(1, first[..., None].expand_as(position))
+
+
+_MEANS = ("key_center", "value_center", "mean", "position")
