@@ -4,7 +4,7 @@
     python recall.py --report ROWS.jsonl        # the table of README.md
 
 The streams and questions of `measure.py`, of which only those about content, under `durable`, which merges, and
-`infinipot-v`, which prunes, at one budget. Evidence is *held* by a head of the layer that reads memory if one of its
+`infinipot-v`, which prunes, at four budgets. Evidence is *held* by a head of the layer that reads memory if one of its
 slots is anchored in the time at which what was asked about was visible: the newest token in it is of that event. It is
 *attended to* if one of the moments that the answer stood on overlaps with that time.
 """
@@ -12,6 +12,7 @@ slots is anchored in the time at which what was asked about was visible: the new
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,25 +31,29 @@ from protokv.session import Session
 from protokv.side_by_side import SideBySide
 
 MEMORIES = ("durable", "infinipot-v")
-BUDGET = 22
+BUDGETS = (86, 43, 22, 11)
 
 
 def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
     """Append the rows of every world that the file does not have, some worlds side by side."""
-    done = {row["seed"] for row in read(path)} if path.exists() else set()
-    left = [seed for seed in seeds if seed not in done]
+    done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
-    for start in range(0, len(left), together):
-        group = left[start : start + together]
+    groups = [
+        (budget, left[start : start + together])
+        for budget in BUDGETS
+        for left in [[seed for seed in seeds if (seed, budget) not in done]]
+        for start in range(0, len(left), together)
+    ]
+    for budget, group in groups:
         streams = [WorldStream(seed, LENGTH_S, Pressure(20.0), before="mix", per_type=2) for seed in group]
-        configs = [MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES]
+        configs = [MemoryConfig.of(name, budget=budget) for name in MEMORIES]
         memories = [SideBySide(backbone, config, len(streams)) for config in configs]
         for steps in zip(*(stream.steps(2.0, 2) for stream in streams), strict=True):
             tokens = [memories[0].sessions[0].embed(step.images, step.time_s) for step in steps]
             for memory in memories:
                 memory.take(tokens, steps[0].time_s)
         rows = [
-            {"seed": seed, "memory": config.name, "budget": BUDGET} | row
+            {"seed": seed, "memory": config.name, "budget": budget} | row
             for config, memory in zip(configs, memories, strict=True)
             for seed, stream, session in zip(group, streams, memory.sessions, strict=True)
             for row in ask(stream, session)
@@ -94,10 +99,10 @@ def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
 
 def report(rows: Sequence[dict[str, Any]]) -> None:
     """Print the table."""
-    print("| memory | | n | right | held by all heads | by one | by none | attended to |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name in MEMORIES:
-        own = [row for row in rows if row["memory"] == name]
+    print("| tokens | memory | | n | right | held by all heads | by one | by none | attended to |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for budget, name in itertools.product(BUDGETS, MEMORIES):
+        own = [row for row in rows if row["memory"] == name and row["budget"] == budget]
         for kind, some in (
             ("all answers", own),
             ("right", [row for row in own if row["correct"]]),
@@ -110,7 +115,7 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
                 interval([row["held"] == 0 for row in some]),
                 interval([hit(row, 3) for row in some]),
             ]
-            print(f"| {name} | {kind} | {len(some)} | {' | '.join(cells)} |")
+            print(f"| {budget} | {name} | {kind} | {len(some)} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
