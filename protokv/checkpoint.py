@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from protokv import snapshot
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
@@ -22,6 +22,7 @@ from protokv.memory import MemoryShape, declare_state
 from protokv.memory.migration import migrate_shapes
 from protokv.memory.packing import pack
 from protokv.memory.state import TensorSpec, check_shapes
+from protokv.mini import is_embedded
 from protokv.records import BackboneIdentity
 from protokv.session import Session
 from protokv.snapshot import State, StatePath
@@ -163,8 +164,8 @@ def load_backbone_of(
     if placement.get("dtype") is None:
         placement["dtype"] = recorded_dtype(header)
     named = header.backbone.name
-    if (name or named) == EMBEDDED:
-        return load_backbone(EMBEDDED, revision=revision, **placement)
+    if is_embedded(name or named):
+        return load_backbone(name or named, revision=revision, **placement)
     from protokv.backbones.cache import cached_folder
 
     commit = header.backbone.revision if revision is None else revision

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from protokv.backbones import EMBEDDED
-from protokv.mini import WORLD_MARK
+from protokv.mini import WORLD_MARK, is_embedded
 from protokv.records import StreamClock
 from protokv.segments import records_of
 from protokv.state import Header
@@ -46,8 +45,8 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
 
 
 def is_beyond(model: str, comment: object) -> bool:
-    """Whether a model cannot make sense of a source: the embedded one of what its world has not drawn."""
-    return model == EMBEDDED and comment != WORLD_MARK
+    """Whether a model cannot make sense of a source: an embedded one of what its world has not drawn."""
+    return is_embedded(model) and comment != WORLD_MARK
 
 
 def beyond_model(header: Header) -> list[str]:

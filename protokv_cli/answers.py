@@ -115,14 +115,14 @@ class Answers:
 
     def _tell_unknown(self, session: Session, question: str) -> None:
         """Say once which words of a question the model cannot represent, and what to do about it."""
-        from protokv.backbones import EMBEDDED
+        from protokv.mini import is_embedded
 
         words = [] if self._unknown_told else session.backbone.unknown_words(question)
         if not words:
             return
         self._unknown_told = True
         name = session.backbone.identity.name
-        who = "the embedded model knows only its procedural world of coloured shapes and" if name == EMBEDDED else name
+        who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
             f"Note: {who} does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
             f"For other videos name a real model when ingesting: --model {REAL_MODEL}"

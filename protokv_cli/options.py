@@ -16,7 +16,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME_OR_FOLDER",
-        help="Model: a hub name, a local folder, or protokv/mini (the embedded one).",
+        help="Model: a hub name, a local folder, or protokv/mini (embedded; protokv/mini-order also reads order).",
     ),
 ]
 Revision = Annotated[

@@ -24,6 +24,7 @@ STUDIES = (
     "quick",
     "delay",
     "harder",
+    "order",
     "hour",
     "decay",
     "modes",
@@ -100,8 +101,8 @@ def replay(
         str,
         typer.Option(
             "--study",
-            help="Memories, streams and delays to compare where no others are named: quick, delay, harder, hour, "
-            "ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
+            help="Memories, streams and delays to compare where no others are named: quick, delay, harder, order, "
+            "hour, ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
             "paper: paper-table-1, ..., paper-delays.",
             autocompletion=values((*STUDIES, *PRESETS)),
         ),
@@ -208,10 +209,10 @@ def replay(
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
-        from protokv.backbones import EMBEDDED, load_backbone, require_model
+        from protokv.backbones import load_backbone, require_model
 
-        if not report:
-            require_model(model or EMBEDDED, revision)
+        if model is not None and not report:
+            require_model(model, revision)
         from protokv.overwriting import check_not_read
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
@@ -260,7 +261,7 @@ def replay(
             prompt=prompt,
             strict=strict,
         )
-        name = model or EMBEDDED
+        name = model or request.default_model
         placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}
         if study in TABLES and dataset is None:
             if not dry_run:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protokv.errors import ConfigError, ModelError
-from protokv.mini import weights_folder
+from protokv.mini import EMBEDDED, is_embedded, weights_folder
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from protokv.records import BackboneIdentity
 
 __all__ = ["EMBEDDED", "FAMILIES", "identify_backbone", "load_backbone", "require_model"]
-
-EMBEDDED = "protokv/mini"
 
 # model_type of the config -> module and class
 FAMILIES = {
@@ -44,10 +42,10 @@ def load_backbone(
     revision: str | None = None,
     folder: Path | None = None,
 ) -> Backbone:
-    """Load a model. The embedded one, on a CPU, sets torch to one thread for this process.
+    """Load a model. An embedded one, on a CPU, sets torch to one thread for this process.
 
     Args:
-        name: `protokv/mini` (the embedded model), a local folder, or a hub name such as
+        name: `protokv/mini` or `protokv/mini-order` (embedded), a local folder, or a hub name such as
             `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
         device: `auto` (CUDA where there is one, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own on an accelerator and float32 on a
@@ -102,14 +100,14 @@ def _resolved(
     from protokv.backbones.placement import Placement, PlacementRequest
 
     request = PlacementRequest.of(device=device, dtype=dtype, device_map=device_map, quantization=quantization)
-    if name == EMBEDDED and request.device.type == "cpu":
-        # Its matrices are too small for a second thread to pay, and with one thread the same input gives the same
+    if is_embedded(name) and request.device.type == "cpu":
+        # Their matrices are too small for a second thread to pay, and with one thread the same input gives the same
         # bytes on any number of cores.
         torch.set_num_threads(1)
     check_revision(name, revision)
-    path = str(folder or (weights_folder() if name == EMBEDDED else name))
+    path = str(folder or (weights_folder(name) if is_embedded(name) else name))
     is_folder = _is_folder(path)
-    if name == EMBEDDED and request.device_map is None and request.quantization is None:
+    if is_embedded(name) and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer takes.
         from protokv.backbones.embedded import Embedded
 
@@ -158,7 +156,7 @@ def require_model(name: str, revision: str | None = None) -> None:
         ConfigError: there is a revision of what is no hub model.
     """
     check_revision(name, revision)
-    if name == EMBEDDED or _is_folder(name):
+    if is_embedded(name) or _is_folder(name):
         return
     from protokv.backbones.failure import translate_errors
     from protokv.backbones.hub import require
@@ -178,8 +176,8 @@ def _is_folder(path: str) -> bool:
 
 def check_revision(name: str, revision: str | None) -> None:
     """Refuse a revision of what is no hub model. ConfigError."""
-    if revision is not None and (name == EMBEDDED or _is_folder(name)):
-        what = "the embedded model" if name == EMBEDDED else f"{name}, a folder,"
+    if revision is not None and (is_embedded(name) or _is_folder(name)):
+        what = "an embedded model" if is_embedded(name) else f"{name}, a folder,"
         raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
 
 

@@ -33,11 +33,9 @@ IDENTITY = "identity.json"
 
 
 class Embedded(Backbone):
-    """`protokv/mini`."""
+    """`protokv/mini` and `protokv/mini-order`."""
 
     position_components = 3
-    # The second of four: see `samples/evidence/`.
-    reading_layers = (1,)
 
     def __init__(
         self,
@@ -68,6 +66,8 @@ class Embedded(Backbone):
         self.stop_ids = frozenset({text["eos_token_id"]})
         self.frames_per_step = pixels.temporal_patch_size
         self.default_fps = float(config["protokv_fps"])
+        # The second of four, unless the model says otherwise: see `samples/evidence/`.
+        self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = pixels.settings(self.default_fps)
         # What the chat template writes around a video and a question.

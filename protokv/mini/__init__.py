@@ -9,12 +9,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["WORLD_MARK", "weights_folder"]
+__all__ = ["EMBEDDED", "EMBEDDED_ORDER", "WORLD_MARK", "is_embedded", "weights_folder"]
+
+EMBEDDED = "protokv/mini"
+EMBEDDED_ORDER = "protokv/mini-order"
+"""The one of the two that reads order and time; larger, and slower by a half."""
+
+_FOLDERS = {EMBEDDED: "weights", EMBEDDED_ORDER: "weights-order"}
 
 WORLD_MARK = "drawn by the procedural world of protokv/mini"
 """The comment in files of its world: of whatever else the model watches, its answers mean nothing."""
 
 
-def weights_folder() -> Path:
-    """The folder with the shipped checkpoint."""
-    return Path(__file__).with_name("weights")
+def is_embedded(name: str) -> bool:
+    """Whether a model of this name is part of the package."""
+    return name in _FOLDERS
+
+
+def weights_folder(name: str = EMBEDDED) -> Path:
+    """The folder with a shipped checkpoint."""
+    return Path(__file__).with_name(_FOLDERS[name])

@@ -30,10 +30,11 @@ class QuestionType:
 
 
 WORLD: Final = (
-    # `protokv.mini.questions`; "last" and "count" change while things keep coming.
+    # `protokv.mini.questions`; "last" and "count" change while things keep coming, and parts of the stream move.
     *(QuestionType(name, "content") for name in ("colour", "shape", "where", "at", "whether")),
-    *(QuestionType(name, "order") for name in ("first", "which_first", "which_last")),
-    *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now")),
+    *(QuestionType(name, "order") for name in ("first", "which_first", "which_last", "before", "after")),
+    *(QuestionType(name, "order") for name in ("middle_first", "middle_last", "middle_before", "middle_after")),
+    *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
 )
 """Types of the procedural world."""
 

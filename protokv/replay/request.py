@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from protokv.backbones import EMBEDDED
 from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
+from protokv.mini import EMBEDDED, is_embedded
+from protokv.mini.phrases import ORDER_TYPES
 from protokv.mini.world import Backdrop
 from protokv.replay.baselines import with_baselines
 from protokv.replay.benchmarks import Benchmark, find_benchmark
@@ -49,8 +50,8 @@ class Worlds:
     alike: float | None = None
     backdrop: Backdrop | None = None
 
-    def open(self, study: Study) -> list[Stream]:
-        """Make them.
+    def open(self, study: Study, types: Sequence[str] | None = None) -> list[Stream]:
+        """Make them, with questions of the types that are asked by default and of those that are named.
 
         Raises:
             ConfigError: a value is out of its range.
@@ -73,6 +74,7 @@ class Worlds:
             evidence_s=self.evidence_s,
             per_type=study.per_type if self.per_type is None else self.per_type,
             before=study.before if self.before is None else self.before,
+            also=[kind for kind in ORDER_TYPES if kind in (types or ())],
         )
 
 
@@ -109,6 +111,11 @@ class Request:
     def cell(self) -> Cell | None:
         """The part of the paper's table that is wanted."""
         return PRESETS[self.study].cell(self.dataset) if self.study in PRESETS and self.dataset else None
+
+    @property
+    def default_model(self) -> str:
+        """Which model watches where none is named: that of the study."""
+        return EMBEDDED if self.study in PRESETS else find_study(self.study).model
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -157,7 +164,7 @@ class Request:
             )
         if self.sources and self.questions:
             return Opened(open_files(self.sources, self.questions), {}, Counter())
-        return Opened(self.worlds.open(find_study(self.study)), {}, Counter())
+        return Opened(self.worlds.open(find_study(self.study), self._types()), {}, Counter())
 
     def plan(self, opened: Opened, backbone: Backbone, fps: float | None = None) -> Plan:
         """What is asked of what and when; beside a benchmark's memories stand its baselines.
@@ -183,7 +190,7 @@ class Request:
         benchmark = self.benchmark
         if benchmark is None:
             return Setup.of(backbone, fps=fps, decoding=SHORT)
-        bare = backbone.identity.name == EMBEDDED if self.prompt is None else self.prompt == "bare"
+        bare = is_embedded(backbone.identity.name) if self.prompt is None else self.prompt == "bare"
         decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
         return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)
 

@@ -107,6 +107,7 @@ class WorldStream(Stream):
         evidence_s: int = 16,
         per_type: int = 2,
         before: Before = 0,
+        also: Sequence[str] = (),
     ) -> None:
         """Make the world and its questions.
 
@@ -117,6 +118,7 @@ class WorldStream(Stream):
             evidence_s: seconds in which the four events of the evidence lie.
             per_type: questions of each type at the most.
             before: seconds of distraction before the evidence, or "mix"; see `place_evidence`.
+            also: further types of questions; see `find_lasting_questions`.
 
         Raises:
             ConfigError: a value is out of its range.
@@ -149,7 +151,7 @@ class WorldStream(Stream):
             if world[name] == plain:
                 del world[name]
         self.facts = {"world": world}
-        self.questions = find_lasting_questions(self._world, float(until_s), per_type)
+        self.questions = find_lasting_questions(self._world, float(until_s), per_type, also)
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""
@@ -158,12 +160,13 @@ class WorldStream(Stream):
         return steps(sample(frames, fps), frames_per_step)
 
 
-def find_lasting_questions(world: World, until_s: float, per_type: int) -> list[Question]:
+def find_lasting_questions(world: World, until_s: float, per_type: int, also: Sequence[str] = ()) -> list[Question]:
     """Questions about the evidence, which has ended at `until_s`, that have the same answer at the end of the stream.
 
     A question is kept if it can be asked at both times and its answer is the same. Evidence is counted as last seen
     when the last event that decides it left, at its second showing if there is one; of a "no" (it never appeared) when
-    the evidence ends. A second showing adds nothing that could be asked: what is asked is true of both.
+    the evidence ends. A second showing adds nothing that could be asked: what is asked is true of both. Types in
+    `also` (of `phrases.ORDER_TYPES`) come behind the others, which they do not change.
     """
     repeats = world.repeats()
     early, late = (
@@ -175,7 +178,7 @@ def find_lasting_questions(world: World, until_s: float, per_type: int) -> list[
     seen_again_s = again_s[0] - before_s if again_s else 0
     rng = np.random.default_rng([world.config.seed, 5])
     found: list[Question] = []
-    for kind in (kind for kind in TYPES if find_type(kind).retrospective):
+    for kind in (kind for kind in (*TYPES, *also) if find_type(kind).retrospective):
         for_ever = {(fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s)}
         left = [
             fact
@@ -201,10 +204,12 @@ def make_worlds(
     evidence_s: int = 16,
     per_type: int = 2,
     before: Before = 0,
+    also: Sequence[str] = (),
 ) -> list[Stream]:
     """One procedural stream per seed; see `WorldStream`."""
     return [
-        WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type, before=before) for seed in seeds
+        WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type, before=before, also=also)
+        for seed in seeds
     ]
 
 

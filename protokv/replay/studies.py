@@ -5,6 +5,7 @@
 | quick | the full cache, ours and the baselines | the delay sweep, small: a first look in a minute |
 | delay | the same and more, at three budgets, on 16 streams of 11 minutes | the delay sweep |
 | harder | the same, each down to where it breaks, among look-alikes; 32 streams of 8 minutes | - |
+| order | the same where neither of two events opens or closes the stream; 32 streams of 6 minutes | - |
 | hour | three at compact positions, to an hour behind the evidence; 4 streams | - |
 | decay | the paper's configuration at 1/2 and 1/10 of the tokens, by readings of its idle rule | - |
 | modes | `durable` with residual statistics, S = 1, 2, 4, and with centres of 8 bits | - |
@@ -26,9 +27,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protokv.backbones import EMBEDDED
 from protokv.config import DEFAULT, DurableConfig, FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER, is_embedded
 from protokv.mini.seeds import DEMONSTRATION, STUDY
 from protokv.replay.placement import Before
 from protokv.replay.question_types import WORLD
@@ -37,8 +38,9 @@ from protokv.replay.streams import Pressure
 
 _CALM: Final = Pressure()
 _ALIKE: Final = Pressure(events_per_minute=20.0, alike=0.5)
-# The embedded model reads the order of two events among many too badly to tell memories apart by it.
+# The smaller embedded model reads the order of two events among many too badly to tell memories apart by it.
 _CONTENT: Final = tuple(kind.name for kind in WORLD if kind.group == "content")
+_ORDER: Final = ("middle_first", "middle_last", "middle_before", "middle_after")
 _DECAYS: Final = (
     "paper",
     "without idle decay",
@@ -57,6 +59,7 @@ class Study:
         seeds, length_s, pressure, per_type, before: of the procedural streams; see `WorldStream`.
         delays_s: after the evidence.
         types: of questions; None: those of which the answer lasts.
+        model: that reads what is asked.
     """
 
     memories: Callable[[int], list[Variant]]
@@ -68,6 +71,7 @@ class Study:
     before: Before = "mix"
     delays_s: tuple[float, ...] = (0, 30, 120, 160)
     types: tuple[str, ...] | None = None
+    model: str = EMBEDDED
 
     def variants(self, budgets: Sequence[int] | None = None) -> list[Variant]:
         """The memories at each budget; see `drop_repeated`.
@@ -79,8 +83,8 @@ class Study:
 
 
 def default_budgets(study: Study, model: str) -> list[int]:
-    """The budgets of a study with the embedded model, whose steps have nine tokens; the usual one with any other."""
-    return list(study.budgets) if model == EMBEDDED else [MemoryConfig.of(DEFAULT).budget]
+    """The budgets of a study with an embedded model, whose steps have nine tokens; the usual one with any other."""
+    return list(study.budgets) if is_embedded(model) else [MemoryConfig.of(DEFAULT).budget]
 
 
 def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
@@ -252,8 +256,9 @@ _OF_MODES: Final[dict[str, tuple[dict[str, Any], tuple[int, ...]]]] = {
 
 def _compare_modes(budget: int) -> list[Variant]:
     """`durable` with residual statistics: at equal tokens as many centres with S = 1, and a half or a quarter else; and
-    with coded centres."""
-    rows = {row: fields for row, (fields, budgets) in _OF_MODES.items() if budget in budgets}
+    with coded centres. A budget that is none of the study has every row."""
+    own = any(budget in budgets for _, budgets in _OF_MODES.values())
+    rows = {row: fields for row, (fields, budgets) in _OF_MODES.items() if not own or budget in budgets}
     return [Variant(row, DurableConfig(budget=budget).with_fields(fields)) for row, fields in rows.items()]
 
 
@@ -293,6 +298,17 @@ STUDIES: Final[dict[str, Study]] = {
         per_type=3,
         delays_s=(0, 60, 220),
         types=_CONTENT,
+    ),
+    "order": Study(
+        _compare_until_broken,
+        # 1/25, 1/75 and 1/150 of 3,240 tokens.
+        budgets=(130, 43, 22),
+        seeds=STUDY[2400:2432],
+        length_s=360,
+        pressure=Pressure(events_per_minute=5.0),
+        delays_s=(0, 60, 150),
+        types=(*_ORDER, "colour", "where"),
+        model=EMBEDDED_ORDER,
     ),
     "hour": Study(
         _compare_compact,

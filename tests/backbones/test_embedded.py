@@ -15,7 +15,7 @@ from protokv.backbones.embedded import Embedded
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError
-from protokv.mini import weights_folder
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
 from protokv.session import Session
 from tests.conftest import random_frames
 
@@ -24,14 +24,20 @@ NEAR = {"rtol": 1e-4, "atol": 1e-4}
 TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  star\tzebra Xylophone", "it's, 3 stars!"]
 
 
-@pytest.fixture(scope="module")
-def ours() -> Backbone:
-    return load_backbone(device="cpu")
+@pytest.fixture(scope="module", params=[EMBEDDED, EMBEDDED_ORDER])
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Backbone:
-    return load_backbone(str(weights_folder()), device="cpu")
+def ours(name: str) -> Backbone:
+    return load_backbone(name, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs(name: str) -> Backbone:
+    return load_backbone(str(weights_folder(name)), device="cpu")
 
 
 def test_the_embedded_name_is_its_own_network_and_the_folder_is_transformers(ours: Backbone, theirs: Backbone) -> None:
@@ -40,9 +46,9 @@ def test_the_embedded_name_is_its_own_network_and_the_folder_is_transformers(our
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_states_of_the_one_fit_the_other(dtype: str) -> None:
-    ours = load_backbone(device="cpu", dtype=dtype)
-    theirs = load_backbone(str(weights_folder()), device="cpu", dtype=dtype)
+def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
+    ours = load_backbone(name, device="cpu", dtype=dtype)
+    theirs = load_backbone(str(weights_folder(name)), device="cpu", dtype=dtype)
     for field in ("family", "config_hash", "weights_digest", "dtype"):
         assert getattr(ours.identity, field) == getattr(theirs.identity, field)
     for field in ("settings", "layers", "kv_heads", "head_size", "frames_per_step", "default_fps", "stop_ids"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.mini.phrases import TYPES
+from protokv.mini.phrases import ORDER_TYPES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.world import WorldConfig
 from protokv.replay.placement import place_evidence
@@ -32,6 +32,20 @@ def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: in
             assert question.answer in answers
             assert question.reference == "evidence"
             assert question.reference_s <= 16.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(seed: int) -> None:
+    stream = WorldStream(seed, 300, Pressure(5.0), before="mix", also=ORDER_TYPES)
+    plain = WorldStream(seed, 300, Pressure(5.0), before="mix").questions
+    assert list(stream.questions[: len(plain)]) == list(plain)
+    further = stream.questions[len(plain) :]
+    assert {q.type for q in further} <= {kind for kind in ORDER_TYPES if find_type(kind).retrospective}
+    assert {"before", "middle_first", "middle_after"} <= {q.type for q in further}
+    repeats = stream._world.repeats()
+    seen = [e for e in stream._world.events_until(300) if e not in repeats]
+    for question in further:
+        assert question.answer in {fact.answer for fact in find_facts(question.type, seen, 300)}
 
 
 @pytest.mark.parametrize("before", [0, 60, 104, 240])

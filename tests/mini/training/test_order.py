@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini import weights_folder
+from protokv.mini import EMBEDDED_ORDER, weights_folder
 from protokv.mini.phrases import ORDER_TYPES
 from protokv.mini.seeds import CARD, ORDER_CARD
 from protokv.mini.training import evaluate_order as evaluate_order_module
@@ -60,8 +62,18 @@ def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_as
     assert {kind for kind in ORDER_TYPES if kind.startswith("middle")} < kinds
 
 
-def test_the_shipped_model_is_asked_what_it_has_words_for():
+def test_the_shipped_models_are_asked_what_they_have_words_for():
     assert set(find_known_types(weights_folder())) == set(ASKED) - {"third", "tenth", "middle_before", "middle_after"}
+    assert set(find_known_types(weights_folder(EMBEDDED_ORDER))) == set(ASKED)
+
+
+def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
+    world = make_order_world("middle", 1)
+    asked = ask_order(world, ("middle_first", "middle_before", "third", "colour", "at"), 3)
+    right = answer_all(model.eval(), world, asked)
+    assert len(asked) > 10
+    assert sum(right) >= 0.9 * len(asked)
 
 
 def test_blocks_of_questions_are_read_as_one_by_one(monkeypatch):
