@@ -86,15 +86,16 @@ def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor
     keys, values = bank.key_center.view(B, K, D), bank.value_center.view(B, K, D)
     heads = torch.arange(B, device=keys.device)[:, None]
     some = first_of(bank.moved.view(B, K) & alive, moved)
-    coarse = keys[:, :, :: D // _COMPONENTS].contiguous() if D >= 2 * _COMPONENTS else keys
-    key_half = _half(coarse, D * config.merge_key_distance**2)
-    mine = key_half[heads, some].masked_fill(~(bank.moved.view(B, K) & alive).gather(1, some), torch.inf)
-    others = key_half.masked_fill_(~alive, torch.inf)
+    coarse = keys[:, :, :: D // _COMPONENTS] if D >= 2 * _COMPONENTS else keys
+    key_half = _half(coarse, D * config.merge_key_distance**2).masked_fill_(~alive, torch.inf)
+    mine = key_half.gather(1, some).masked_fill(~bank.moved.view(B, K).gather(1, some), torch.inf)
+    # h(b) is one more component, so that it takes no pass of its own.
+    others = torch.cat((coarse, key_half.neg()[..., None]), 2)
+    asking = others[heads, some]
+    asking[..., -1] = 1.0
     hit = torch.zeros_like(some, dtype=torch.bool)
     for part in _blocks(B, moved * K):
-        product = torch.baddbmm(
-            others[part, None], coarse[heads[part], some[part]], coarse[part].transpose(1, 2), beta=-1
-        )
+        product = torch.bmm(asking[part], others[part].transpose(1, 2))
         product.scatter_(2, some[part, :, None], -torch.inf)
         hit[part] = product.amax(2) >= mine[part]
     hits = int(hit.sum(1).max())
