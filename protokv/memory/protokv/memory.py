@@ -209,7 +209,7 @@ class ProtoKV(LocalMemory):
             if shown is None:
                 places = (heads * N + slots + self._slots.far.start).view(-1)
                 for part, new in ((self._slots.keys, keys), (self._slots.values, values)):
-                    part.flatten(0, 2).index_copy_(0, places, new.to(part.dtype).flatten(0, 1))
+                    write_rows_(part.flatten(0, 2), places, new.to(part.dtype).flatten(0, 1))
                 continue
             heads, slots, keys, values = heads.expand_as(slots)[shown], slots[shown], keys[shown], values[shown]
             far_keys[heads, slots] = keys.to(far_keys.dtype)

@@ -8,8 +8,12 @@ equal.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+
+from protokv.memory.sorting import sorted_from
 
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
 _SCORE_UNIT = 2.0**32
@@ -70,12 +74,6 @@ def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
     return distance.argmin(2).view(B, G, T).transpose(1, 2)
 
 
-def scores(counts: Tensor, smoothing: float) -> Tensor:
-    """Log of the smoothed probabilities (equation 4) of counts `[..., C]`, as int64 in units of 2**-32."""
-    total = counts.sum(-1, keepdim=True).double() + counts.shape[-1] * smoothing
-    return ((counts.double() + smoothing).div(total).log() * _SCORE_UNIT).round().long()
-
-
 def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64.
 
@@ -84,22 +82,57 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     argument only pairs (i-th best prefix, j-th best code) with i * j <= S can be among the S best. Ties go to
     the better prefix, then to the lower code. Where there are fewer than S tuples in all, they are repeated
     in order.
+
+    What is sorted has its place in the lowest bits, so that no two numbers are equal. Scores of 128 subspaces sum to
+    45 bits, which leaves 18 for the places of pairs.
     """
-    G, C = counts.shape[1:]
-    S = modes
-    ordered, codes = scores(counts, smoothing).sort(dim=2, descending=True, stable=True)
-    beam = ordered[:, 0, :S]
-    tuples = codes[:, 0, :S, None]
+    n, G, _ = counts.shape
+    S, device = modes, counts.device
+    scores, codes = _likeliest(counts, S, smoothing)
+    M = scores.shape[1]
+    beam, made = scores[0], []
     for g in range(1, G):
-        pairs = [(i, j) for i in range(beam.shape[1]) for j in range(C) if (i + 1) * (j + 1) <= S]
-        prefix, code = torch.tensor(pairs, device=counts.device).unbind(1)
-        total = beam[:, prefix] + ordered[:, g][:, code]
-        total, best = total.sort(dim=1, descending=True, stable=True)
-        beam, best = total[:, :S], best[:, :S]
-        kept = tuples.gather(1, prefix[best][..., None].expand(-1, -1, g))
-        tuples = torch.cat((kept, codes[:, g].gather(1, code[best])[..., None]), 2)
-    found = tuples.shape[1]
-    return tuples if found == S else tuples[:, torch.arange(S, device=counts.device) % found]
+        prefix, code = _pairs(len(beam), M, S, device)
+        total = beam.index_select(0, prefix).add_(scores[g].index_select(0, code))
+        bits = len(prefix).bit_length()
+        places = torch.arange(len(prefix), device=device)
+        best = sorted_from(places.sub(total.t(), alpha=1 << bits))[:, :S].t().contiguous()
+        place = best.bitwise_and((1 << bits) - 1)
+        beam = (place - best) >> bits
+        # Where they stand among all prefixes and all codes of the histograms.
+        made.append((place.view(-1), prefix * n, code * n + g * M * n))
+    column = torch.arange(n, device=device).repeat_interleave(S)
+    at = (torch.arange(S, device=device) % len(beam) * n).repeat(n).add_(column)
+    codes, found = codes.view(-1), []
+    for place, prefix, code in reversed(made):
+        pair = place.index_select(0, at)
+        found.append(codes.index_select(0, code.index_select(0, pair).add_(column)))
+        at = prefix.index_select(0, pair).add_(column)
+    found.append(codes.index_select(0, at))
+    return torch.stack(found[::-1], 1).view(n, S, G)
+
+
+@lru_cache(maxsize=32)
+def _pairs(prefixes: int, codes: int, modes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The i-th of some prefixes and the j-th of some codes with i * j <= S, counted from 0."""
+    pairs = [(i, j) for i in range(prefixes) for j in range(min(codes, modes // (i + 1)))]
+    prefix, code = torch.tensor(pairs, device=device).t().contiguous()
+    return prefix, code
+
+
+def _likeliest(counts: Tensor, modes: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Of histograms `[n, G, C]` the first S codes and their scores, best first, `[G, min(S, C), n]` int64 each.
+
+    A score is the log of the smoothed probability (equation 4). More counts are a higher one: of two histograms of
+    2**31 these are at least two units apart.
+    """
+    C = counts.shape[2]
+    ordered = sorted_from(torch.arange(C, device=counts.device).sub(counts, alpha=C))[:, :, :modes]
+    ordered = ordered.permute(1, 2, 0).contiguous()
+    codes = ordered.remainder(C)
+    total = counts.sum(2).double().t()[:, None] + C * smoothing
+    held = (codes - ordered).double().div_(C)
+    return held.add_(smoothing).div_(total).log_().mul_(_SCORE_UNIT).round_().long(), codes
 
 
 def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:

@@ -10,7 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.config import PaperConfig
+from protokv.memory.base import MemoryShape
 from protokv.memory.protokv import quantizer
+from protokv.memory.protokv.naive import NaiveProtoKV
+from tests.memory.streams import PlainRotary
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -71,6 +75,19 @@ def test_the_modes_are_the_likeliest_of_all_code_tuples(counts: list[list[int]],
     expected = [best[s % len(best)] if len(best) < modes else best[s] for s in range(modes)]
     assert [score(tuple(codes)) for codes in found] == pytest.approx(expected, abs=1e-6)
     assert len({tuple(codes) for codes in found}) == min(modes, C**G)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(2, 17), st.integers(1, 40), st.sampled_from((2, 9, 2**28)))
+def test_modes_are_those_of_the_paper_s_beam_ties_included(
+    seed: int, parts: int, codes: int, modes: int, most: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, most, (3, parts, codes), generator=generator, dtype=torch.int32)
+    shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))
+    memory = NaiveProtoKV(PaperConfig(budget=64, beam_per_mode=1), shape, PlainRotary(8))
+    expected = [memory._top_modes(one, modes) for one in counts]
+    found = quantizer.top_modes(counts, modes, memory.config.smoothing)
+    assert [[tuple(codes) for codes in one] for one in found.tolist()] == expected
 
 
 @given(st.integers(0, 999), st.integers(1, 3), st.integers(1, 30))

@@ -16,7 +16,7 @@ from torch import Tensor
 from protokv.memory.protokv.policies.blocked.parts import SLOT_BITS, parts_of
 from protokv.memory.protokv.policies.blocked.schedule import is_large
 from protokv.memory.protokv.policies.blocked.sketch import Sketch
-from protokv.memory.protokv.policies.blocked.sorting import sorted_from
+from protokv.memory.sorting import sorted_from
 
 WIDTH, WIDE = 32, 128
 """Prototypes of a block, at most, in large banks and in small ones."""

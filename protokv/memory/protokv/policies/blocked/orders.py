@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.parts import SLOT_BITS, parts_of
 from protokv.memory.protokv.policies.blocked.sketch import Sketch
-from protokv.memory.protokv.policies.blocked.sorting import sorted_from
+from protokv.memory.sorting import sorted_from
 
 PIVOTS = 64
 _SIDE = 16

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policies.blocked.parts import parts_of
-from protokv.memory.protokv.policies.blocked.sorting import median_from
+from protokv.memory.sorting import median_from
 
 # What half of the rows stay below in every component; rows twice as far out are cut off. A power of two.
 _USUAL = 64.0
