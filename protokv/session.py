@@ -104,7 +104,7 @@ class Pending:
     @property
     def embeddings(self) -> Tensor:
         """Of all their tokens, `[T, E]`."""
-        return torch.cat([read.embeddings for read in self.reads])
+        return _joined([read.embeddings for read in self.reads])
 
 
 class Session:
@@ -239,7 +239,7 @@ class Session:
     def place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> Pending:
         """The first half of `take`: what it forwards. For streams whose steps share a forward (`side_by_side`)."""
         placed = self._place(steps, starts_s)
-        positions = torch.cat([one.positions for one in placed])
+        positions = _joined([one.positions for one in placed])
         context = self._placed(self.memory.context())
         if self.config.encode_with == "near":
             context = context.without_far()
@@ -483,3 +483,8 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
     )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Parts behind each other; nothing is copied where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

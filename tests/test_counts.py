@@ -41,7 +41,8 @@ WITHOUT_WAITS = [
     pytest.param("durable", 24_000, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-OPERATIONS = 400
+# A step; casts are seen only where nothing runs in inference mode.
+OPERATIONS = {"sliding-window": 400, "durable": 414}
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
 COMPACT_OPERATIONS = {"sliding-window": 700, "durable": 1500}
 # Operations of one layer: two sets of tokens attended to, and merged.
@@ -93,7 +94,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
                 watch(session)
                 counts.append(counting.operations.total())
     assert not counting.waits
-    assert max(counts) <= OPERATIONS, counting.operations
+    assert max(counts) <= OPERATIONS[kind], counting.operations
     # The same work in every step.
     assert len(set(counts)) == 1
 
@@ -248,7 +249,7 @@ def test_a_decoding_step_waits_for_its_token_alone(
     for operations, waits in steps:
         assert not waits
         # Keys are turned before the first token.
-        assert operations.total() <= (OPERATIONS if positions == "stream" else COMPACT_OPERATIONS["sliding-window"])
+        assert operations.total() <= (400 if positions == "stream" else COMPACT_OPERATIONS["sliding-window"])
     assert len({operations.total() for operations, _ in steps}) == 1
 
 
@@ -264,4 +265,4 @@ def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(
         pieces = session.stream("what?", Decoding(6))
         for _ in range(5):
             next(pieces)
-    assert max(operations.total() for operations, _ in spy.steps[1:]) <= OPERATIONS
+    assert max(operations.total() for operations, _ in spy.steps[1:]) <= 400
