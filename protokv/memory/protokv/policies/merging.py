@@ -27,6 +27,7 @@ from torch import Tensor
 from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank, first_of
 from protokv.memory.protokv.policy import Follower, asks_freely
+from protokv.memory.rows import add_rows_
 
 # Passes of one step: more settle hardly more (`tests/memory/protokv/test_maintenance.py`).
 PASSES = 4
@@ -168,8 +169,7 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
             break
         into = torch.where(goes, into, place)
         added = (sums * goes[..., None]).view(B * V, 2 * D)
-        # Adding up in the order of the rows, on CUDA as well, whatever else is there.
-        sums.view(B * V, 2 * D).index_put_(((heads + into).view(-1),), added, accumulate=True)
+        add_rows_(sums.view(B * V, 2 * D), (heads + into).view(-1), added)
         mass.scatter_add_(1, into, mass * goes)
         left = left & ~goes
         owner = into.gather(1, owner)
@@ -193,7 +193,8 @@ def _write(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: PaperConfig
     def added_up(parts: list[Tensor]) -> Tensor:
         """Means over all mass that came together, at the place of its owner, `[B, V, F]` float64."""
         weighted = (torch.cat(parts, 2).double() * mass[..., None]).flatten(0, 1)
-        sums = torch.zeros_like(weighted).index_put_((flat,), weighted, accumulate=True)
+        sums = torch.zeros_like(weighted)
+        add_rows_(sums, flat, weighted)
         return sums.view(B, V, -1) / total.clamp(min=1)[..., None]
 
     total = torch.zeros_like(mass).scatter_add_(1, owner, mass)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.memory.protokv.policy import FarTokens
-from protokv.memory.rows import write_rows_
+from protokv.memory.rows import add_rows_, write_rows_
 
 # Later than any position.
 _NEVER = 1 << 40
@@ -88,8 +88,4 @@ def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step:
 def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
     """Move rows `target` `[m]` of `[B * K, F]` by `share` `[m, 1]` of the way to rows `source`, all at once."""
     way = (center.index_select(0, source) - center.index_select(0, target)).mul_(share)
-    if center.device.type == "cpu":
-        # One after the other; threads that accumulate into one row add in any order.
-        center.index_add_(0, target, way)
-    else:
-        center.index_put_((target,), way, accumulate=True)
+    add_rows_(center, target, way)
