@@ -78,6 +78,19 @@ def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions
     return session
 
 
+def check_steady(session: Session, most: int, steps: int) -> None:
+    with Counting() as counting:
+        counts = []
+        for _ in range(steps):
+            counting.operations.clear()
+            watch(session)
+            counts.append(counting.operations.total())
+    assert not counting.waits
+    assert max(counts) <= most, counting.operations
+    # The same work in every step.
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.parametrize(("kind", "budget"), WITHOUT_WAITS)
 def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
@@ -87,16 +100,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     # Without data behind the tensors, a wait would raise.
     with FakeTensorMode():
         session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
-        with Counting() as counting:
-            counts = []
-            for _ in range(3):
-                counting.operations.clear()
-                watch(session)
-                counts.append(counting.operations.total())
-    assert not counting.waits
-    assert max(counts) <= OPERATIONS[kind], counting.operations
-    # The same work in every step.
-    assert len(set(counts)) == 1
+        check_steady(session, OPERATIONS[kind], steps=3)
 
 
 @pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 6000), ("durable", 4000)])
@@ -115,15 +119,7 @@ def test_a_steady_step_at_compact_positions_waits_for_nothing(
         backbone.max_position = 20
         session = filled(backbone, kind, budget, budget // 196 + 3, "compact")
         session.clock = replace(session.clock, next_position=500_000)
-        with Counting() as counting:
-            counts = []
-            for _ in range(2):
-                counting.operations.clear()
-                watch(session)
-                counts.append(counting.operations.total())
-    assert not counting.waits
-    assert max(counts) <= COMPACT_OPERATIONS[kind], counting.operations
-    assert len(set(counts)) == 1
+        check_steady(session, COMPACT_OPERATIONS[kind], steps=2)
 
 
 class Scene(StubBackbone):

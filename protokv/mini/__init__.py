@@ -13,7 +13,7 @@ __all__ = ["EMBEDDED", "EMBEDDED_ORDER", "WORLD_MARK", "is_embedded", "weights_f
 
 EMBEDDED = "protokv/mini"
 EMBEDDED_ORDER = "protokv/mini-order"
-"""The one of the two that reads order and time; larger, and slower by a half."""
+"""The one of the two that reads order and time; larger, and slower by an eighth."""
 
 _FOLDERS = {EMBEDDED: "weights", EMBEDDED_ORDER: "weights-order"}
 

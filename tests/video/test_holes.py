@@ -49,6 +49,14 @@ def steady(frames: int) -> list[float]:
     return [STEP_S * i for i in range(frames)]
 
 
+def check_only(damaged, true, stamped, group):
+    """The damaged frames are moved, and no other."""
+    found, moved = placed(stamped, group=group)
+    assert moved == len(damaged)
+    assert all(a < b for a, b in pairwise(found))
+    assert all(found[i] == true[i] for i in range(len(true)) if i not in damaged)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     before=st.integers(0, 200),
@@ -61,10 +69,7 @@ def test_stamps_that_leap_and_come_back_move_no_other_frame(before, run, after, 
     """One packet's, or those of all frames that share a time, as in a cluster of Matroska."""
     true = steady(before + run + after)
     damaged = range(before, before + run)
-    found, moved = placed([t + leap_s * (i in damaged) for i, t in enumerate(true)], group=group)
-    assert moved == run
-    assert all(a < b for a, b in pairwise(found))
-    assert all(found[i] == true[i] for i in range(len(true)) if i not in damaged)
+    check_only(damaged, true, [t + leap_s * (i in damaged) for i, t in enumerate(true)], group)
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,10 +84,7 @@ def test_stamps_that_leap_ever_further_and_come_back_move_no_other_frame(before,
     """Those of a fragment of MP4 of which one field says how long all frames last: its holes are all alike."""
     true = steady(before + run + after)
     damaged = range(before, before + run)
-    found, moved = placed([t + every_s * (i - before + 1) * (i in damaged) for i, t in enumerate(true)], group=group)
-    assert moved == run
-    assert all(a < b for a, b in pairwise(found))
-    assert all(found[i] == true[i] for i in range(len(true)) if i not in damaged)
+    check_only(damaged, true, [t + every_s * (i - before + 1) * (i in damaged) for i, t in enumerate(true)], group)
 
 
 @settings(max_examples=100, deadline=None)

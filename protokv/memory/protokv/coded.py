@@ -99,15 +99,16 @@ class CodedBank(PrototypeBank):
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of some prototypes."""
-        codes, exponents, value_codes, value_exponents = (
-            getattr(self, name).flatten(0, 2)[rows] for name in self.of_centers
-        )
-        return decode(codes, exponents), decode(value_codes, value_exponents)
+        return self._decoded(2, rows)
 
     def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
         """Keys and values of some heads."""
+        return self._decoded(1, heads)
+
+    def _decoded(self, last: int, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """What is chosen of the dimensions up to `last` as one."""
         codes, exponents, value_codes, value_exponents = (
-            getattr(self, name).flatten(0, 1)[heads] for name in self.of_centers
+            getattr(self, name).flatten(0, last)[chosen] for name in self.of_centers
         )
         return decode(codes, exponents), decode(value_codes, value_exponents)
 

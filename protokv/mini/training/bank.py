@@ -50,6 +50,11 @@ class Bank:
         """Indices of the clips of one kind."""
         return np.flatnonzero(self.kind == kind)
 
+    def features_at(self, rows: NDArray[np.int64], cells: NDArray[np.int64]) -> Tensor:
+        """Features `[..., hidden]` of single cells `[...]` of rows `[...]`."""
+        lines = self.features.view(self.lit.size, -1)
+        return lines[torch.from_numpy(rows * self.lit.shape[1] + cells)]
+
     def tensors(self) -> dict[str, Tensor]:
         """The bank as named tensors."""
         arrays = {name: getattr(self, name) for name in ("lit", "first", "length", "kind", "event_of", "events")}

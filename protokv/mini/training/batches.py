@@ -72,6 +72,19 @@ def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
     return verdict
 
 
+def drift(weights: Mapping[str, float], weights_end: Mapping[str, float], progress: float) -> dict[str, float]:
+    """The weight of each type when the fraction `progress` of a stage is over: the last ones from .6 on."""
+    done = min(1.0, progress / 0.6)
+    return {kind: w + (weights_end.get(kind, w) - w) * done for kind, w in weights.items()}
+
+
+def share_of(types: Sequence[str], weights: Mapping[str, float]) -> NDArray[np.float64]:
+    """The cumulative shares of the types."""
+    share: NDArray[np.float64] = np.cumsum([weights[kind] for kind in types])
+    share /= share[-1]
+    return share
+
+
 def draw_question(
     rng: np.random.Generator,
     types: Sequence[str],
@@ -119,15 +132,9 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
     span, kept = stage.spans[int(rng.integers(len(stage.spans)))]
     Q = stage.questions
     B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))
-    drift = min(1.0, progress / 0.6)
-    weights = {
-        kind: w + (stage.weights_end.get(kind, w) - w) * drift
-        for kind, w in stage.weights.items()
-        if span > 2 or kind not in _NEEDS_TIME
-    }
-    types = [t for t in TEMPLATES | ORDER_TEMPLATES if t in weights]
-    share = np.cumsum([weights[t] for t in types])
-    share /= share[-1]
+    weights = drift(stage.weights, stage.weights_end, progress)
+    types = [t for t in TEMPLATES | ORDER_TEMPLATES if t in weights and (span > 2 or t not in _NEEDS_TIME)]
+    share = share_of(types, weights)
 
     videos: list[Video] = []
     ids = np.zeros((B, Q, QUESTION_TOKENS), np.int64)

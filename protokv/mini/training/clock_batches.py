@@ -33,9 +33,11 @@ def make_clock_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
     some = np.flatnonzero(bank.lit.any(1))
     rows = some[rng.integers(0, len(some), (B, VISUAL))]
     cells = np.where(rng.random(rows.shape) < 0.8, bank.lit[rows].argmax(-1), rng.integers(0, TOKENS, rows.shape))
-    features = bank.features.view(len(bank.lit), TOKENS, -1)[torch.from_numpy(rows), torch.from_numpy(cells)]
     tokens = VisualTokens(
-        features, torch.from_numpy(times), torch.from_numpy(cells), torch.from_numpy(times[:, -1] + 1)
+        bank.features_at(rows, cells),
+        torch.from_numpy(times),
+        torch.from_numpy(cells),
+        torch.from_numpy(times[:, -1] + 1),
     )
     ids = torch.from_numpy(rng.integers(1, len(words(order=True)), (B, 1, WORDS)))
     links = LinkLabels()

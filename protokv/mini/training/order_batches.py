@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.mini.questions import Fact, find_facts
-from protokv.mini.training.batches import IGNORED, LONGEST_SHIFT, Asked, draw_question, encode_question, write_question
+from protokv.mini.training.batches import (
+    IGNORED,
+    LONGEST_SHIFT,
+    Asked,
+    draw_question,
+    drift,
+    encode_question,
+    share_of,
+    write_question,
+)
 from protokv.mini.training.compose import Composer
 from protokv.mini.training.links import Labels, LinkLabels, label_question, label_video
 from protokv.mini.training.model import TOKENS
@@ -64,8 +73,7 @@ def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage,
 def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
     """Draw n questions about a video of which `shift` steps were never shown."""
     types = list(weights)
-    share = np.cumsum([weights[kind] for kind in types])
-    share /= share[-1]
+    share = share_of(types, weights)
     moved = [e._replace(start_s=e.start_s + shift, end_s=e.end_s + shift) for e in video.events]
 
     @cache
@@ -91,10 +99,8 @@ def stack(
         n = len(video.times)
         rows[b, :n], cells[b, :n], lit[b, :n], present[b, :n] = video.rows, video.cells, video.lit, True
         times[b, :n], times[b, n:] = video.times + shift[b], video.times[-1] + shift[b]
-    features = composer.bank.features.view(len(composer.bank.lit), TOKENS, -1)
-    flat = torch.from_numpy(rows).view(-1), torch.from_numpy(cells).view(-1)
     tokens = VisualTokens(
-        features[flat].view(B, N, -1),
+        composer.bank.features_at(rows, cells),
         torch.from_numpy(times),
         torch.from_numpy(cells),
         torch.from_numpy(shift + [video.span for video in videos]),
@@ -128,8 +134,7 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
     scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
     tokens, lit = stack(composer, videos, shift, scale * [find_mass(video) for video in videos])
 
-    drift = min(1.0, progress / 0.6)
-    weights = {kind: w + (stage.weights_end.get(kind, w) - w) * drift for kind, w in stage.weights.items()}
+    weights = drift(stage.weights, stage.weights_end, progress)
     asked = [ask(rng, video, int(s), weights, Q) for video, s in zip(videos, shift, strict=True)]
     R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
     ids = np.zeros((B, Q, R), np.int64)

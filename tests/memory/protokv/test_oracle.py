@@ -8,6 +8,8 @@ than 1e-4 are one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import event, given
@@ -89,6 +91,14 @@ def test_the_fast_memory_equals_the_algorithms_written_out(
     world = World(shape, seed, noise=noise)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
     fast.start(*world.sink())
+    for index in watched_by_both(fast, naive, world, lengths):
+        if index % 3 == 0 or index == len(lengths) - 1:
+            compare_state(fast, naive)
+            compare_context(fast, naive)
+
+
+def watched_by_both(fast: ProtoKV, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
+    """The number of each step behind which the two may be compared: a near-tie ends it."""
     for index, tokens in enumerate(lengths):
         step = world.step(index, tokens)
         fast.append(step)
@@ -96,9 +106,7 @@ def test_the_fast_memory_equals_the_algorithms_written_out(
         if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
             event("a near-tie ended the comparison")
             return
-        if index % 3 == 0 or index == len(lengths) - 1:
-            compare_state(fast, naive)
-            compare_context(fast, naive)
+        yield index
 
 
 def flat(naive: NaiveProtoKV) -> list[Head]:
