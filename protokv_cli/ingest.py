@@ -151,6 +151,7 @@ def ingest(
                 "--on-pressure": on_pressure, "--input": inputs,
             }  # fmt: skip
             _refuse(alone, "one video", "a fleet continues what it finds by itself, and watches files to their ends")
+            _refuse({"--timings": timings}, "one video", "name one of them alone to see where its time goes")
             require_model(model or EMBEDDED, revision)
             recipe = Recipe(
                 place=fleet.place,

@@ -90,8 +90,9 @@ def query(
         sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         loaded: dict[str, Any] = {"model": model, "revision": revision, "device": device, "device_map": device_map}
         if is_place(state):
-            if evidence:
-                raise ConfigError("--evidence is told of one state", hint="name the state itself")
+            for option, given in {"--evidence is": evidence, "--timings are": timings}.items():
+                if given:
+                    raise ConfigError(f"{option} told of one state", hint="name the state itself")
             at_s = None if at is None else parse_duration(at)
             texts = [question.text for question in asked]
             query_fleet(out, state, texts, sampling, **loaded, top=top, at_s=at_s, verify=verify)

@@ -220,7 +220,9 @@ def replay(
         from protokv.replay.request import Request, Worlds
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.watched import is_beyond
-        from protokv_cli.replay_tables import following, judging, show, show_cost, show_preset
+        from protokv_cli.replay_plan import show_cost, show_preset
+        from protokv_cli.replay_progress import following, judging
+        from protokv_cli.replay_tables import show
 
         for written in (None if report else output, plot, html):
             if written is not None:

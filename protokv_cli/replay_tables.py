@@ -1,133 +1,20 @@
-"""What `protokv replay` shows: progress while it runs, tables or JSON of what came of it, figures."""
+"""What came of a replay: tables or JSON, figures and a page."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones.base import Backbone
-from protokv.errors import ConfigError, ProtoKVError
-from protokv.replay.dataset import Opened
-from protokv.replay.judges import Judge, judge_rows
-from protokv.replay.plan import Unread
-from protokv.replay.presets import PRESETS
+from protokv.errors import ConfigError
 from protokv.replay.report import format_delay, format_group, summarise
-from protokv.replay.request import Request
-from protokv.replay.rows import Row, RowFile
-from protokv.replay.runner import Watched
-from protokv_cli.bar import Bar, left_text
+from protokv.replay.rows import Row
 from protokv_cli.benchmark_tables import tabulate_benchmark
 from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text, count_text, grid, pairs, time_text
-
-
-@contextmanager
-def following(
-    out: Output, answers: int, unread: MutableMapping[str, str]
-) -> Iterator[Callable[[Row | Watched | Unread], None]]:
-    """A function that takes each event of a replay and shows how far it is, on stderr.
-
-    Videos that cannot be read to their end are told at once and added to `unread`.
-    """
-    bar, given, began_s = Bar(out, f"0 of {answers} answers"), 0, time.monotonic()
-
-    def follow(event: Row | Watched | Unread) -> None:
-        nonlocal given
-        if isinstance(event, Unread):
-            unread[event.video] = event.why
-            out.warn(f"left out: {event.video}: {event.why}")
-        elif isinstance(event, Row):
-            given += 1
-        elif bar.due():
-            left = left_text(given, answers - given, time.monotonic() - began_s)
-            where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
-            bar.show([f"{given} of {answers} answers", *left, where], given, answers)
-
-    try:
-        yield follow
-    finally:
-        bar.stop()
-
-
-def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:
-    """Have open answers judged, and say of how many there is no verdict."""
-    without = 0
-    for row in judge_rows(results, keys, judge):
-        without += row is None
-        if should_stop():
-            return
-    if without:
-        out.warn(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
-
-
-def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
-    """A dry run."""
-    if out.format is Format.JSON:
-        out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})
-        return
-    rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "steps", "answers")}
-    if cost["estimate_s"] is not None:
-        rows["estimate, at least"] = time_text(round(cost["estimate_s"]))
-    rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
-    rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
-    rows |= dict(opened.notes)
-    out.table(pairs(rows, title="would be done: steps to encode and answers to give, over all memories"))
-
-
-def show_preset(out: Output, name: str, request: Request, backbone: Backbone, fps: float | None) -> None:
-    """What each data set of a table would take; one that is not there is named as missing."""
-    preset = PRESETS[name]
-    rows = []
-    for cell in preset.cells:
-        own = replace(request, dataset=cell.dataset)
-        row: dict[str, Any] = {
-            "dataset": cell.dataset,
-            "budgets": list(request.budgets or cell.budgets),
-            "compared": list(dict.fromkeys(variant.label for variant in cell.variants(request.budgets))),
-            "delays_s": list(request.delays_s or cell.delays_s),
-        }
-        try:
-            own.check()
-            opened = own.open(backbone.identity.name)
-            plan = own.plan(opened, backbone, fps)
-            row |= own.cost(plan, backbone) | {"fps": plan.setup.fps, "missing": opened.missing}
-        except ProtoKVError as error:
-            row["absent"] = error.message
-        rows.append(row)
-    if out.format is Format.JSON:
-        out.json({"type": "preset", "study": name, "title": preset.title, "models": list(preset.models), "cells": rows})
-        return
-    cells = (
-        (
-            row["dataset"],
-            ", ".join(map(str, row["budgets"])),
-            len(row["compared"]),
-            *(
-                ["-"] * 4
-                if "absent" in row
-                else [
-                    row["videos"],
-                    row["questions"],
-                    row["hours"],
-                    "-" if row["estimate_s"] is None else time_text(round(row["estimate_s"])),
-                ]
-            ),
-        )
-        for row in rows
-    )
-    head = ["data set", "budgets", "memories", "videos", "questions", "hours", "estimate, at least"]
-    out.table(grid(head, cells, title=f"{name}: {preset.title}, in the paper by {', '.join(preset.models)}"))
-    for row in rows:
-        if "absent" in row:
-            out.warn(f"{row['dataset']}: {row['absent']}")
-        out.note(f"{row['dataset']}: {', '.join(row['compared'])}; and the baselines")
+from protokv_cli.tables import bytes_text, count_text, grid, pairs
 
 
 def show(

@@ -169,6 +169,7 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
         (("a.mp4", "x/a.mkv"), Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
         (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append: for one video only"),
         (("a.mp4", "b.mp4", "--chunk", "8", "--follow"), Exit.USAGE, "--chunk and --follow: for one video only"),
+        (("a.mp4", "b.mp4", "--timings"), Exit.USAGE, "--timings: for one video only"),
         (("a.mp4", "--batch", "2"), Exit.USAGE, "--batch: for several videos only"),
         ((), Exit.USAGE, "there is no video to ingest"),
         (("a.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
@@ -224,4 +225,5 @@ def test_what_is_for_one_state_is_refused_for_many(protokv: Program) -> None:
     Path("states").mkdir()
     assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
     assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE
+    assert "--timings are told of one state" in protokv("query", "states/", "what ?", "--timings").err
     assert protokv("inspect", "states", "-o", "x.zarr").code == Exit.USAGE
