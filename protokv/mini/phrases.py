@@ -2,8 +2,9 @@
 
 The first template of a type is the plainest and is used half of the time in training. A template may hold
 {shape}, {colour}, {place}, and {other} (a second shape). The vocabulary is derived from this table, so a
-new word means new weights. The questions about order in `ORDER_TEMPLATES` have words that the shipped weights
-were not trained on; nothing asks them unless it names them.
+new word means new weights. The questions about order in `ORDER_TEMPLATES`, and those about what happened over time in
+`TIME_TEMPLATES`, have words that the weights of `protokv/mini` were not trained on; nothing asks them unless it names
+them.
 """
 
 from __future__ import annotations
@@ -150,3 +151,37 @@ ORDER_CHANCE: Final[dict[str, float]] = {
     for kind, answers in ORDER_ANSWERS.items()
 }
 """As CHANCE, of the questions about order."""
+
+TIME_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
+    "times": (
+        "How many times did the {shape} appear?",
+        "How many times was the {shape} seen?",
+        "How many times did a {shape} appear?",
+    ),
+    "where_first": (
+        "Where was the {shape} first?",
+        "Where did the {shape} appear first?",
+    ),
+    "where_last": (
+        "Where was the {shape} last?",
+        "Where did the {shape} appear last?",
+    ),
+}
+
+TIME_TYPES: Final = tuple(TIME_TEMPLATES)
+
+TIME_ANSWERS: Final[dict[str, tuple[str, ...]]] = {
+    "times": NUMBERS[1:],
+    "where_first": PLACES,
+    "where_last": PLACES,
+}
+"""Type -> every answer it can have."""
+
+TIME_CHANCE: Final[dict[str, float]] = {kind: 1 / len(answers) for kind, answers in TIME_ANSWERS.items()}
+"""As CHANCE, of the questions about what happened over time."""
+
+EVERY_TEMPLATE: Final = TEMPLATES | ORDER_TEMPLATES | TIME_TEMPLATES
+"""The templates of all types, those of `protokv/mini` first."""
+
+EVERY_ANSWER: Final = ANSWERS | ORDER_ANSWERS | TIME_ANSWERS
+EVERY_CHANCE: Final = CHANCE | ORDER_CHANCE | TIME_CHANCE

@@ -26,6 +26,16 @@ What only a model that reads time can answer is asked where it is named (`phrase
 
 A part of the stream is asked only of an event that is at least a tenth of a part away from the other parts.
 
+What happened to one shape over time is asked where it is named, too (`phrases.TIME_TYPES`):
+
+| type | asks | evidence_s: end of |
+|---|---|---|
+| times | how often a shape appeared, 1 to 4, each time at least 2 s after the last | the latest of these events |
+| where_first, where_last | where a shape was first / last that was at several places | its first / its latest event |
+
+A shape that crosses the picture slowly is a chain of events of one look, one a cell, each of which begins when the one
+before it ends. So it was at several places, and how often it appeared is not asked.
+
 Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds.
 """
 
@@ -34,16 +44,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
 
 from protokv.errors import ConfigError
 from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
-from protokv.mini.phrases import ORDER_TEMPLATES, ORDER_TYPES, TEMPLATES, TYPES
+from protokv.mini.phrases import EVERY_TEMPLATE, TYPES
 from protokv.mini.world import World
 
 MOST_COUNTED: Final = 4
+APART_S: Final = 2
+"""Seconds between two events of one shape that are counted as two."""
 _MIDDLE: Final = {
     "middle_first": "which_first",
     "middle_last": "which_last",
@@ -168,7 +181,28 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
         return [Fact(SHAPES[events[now[0]].shape] if now else "nothing", tuple(now), ask_s)]
     if kind == "anything_now":
         return [Fact("yes" if now else "no", tuple(now), ask_s)]
-    raise ConfigError(f"expected one of the question types {', '.join((*TYPES, *ORDER_TYPES))}, got {kind!r}")
+    if kind in ("times", "where_first", "where_last"):
+        return [
+            about(answer, *decisive, shape=SHAPES[shape])
+            for shape in sorted(shapes)
+            for answer, decisive in _follow(kind, [(i, e) for i, e in indexed if e.shape == shape])
+        ]
+    raise ConfigError(f"expected one of the question types {', '.join(EVERY_TEMPLATE)}, got {kind!r}")
+
+
+def _follow(kind: str, own: Sequence[tuple[int, Sighting]]) -> list[tuple[str, tuple[int, ...]]]:
+    """What can be asked of the events (with their indices) of one shape over time: an answer and what decides it."""
+    own = sorted(own, key=lambda pair: pair[1].start_s)
+    if kind == "times":
+        apart = all(later.start_s - one.end_s >= APART_S for (_, one), (_, later) in pairwise(own))
+        if not apart or len(own) > MOST_COUNTED:
+            return []
+        return [(NUMBERS[len(own)], tuple(i for i, _ in own))]
+    seconds = [int(event.start_s) for _, event in own]
+    i, event = own[0] if kind == "where_first" else own[-1]
+    if seconds.count(int(event.start_s)) > 1 or len({e.place for _, e in own}) == 1:
+        return []
+    return [(PLACES[event.place], (i,))]
 
 
 def _find_part(event: Sighting, ask_s: float, parts: int) -> int | None:
@@ -192,7 +226,7 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
 
 def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
     """Phrase a fact as a question, with template number `phrasing`; None draws one, half of the time the first."""
-    templates = TEMPLATES[kind] if kind in TEMPLATES else ORDER_TEMPLATES[kind]
+    templates = EVERY_TEMPLATE[kind]
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
     return templates[phrasing].format(**fact.slots)

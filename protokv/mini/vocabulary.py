@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Final, Literal
 
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, TEMPLATES
+from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, TEMPLATES, TIME_ANSWERS, TIME_TEMPLATES
 
 SPECIAL: Final = (
     "<|endoftext|>",
@@ -41,6 +41,12 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+Extent = Literal["content", "order", "time"]
+"""How far a vocabulary reaches: to the words of `protokv/mini`, of order, or of what happened over time."""
+
+_ORDER: Final = (ORDER_TEMPLATES, ORDER_ANSWERS)
+_TIME: Final = (TIME_TEMPLATES, TIME_ANSWERS)
+
 _PIECE = re.compile(r"<\|\w+\|>|[^\W_]+|[^\w\s]|_")
 
 
@@ -54,28 +60,30 @@ def _words_of(templates: Iterable[str], answers: Iterable[str]) -> set[str]:
     return {word for text in (*(t.format(**fill) for t in templates), *answers) for word in split(text)}
 
 
-@lru_cache(maxsize=2)
-def words(order: bool = False) -> tuple[str, ...]:
+@lru_cache(maxsize=3)
+def words(extent: Extent = "content") -> tuple[str, ...]:
     """The whole vocabulary in id order: special tokens, then every word that a template or an answer uses.
 
-    With `order`, the further words of questions about order follow, so that the ids of the others stay.
+    Behind those of `protokv/mini` come the further words of questions about order, and behind these the ones of
+    questions about what happened over time, so that the ids of the others stay.
     """
     names = (*SHAPES, *COLOUR_NAMES, *PLACES, *chain.from_iterable(ANSWERS.values()))
     found = _words_of(chain.from_iterable(TEMPLATES.values()), names)
     known = (*SPECIAL, *sorted(found | {"user", "assistant", "system", "!", ":", ";", "'"}))
-    if not order:
-        return known
-    further = _words_of(chain.from_iterable(ORDER_TEMPLATES.values()), chain.from_iterable(ORDER_ANSWERS.values()))
-    return (*known, *sorted(further.difference(known)))
+    further = {"content": (), "order": (_ORDER,), "time": (_ORDER, _TIME)}[extent]
+    for templates, answers in further:
+        new = _words_of(chain.from_iterable(templates.values()), chain.from_iterable(answers.values()))
+        known = (*known, *sorted(new.difference(known)))
+    return known
 
 
-@lru_cache(maxsize=2)
-def token_ids(order: bool = False) -> dict[str, int]:
+@lru_cache(maxsize=3)
+def token_ids(extent: Extent = "content") -> dict[str, int]:
     """Word -> token id."""
-    return {word: i for i, word in enumerate(words(order))}
+    return {word: i for i, word in enumerate(words(extent))}
 
 
-def encode(text: str, order: bool = False) -> list[int]:
+def encode(text: str, extent: Extent = "content") -> list[int]:
     """Token ids of `text`; a word outside the vocabulary becomes `<unk>`."""
-    table = token_ids(order)
+    table = token_ids(extent)
     return [table.get(piece, table["<unk>"]) for piece in split(text)]

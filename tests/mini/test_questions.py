@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.palette import COLOUR_NAMES, PARTS, PLACES, SHAPES, TENTHS
-from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, ORDER_TYPES, TEMPLATES, TYPES
+from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.phrases import EVERY_ANSWER, EVERY_TEMPLATE, ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts, make_questions
 from protokv.mini.world import World, WorldConfig
 
@@ -23,7 +23,7 @@ NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
     """Which phrasing a question is and the words that were filled in, read back from its English alone."""
-    for number, template in enumerate((TEMPLATES | ORDER_TEMPLATES)[kind]):
+    for number, template in enumerate(EVERY_TEMPLATE[kind]):
         pattern = re.escape(template)
         for name, choice in NAMED.items():
             pattern = pattern.replace(re.escape("{" + name + "}"), f"(?P<{name}>{choice})")
@@ -82,6 +82,17 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
         (wanted,) = appeared(slots["shape"])
         inside = [t for t, there in zip(times, shown, strict=True) if wanted in there]
         return {names[int(len(names) * t / ask_s)] for t in inside}, last_sight([wanted])
+    if kind == "times":
+        wanted = appeared(slots["shape"])
+        frames = [any(e in wanted for e in there) for there in shown]
+        return {NUMBERS[sum(now and not before for before, now in pairwise([False, *frames]))]}, last_sight(wanted)
+    if kind in ("where_first", "where_last"):
+        wanted = appeared(slots["shape"])
+        assert len({e.place for e in wanted}) > 1
+        seconds = [int(e.start_s) for e in wanted]
+        decisive = (min if kind == "where_first" else max)(seconds)
+        rivals = [e for e, second in zip(wanted, seconds, strict=True) if second == decisive]
+        return {PLACES[e.place] for e in rivals}, last_sight(rivals)
     if kind == "count":
         return {("one", "two", "three", "four")[len(events) - 1]}, last_sight(events)
     now = [SHAPES[e.shape] for e in shown[-1]]
@@ -103,12 +114,12 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
 ):
     world = World(WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29))
     events = world.events_until(ask_s)
-    for made in make_questions(world, ask_s, per_type=3, types=(*TYPES, *ORDER_TYPES), seed=asked_with):
+    for made in make_questions(world, ask_s, per_type=3, types=tuple(EVERY_TEMPLATE), seed=asked_with):
         answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s)
         assert answers == {made.answer}
         assert made.evidence_s == last_seen
         assert made.evidence_s <= made.ask_s == ask_s
-        assert made.answer in (ANSWERS | ORDER_ANSWERS)[made.type]
+        assert made.answer in EVERY_ANSWER[made.type]
 
 
 @settings(max_examples=30, deadline=None)
@@ -122,7 +133,7 @@ def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(see
 
 
 def test_every_type_can_be_asked_and_in_every_phrasing():
-    templates = TEMPLATES | ORDER_TEMPLATES
+    templates = EVERY_TEMPLATE
     seen: dict[str, set[int]] = {kind: set() for kind in templates}
     for seed in range(150):
         world = World(WorldConfig(seed, 20, 12.0))
@@ -131,10 +142,10 @@ def test_every_type_can_be_asked_and_in_every_phrasing():
     assert all(len(seen[kind]) == len(templates[kind]) for kind in templates)
 
 
-def test_questions_about_order_are_asked_only_where_they_are_named():
+def test_questions_about_order_and_over_time_are_asked_only_where_they_are_named():
     asked = {made.type for seed in range(20) for made in make_questions(World(WorldConfig(seed, 60)), 60)}
     assert asked <= set(TYPES)
-    assert not set(TYPES) & set(ORDER_TYPES)
+    assert len({*TYPES, *ORDER_TYPES, *TIME_TYPES}) == len(TYPES) + len(ORDER_TYPES) + len(TIME_TYPES)
 
 
 def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
@@ -143,6 +154,24 @@ def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
     facts = [find_facts("third", [event], 60) for event in moved]
     assert [fact[0].answer if fact else None for fact in facts] == ["start", None, None, None, "middle"]
     assert find_facts("tenth", [replace(event, start_s=57.0, end_s=60.0)], 60)[0].answer == "ten"
+
+
+def test_a_shape_is_counted_where_its_events_are_apart_and_a_chain_of_them_was_at_two_places():
+    event = replace(next(iter(World(WorldConfig(3, 60, 20.0)).events())), place=0)
+    other = replace(event, shape=(event.shape + 1) % len(SHAPES), place=5)
+
+    def ask(kind, *starts):
+        own = [replace(event, start_s=start, end_s=start + 2.0, place=i) for i, start in enumerate(starts)]
+        return [(f.answer, f.evidence, f.evidence_s) for f in find_facts(kind, [*own, other], 60)][:1]
+
+    assert ask("times", 3.0, 7.0, 20.0) == [("three", (0, 1, 2), 22.0)]
+    assert [f.answer for f in find_facts("times", [event, other], 60)] == ["one", "one"]
+    for too_close_or_too_many in ((3.0, 6.5), (3.0, 5.0), (3.0, 10.0, 20.0, 30.0, 40.0)):
+        assert ask("times", *too_close_or_too_many) in ([], [("one", (len(too_close_or_too_many),), other.end_s)])
+    chain = (3.0, 5.0, 7.0)
+    assert ask("where_first", *chain) == [("top left", (0,), 5.0)]
+    assert ask("where_last", *chain) == [("top right", (2,), 9.0)]
+    assert not ask("where_first", 3.0) + ask("where_first", 3.0, 3.0) + ask("where_last", 1.0, 3.0, 3.5)
 
 
 def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():

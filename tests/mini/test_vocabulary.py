@@ -11,11 +11,18 @@ from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.phrases import (
     ANSWERS,
     CHANCE,
+    EVERY_ANSWER,
+    EVERY_CHANCE,
+    EVERY_TEMPLATE,
     ORDER_ANSWERS,
     ORDER_CHANCE,
     ORDER_TEMPLATES,
     ORDER_TYPES,
     TEMPLATES,
+    TIME_ANSWERS,
+    TIME_CHANCE,
+    TIME_TEMPLATES,
+    TIME_TYPES,
     TYPES,
 )
 from protokv.mini.training.forward import QUESTION_TOKENS
@@ -38,16 +45,29 @@ def test_every_template_and_answer_is_in_the_vocabulary_with_and_without_punctua
     assert len(words()) == len(set(words())) <= PADDED_SIZE
 
 
-def test_words_of_order_follow_the_others_and_are_unknown_unless_asked_for():
-    assert words(order=True)[: len(words())] == words()
-    assert len(words(order=True)) == len(set(words(order=True))) <= PADDED_SIZE
-    assert "before" not in words()
-    texts = [*_every_question(ORDER_TEMPLATES), *(a for answers in ORDER_ANSWERS.values() for a in answers)]
-    assert not any(token_ids()["<unk>"] in encode(text, order=True) for text in texts)
+@pytest.mark.parametrize(
+    ("extent", "smaller", "templates", "answers", "new"),
+    [
+        ("order", "content", ORDER_TEMPLATES, ORDER_ANSWERS, "before"),
+        ("time", "order", TIME_TEMPLATES, TIME_ANSWERS, "times"),
+    ],
+)
+def test_further_words_follow_the_others_and_are_unknown_unless_asked_for(extent, smaller, templates, answers, new):
+    known = words(extent)
+    assert known[: len(words(smaller))] == words(smaller)
+    assert len(known) == len(set(known)) <= PADDED_SIZE
+    assert new in known[len(words(smaller)) :]
+    texts = [*_every_question(templates), *(a for some in answers.values() for a in some)]
+    assert not any(token_ids()["<unk>"] in encode(text, extent) for text in texts)
     framing = len(split("<|vision_end|> <|im_end|> <|im_start|> assistant"))
     assert max(len(split(text)) for text in texts) + framing + 1 <= QUESTION_TOKENS
-    tokenizer = build_tokenizer(order=True)
-    assert [tokenizer(text)["input_ids"] for text in texts[::7]] == [encode(text, order=True) for text in texts[::7]]
+    tokenizer = build_tokenizer(extent)
+    assert [tokenizer(text)["input_ids"] for text in texts[::7]] == [encode(text, extent) for text in texts[::7]]
+
+
+def test_ids_of_published_words_stay():
+    assert (len(words()), len(words("order")), len(words("time"))) == (90, 105, 106)
+    assert token_ids("time")["times"] == 105
 
 
 def test_every_question_with_its_longest_answer_fits_in_its_block():
@@ -86,5 +106,7 @@ def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
 def test_every_type_has_answers_and_a_chance_level():
     assert set(TYPES) == set(ANSWERS) == set(CHANCE)
     assert set(ORDER_TYPES) == set(ORDER_ANSWERS) == set(ORDER_CHANCE)
-    assert all(0.1 <= c <= 0.5 for c in (CHANCE | ORDER_CHANCE).values())
+    assert set(TIME_TYPES) == set(TIME_ANSWERS) == set(TIME_CHANCE)
+    assert set(EVERY_TEMPLATE) == set(EVERY_ANSWER) == set(EVERY_CHANCE)
+    assert all(0.1 <= c <= 0.5 for c in EVERY_CHANCE.values())
     assert token_ids()["<unk>"] == encode("pancake")[0]

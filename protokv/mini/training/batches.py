@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.phrases import ORDER_TEMPLATES, TEMPLATES
+from protokv.mini.phrases import EVERY_TEMPLATE
 from protokv.mini.questions import Fact, find_facts, phrase, pick
 from protokv.mini.training.compose import Composer, Seen, Video
 from protokv.mini.training.curriculum import Stage
@@ -43,8 +43,8 @@ class Batch:
 @lru_cache(maxsize=65536)
 def encode_question(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
     """Token ids of a question and its answer, where the answer is predicted first, and the ids that are predicted."""
-    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", order=True)
-    reply = encode(f"{answer} <|im_end|>", order=True)
+    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", "time")
+    reply = encode(f"{answer} <|im_end|>", "time")
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
 
 
@@ -133,7 +133,7 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
     Q = stage.questions
     B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))
     weights = drift(stage.weights, stage.weights_end, progress)
-    types = [t for t in TEMPLATES | ORDER_TEMPLATES if t in weights and (span > 2 or t not in _NEEDS_TIME)]
+    types = [t for t in EVERY_TEMPLATE if t in weights and (span > 2 or t not in _NEEDS_TIME)]
     share = share_of(types, weights)
 
     videos: list[Video] = []

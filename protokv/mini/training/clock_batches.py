@@ -39,7 +39,7 @@ def make_clock_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
         torch.from_numpy(cells),
         torch.from_numpy(times[:, -1] + 1),
     )
-    ids = torch.from_numpy(rng.integers(1, len(words(order=True)), (B, 1, WORDS)))
+    ids = torch.from_numpy(rng.integers(1, len(words("order")), (B, 1, WORDS)))
     links = LinkLabels()
     for b in range(B):
         links.add("clock", b, N_PREFIX + np.arange(VISUAL), times[b, :, None] > BOUNDS)

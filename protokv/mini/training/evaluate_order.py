@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.phrases import CHANCE, ORDER_CHANCE, ORDER_TEMPLATES, TEMPLATES
+from protokv.mini.phrases import EVERY_CHANCE, EVERY_TEMPLATE
 from protokv.mini.questions import Question
 from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
@@ -42,10 +42,9 @@ Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
 def find_known_types(folder: Path, kinds: Sequence[str] = ASKED) -> tuple[str, ...]:
     """Those of `kinds` of which the tokenizer in `folder` knows every word."""
     known = set(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
-    templates = TEMPLATES | ORDER_TEMPLATES
     fill = {"shape": "", "other": "", "colour": "", "place": ""}
     return tuple(
-        kind for kind in kinds if known.issuperset(w for t in templates[kind] for w in split(t.format(**fill)))
+        kind for kind in kinds if known.issuperset(w for t in EVERY_TEMPLATE[kind] for w in split(t.format(**fill)))
     )
 
 
@@ -99,7 +98,6 @@ def bootstrap(counts: NDArray[np.int64], resamples: int = RESAMPLES, seed: int =
 
 def format_order_table(verdicts: Verdicts) -> Iterator[str]:
     """The lines of a markdown table: a row a type, the places side by side, then all of them together."""
-    chance = CHANCE | ORDER_CHANCE
     yield f"| question | chance | {' | '.join(PLACES)} | all | interval | n |"
     yield "|---|---|" + "---|" * (len(PLACES) + 3)
     for kind in dict.fromkeys(kind for kind, _ in verdicts):
@@ -110,10 +108,8 @@ def format_order_table(verdicts: Verdicts) -> Iterator[str]:
         if not asked:
             continue
         low, high = bootstrap(together)
-        yield (
-            f"| {kind} | {chance[kind]:.2f} | {' | '.join(shown)} | {right / asked:.3f} | {low:.3f} to {high:.3f} "
-            f"| {asked} |"
-        )
+        accuracy = f"{right / asked:.3f} | {low:.3f} to {high:.3f}"
+        yield f"| {kind} | {EVERY_CHANCE[kind]:.2f} | {' | '.join(shown)} | {accuracy} | {asked} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from protokv.backbones.embedded import IDENTITY
 from protokv.backbones.identity import hash_config
 from protokv.mini.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
 from protokv.mini.training.tokenizer import build_tokenizer
-from protokv.mini.vocabulary import token_ids
+from protokv.mini.vocabulary import Extent, token_ids
 
 WEIGHTS = "model.safetensors"
 
@@ -43,8 +43,8 @@ def make_preprocessor_config() -> dict[str, Any]:
     }
 
 
-def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, order: bool = False) -> None:
-    """Write `model` (any float dtype) and its tokenizer, `order` as of words, as a bfloat16 checkpoint folder."""
+def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, extent: Extent = "content") -> None:
+    """Write `model` (any float dtype) and its tokenizer, `extent` as of words, as a bfloat16 checkpoint folder."""
     ids = token_ids()
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
@@ -58,7 +58,7 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, order: bool 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
         fresh = Path(made)
         model.save_pretrained(fresh)
-        build_tokenizer(order).save_pretrained(fresh)
+        build_tokenizer(extent).save_pretrained(fresh)
         text = json.dumps(make_preprocessor_config(), indent=2) + "\n"
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
         # What transformers makes of the config, so that the model is told from others without transformers.

@@ -69,7 +69,7 @@ def insert_layers(
 @torch.no_grad()
 def tell_words_apart(model: Qwen2_5_VLForConditionalGeneration, seed: int) -> None:
     """Add noise to the embeddings of words about order: those of words that were never asked or said are all alike."""
-    known, further = len(words()), len(words(order=True))
+    known, further = len(words()), len(words("order"))
     embedding = model.model.language_model.embed_tokens.weight
     generator = torch.Generator().manual_seed(seed)
     embedding[known:further] += _WORD_NOISE * torch.randn(further - known, embedding.shape[1], generator=generator)

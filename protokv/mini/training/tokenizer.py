@@ -5,12 +5,12 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from protokv.mini.vocabulary import CHAT_TEMPLATE, SPECIAL, token_ids
+from protokv.mini.vocabulary import CHAT_TEMPLATE, SPECIAL, Extent, token_ids
 
 
-def build_tokenizer(order: bool = False) -> PreTrainedTokenizerFast:
+def build_tokenizer(extent: Extent = "content") -> PreTrainedTokenizerFast:
     """A word-level tokenizer that lowercases, splits off punctuation and ignores white space; see `words`."""
-    core = Tokenizer(models.WordLevel(token_ids(order), unk_token="<unk>"))
+    core = Tokenizer(models.WordLevel(token_ids(extent), unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]

@@ -49,7 +49,7 @@ def train_order(
     trainer = OrderTrainer(state, bank, seed, say, dtype)
     trainer.run(folder, curriculum)
     made = folder / "weights"
-    export(trainer.float_model(), made, order=True)
+    export(trainer.float_model(), made, "order")
     say({"exported": True})
     return made
 

@@ -65,7 +65,7 @@ def test_visual_tokens_tell_their_shifted_time_and_lit_ones_their_bag():
 
 def _told(text, evidence, shift=0):
     labels = LinkLabels()
-    words = encode(text, order=True)
+    words = encode(text, "order")
     label_question(labels, 0, _video(), shift, words, Fact("", evidence, 0.0), 40)
     return words, labels.tensors(False, False)
 

@@ -48,7 +48,7 @@ def test_a_longer_model_says_what_the_shipped_one_says_with_its_pairs_divided_an
 
 def test_words_about_order_are_told_apart_and_others_stay(shipped, longer):
     old, new = (m.model.language_model.embed_tokens.weight.detach() for m in (shipped, longer))
-    ids = token_ids(order=True)
+    ids = token_ids("order")
     pair = [ids["before"], ids["after"]]
     alike, apart = (torch.nn.functional.cosine_similarity(*table[pair], dim=0) for table in (old, new))
     assert alike > 0.99
