@@ -34,7 +34,7 @@ class DurableConfig(PrototypeConfig):
             no notice of the mass.
         center_bits: of each number of a centre. 32 holds float32, and beside it what attention reads; 8 holds a byte
             and decodes it where it is read, in less than a quarter of the memory and for slower steps
-            (`protokv.memory.protokv.coded`). The rule is then the exact one, without residuals and with S = 1.
+            (`protokv.memory.protokv.coded`). It goes without residuals and with S = 1.
     """
 
     name: ClassVar[str] = "durable"
@@ -67,8 +67,6 @@ class DurableConfig(PrototypeConfig):
                 "center_bits: centres of 8 bits are shown once, and without residual statistics",
                 hint="turn residual off and leave pseudo_tokens at 1",
             )
-        if self.rule == "blocked":
-            raise ConfigError("center_bits: the rule 'blocked' takes centres of 32 bits", hint="leave one of them out")
 
     @property
     def is_coded(self) -> bool:
@@ -79,5 +77,5 @@ class DurableConfig(PrototypeConfig):
     def is_blocked(self) -> bool:
         """Whether the rule that serves is the blocked one."""
         if self.rule == "auto":
-            return self.prototypes >= self.blocked_from and not (self.residual or self.is_coded)
+            return self.prototypes >= self.blocked_from and not self.residual
         return self.rule == "blocked"

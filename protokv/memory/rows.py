@@ -1,4 +1,4 @@
-"""Writing whole rows of a tensor, and adding to them."""
+"""Writing whole rows of a tensor, adding to them, and moving them towards each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
     In pieces as wide as there are where rows consist of such: a CPU moves one element after the other.
     """
     if held.ndim == 2 and held.shape[1] * held.itemsize % _WIDE.itemsize == 0:
-        held, new = held.view(_WIDE), new.contiguous().view(_WIDE)
+        # A single row has any stride; a flat view has its own.
+        held = held.view(_WIDE)
+        new = new.reshape(-1).view(_WIDE).view(-1, held.shape[1])
     held.index_copy_(0, rows, new)
 
 
@@ -25,3 +27,9 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
         held.index_add_(0, rows, new)
     else:
         held.index_put_((rows,), new, accumulate=True)
+
+
+def draw_rows_(held: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
+    """Move rows `target` `[n]` of `held` `[N, F]` by `share` `[n, 1]` of the way to rows `source` `[n]`, together."""
+    way = (held.index_select(0, source) - held.index_select(0, target)).mul_(share)
+    add_rows_(held, target, way)

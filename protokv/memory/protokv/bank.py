@@ -17,6 +17,7 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape
+from protokv.memory.rows import draw_rows_, write_rows_
 from protokv.memory.state import LAYER, Clock, StatePart, TensorSpec
 
 
@@ -134,7 +135,7 @@ class PrototypeBank(StatePart):
             if opened is not None:
                 new = torch.where(opened.view(*rows.shape, *[1] * (held.ndim - 1)), new, held[rows])
             held[rows] = new
-        self.put_centers_(rows, keys, values)
+        self.put_centers_(rows.flatten(), keys.flatten(0, -2), values.flatten(0, -2))
         self.touch_(rows)
 
     def free_(self, rows: Tensor) -> None:
@@ -155,7 +156,11 @@ class PrototypeBank(StatePart):
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
-        return self.key_center.flatten(0, 2)[rows], self.value_center.flatten(0, 2)[rows]
+        keys, values = (
+            center.flatten(0, 2).index_select(0, rows.flatten()).view(*rows.shape, center.shape[3])
+            for center in (self.key_center, self.value_center)
+        )
+        return keys, values
 
     def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
         """Keys and values `[h, K, D]` float32 of some of the L * H heads."""
@@ -163,8 +168,14 @@ class PrototypeBank(StatePart):
 
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace the centres of `rows` `[n]` by keys and values `[n, D]`; their masses are written before."""
-        self.key_center.flatten(0, 2)[rows] = keys
-        self.value_center.flatten(0, 2)[rows] = values
+        write_rows_(self.key_center.flatten(0, 2), rows, keys)
+        write_rows_(self.value_center.flatten(0, 2), rows, values)
+
+    def draw_centers_(self, source: Tensor, target: Tensor, share: Tensor) -> None:
+        """Move the centres of rows `target` `[n]` by `share` `[n, 1]` of the way to those of rows `source` `[n]`, all
+        at once; what is several times a target is none of the sources. Masses are written before."""
+        for center in (self.key_center, self.value_center):
+            draw_rows_(center.flatten(0, 2), source, target, share)
 
     def touch_(self, rows: Tensor) -> None:
         """Note that the centres of `rows` changed."""

@@ -23,9 +23,12 @@ from torch import Tensor
 from protokv.errors import StateCorrupt
 from protokv.memory.base import MemoryShape
 from protokv.memory.protokv.bank import PrototypeBank
+from protokv.memory.rows import add_rows_, write_rows_
 from protokv.memory.state import LAYER, Clock, TensorSpec
+from protokv.rotary import Rotary, rotate
 
 _GROUP: Final = 32
+_AT_ONCE: Final = 512
 _MOST: Final = 127
 # Powers of two by which a code is a normal, finite float32.
 _EXPONENTS: Final = (-126, 121)
@@ -44,6 +47,8 @@ def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Ten
     # Of most = fraction * 2**exponent the least power of two that it is at most 127 of.
     fraction, exponent = torch.frexp(parts.abs().amax(2))
     exponent = (exponent - 7 + (fraction > _MOST / 128)).clamp_(min=_EXPONENTS[0])
+    # All of a free slot is zero.
+    exponent.masked_fill_(fraction == 0, 0)
     scaled = parts.double() * _power(-exponent)[..., None]
     codes = (scaled.flatten(1) + _rounding(mass, feature, D)).floor()
     return codes.to(torch.int8), exponent.to(torch.int8)
@@ -112,12 +117,39 @@ class CodedBank(PrototypeBank):
         )
         return decode(codes, exponents), decode(value_codes, value_exponents)
 
+    def show(self, layer: int, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What attention reads of some heads of a layer: keys turned to their anchors, and values, `[h, K, D]`."""
+        codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
+        anchors = self.position[layer, heads]
+        keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
+        # A CPU works through some rows that stay in its cache.
+        step = _AT_ONCE if codes.device.type == "cpu" else max(1, codes.shape[1])
+        for start in range(0, codes.shape[1], step):
+            part = (slice(None), slice(start, start + step))
+            angles = rotary(anchors[part].round().long())
+            keys[part] = rotate(decode(codes[part], exponents[part]), *angles)
+            values[part] = decode(value_codes[part], value_exponents[part])
+        return keys, values
+
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace centres, whose masses are known by now."""
         mass = self.mass.view(-1)[rows]
         coded = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
         for name, new in zip(self.of_centers, coded, strict=True):
-            getattr(self, name).flatten(0, 2)[rows] = new
+            write_rows_(getattr(self, name).flatten(0, 2), rows, new)
+
+    def draw_centers_(self, source: Tensor, target: Tensor, share: Tensor) -> None:
+        """Move centres; each is rounded once, where it ends."""
+        line = torch.arange(len(target), device=target.device)
+        first = torch.empty_like(self.mass).view(-1)
+        first.scatter_reduce_(0, target, line, "amin", include_self=False)
+        # Where a target comes several times, its first row gathers all of its way, and the others are copies of that.
+        own = first.index_select(0, target)
+        moved = []
+        for held, other in zip(self.centers(target), self.centers(source), strict=True):
+            add_rows_(held, own, (other - held).mul_(share))
+            moved.append(held.index_select(0, own))
+        self.put_centers_(target, moved[0], moved[1])
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """As of every bank, and that codes are those of finite numbers."""

@@ -111,8 +111,8 @@ class ProtoKV(LocalMemory):
     def _decoded_context(self) -> Context:
         """All slots, of which those of prototypes are decoded when a layer is read."""
         slots, bank = self._slots, self._bank
-        H, F = bank.mass.shape[1:]
-        far = slice(slots.sink.stop, slots.sink.stop + F)
+        assert isinstance(bank, CodedBank)
+        far = slice(slots.sink.stop, slots.sink.stop + bank.mass.shape[2])
         exact = slots.context(self._near.positions)
         bias = torch.cat((slots.bias[:, :, : far.start], self._bias_of(bank.mass, 1), slots.bias[:, :, far.start :]), 2)
 
@@ -122,10 +122,7 @@ class ProtoKV(LocalMemory):
             return torch.cat((held[:, :, : far.start], self._anchors(), held[:, :, far.start :]), 2)
 
         def decode(layer: int, heads: slice) -> tuple[Tensor, Tensor]:
-            some = range(layer * H, (layer + 1) * H)[heads]
-            keys, values = bank.centers_of(slice(some.start, some.stop))
-            keys = rotate(keys, *self._rotary(bank.position[layer, heads].round().long()))
-            return keys.to(slots.keys.dtype), values.to(slots.values.dtype)
+            return bank.show(layer, heads, self._rotary, slots.keys.dtype)
 
         return DecodedContext(slots.keys, slots.values, bias, far, positions, decode=decode)
 

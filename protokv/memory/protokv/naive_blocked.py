@@ -7,12 +7,14 @@ a comparison of whole numbers or of such floats.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from protokv.memory.protokv.naive_coded import round_center
 from protokv.memory.protokv.policies.blocked.sketch import signs_of
 
 LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
@@ -49,8 +51,16 @@ class Head:
 class NaiveBlocked:
     """Heads of a model, K prototypes each."""
 
-    def __init__(self, prototypes: int, heads: int, *, anchor: str = "recent", merge_mass_power: float = 1.0) -> None:
-        self.K, self.anchor, self.power = prototypes, anchor, merge_mass_power
+    def __init__(
+        self,
+        prototypes: int,
+        heads: int,
+        *,
+        anchor: str = "recent",
+        merge_mass_power: float = 1.0,
+        coded: bool = False,
+    ) -> None:
+        self.K, self.anchor, self.power, self.coded = prototypes, anchor, merge_mass_power, coded
         self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
@@ -81,6 +91,8 @@ class NaiveBlocked:
                 ]
                 for b in range(len(self.heads))
             ]
+            for token in itertools.chain.from_iterable(tokens):
+                self._round(token)
             self._absorb(tokens)
 
     def _absorb(self, tokens: list[list[Prototype]]) -> None:
@@ -128,7 +140,12 @@ class NaiveBlocked:
                 if (time > newest) if self.anchor == "recent" else (time < newest):
                     held.position = other.position
             held.mass = mass
+            self._round(held)
             held.last_step = max(held.last_step, *(other.last_step for other in joining))
+
+    def _round(self, held: Prototype) -> None:
+        if self.coded:
+            held.key, held.value = round_center(held.key, held.value, held.mass)
 
     def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
         """M merges, cheapest first."""

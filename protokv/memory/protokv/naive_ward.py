@@ -7,13 +7,13 @@ near window, the residual statistics and what is shown.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from protokv.memory.protokv.naive import Head, NaiveProtoKV, Prototype, Token
+from protokv.memory.protokv.naive_coded import round_center
 
 
 class NaiveAgglomerative(NaiveProtoKV):
@@ -52,7 +52,8 @@ class NaiveAgglomerative(NaiveProtoKV):
         if self.config.is_coded:
             for prototype in slots:
                 if prototype is not None:
-                    _round(prototype)
+                    centers = round_center(prototype.key_center, prototype.value_center, prototype.mass)
+                    prototype.key_center, prototype.value_center = centers
         bank.slots, bank.used = slots, {slot for slot in bank.used if slot < K}
         bank.used |= {slot for slot in range(K) if slots[slot] is not None}
         if self.config.residual:
@@ -117,19 +118,3 @@ class NaiveAgglomerative(NaiveProtoKV):
 
 def _members(points: Sequence[Prototype | None], cluster: Sequence[int]) -> list[Prototype]:
     return [point for point in (points[index] for index in cluster) if point is not None]
-
-
-def _round(prototype: Prototype) -> None:
-    """Its centres as 8 bits hold them, written out number by number (`coded`)."""
-    numbers = [*prototype.key_center.tolist(), *prototype.value_center.tolist()]
-    D = len(prototype.key_center)
-    together = math.gcd(D, 32)
-    for start in range(0, 2 * D, together):
-        group = range(start, start + together)
-        unit = 2.0**-126
-        while any(abs(numbers[feature]) > 127 * unit for feature in group):
-            unit *= 2
-        for feature in group:
-            up = (prototype.mass * 3242174889 + feature * 2447445414) % 2**32 / 2**32 if prototype.mass > 1 else 0.5
-            numbers[feature] = math.floor(numbers[feature] / unit + up) * unit
-    prototype.key_center, prototype.value_center = torch.tensor(numbers[:D]), torch.tensor(numbers[D:])

@@ -16,6 +16,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import MemoryShape
 from protokv.memory.protokv import naive_blocked
 from protokv.memory.protokv.bank import PrototypeBank, Seen
+from protokv.memory.protokv.coded import CodedBank
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_blocked import NaiveBlocked
 from protokv.memory.protokv.policies import find_policy
@@ -28,14 +29,24 @@ from tests.counting import Counting
 from tests.memory.streams import World, copy_of, feed, same, shape_of
 
 STATE = ("key_center", "value_center", "mass", "mean", "position", "last_step")
+ATTRIBUTES = ("key", "value", "mass", "mean", "position", "last_step")
 
 
 class Held:
     """A bank under the blocked rule."""
 
-    def __init__(self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0) -> None:
-        self.bank = PrototypeBank(shape, K, spread=False)
-        settings = DurableConfig(budget=K, split=(0, 1), rule="blocked", anchor=anchor, merge_mass_power=power)
+    def __init__(
+        self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0, coded: bool = False
+    ) -> None:
+        self.bank = (CodedBank if coded else PrototypeBank)(shape, K, spread=False)
+        settings = DurableConfig(
+            budget=K,
+            split=(0, 1),
+            rule="blocked",
+            anchor=anchor,
+            merge_mass_power=power,
+            center_bits=8 if coded else 32,
+        )
         assert settings.prototypes == K
         self.rule = BlockedRule(self.bank, settings, shape)
 
@@ -82,9 +93,11 @@ KINDS = st.sampled_from(["whole", "any", "things"])
 
 def compare(held: Held, naive: NaiveBlocked) -> None:
     bank = held.bank
+    every = torch.arange(bank.mass.numel()).view(len(naive.heads), -1)
+    fasts = (*bank.centers(every), *(getattr(bank, name).flatten(0, 1) for name in STATE[2:]))
     for number, head in enumerate(naive.heads):
-        for name, attribute in zip(STATE, ("key", "value", "mass", "mean", "position", "last_step"), strict=True):
-            fast = getattr(bank, name).flatten(0, 1)[number]
+        for name, attribute, found in zip(STATE, ATTRIBUTES, fasts, strict=True):
+            fast = found[number]
             for slot, prototype in enumerate(head.slots):
                 expected = torch.as_tensor(getattr(prototype, attribute)).to(fast.dtype)
                 assert torch.equal(fast[slot], expected), (name, number, slot)
@@ -107,6 +120,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     share=st.sampled_from([20, 14, 5, 3]),
     large=st.booleans(),
     drops=st.sampled_from([0, 0, 2, 9]),
+    coded=st.booleans(),
 )
 def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     kind: str,
@@ -122,6 +136,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     share: int,
     large: bool,
     drops: int,
+    coded: bool,
 ) -> None:
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     source = Source(shape, seed, kind)
@@ -132,8 +147,8 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
             patch.setattr(module, "SHARE", share)
             patch.setattr(module, "SMALL_SHARE", share)
             patch.setattr(module, "LARGE", 0 if large else K + 1)
-        held = Held(shape, K, anchor=anchor, power=power)
-        naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power)
+        held = Held(shape, K, anchor=anchor, power=power, coded=coded)
+        naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power, coded=coded)
         for index, T in enumerate([K - K // 3, *lengths]):
             step = source.step(T)
             held.rule.absorb_(step, [], index)
@@ -182,11 +197,17 @@ def test_how_much_is_done_at_once_changes_no_byte(rows: int, monkeypatch: pytest
     assert same(whole, state())
 
 
-@given(KINDS, st.sampled_from([41, 130]), st.lists(st.integers(1, 9), min_size=4, max_size=12), st.integers(0, 2**16))
+@given(
+    KINDS,
+    st.sampled_from([41, 130]),
+    st.lists(st.integers(1, 9), min_size=4, max_size=12),
+    st.integers(0, 2**16),
+    st.sampled_from([8, 32]),
+)
 def test_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
-    kind: str, K: int, lengths: list[int], seed: int
+    kind: str, K: int, lengths: list[int], seed: int, bits: int
 ) -> None:
-    settings = DurableConfig(budget=K, split=(1, 9), rule="blocked")
+    settings = DurableConfig(budget=K, split=(1, 9), rule="blocked", center_bits=bits)
     shape = shape_of(heads=3)
     world = World(shape, seed)
     kept, reloaded = (ProtoKV(settings, shape, world.rotary) for _ in range(2))

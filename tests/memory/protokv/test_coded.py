@@ -172,8 +172,8 @@ def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"center_bits": 16}, {"rule": "blocked"}, {"residual": True}, {"pseudo_tokens": 2}],
-    ids=["16 bits", "blocked", "residuals", "S = 2"],
+    [{"center_bits": 16}, {"residual": True}, {"pseudo_tokens": 2}],
+    ids=["16 bits", "residuals", "S = 2"],
 )
 def test_what_coded_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="center_bits"):

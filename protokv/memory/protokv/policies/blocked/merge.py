@@ -7,30 +7,18 @@ prototype is added one after the other in the order of the plan.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.policy import FarTokens
-from protokv.memory.rows import add_rows_, write_rows_
+from protokv.memory.rows import draw_rows_
 
 # Later than any position.
 _NEVER = 1 << 40
 
 
-class Prototypes(Protocol):
-    """What of a bank takes part: see `PrototypeBank`."""
-
-    key_center: Tensor
-    value_center: Tensor
-    mass: Tensor
-    mean: Tensor
-    position: Tensor
-    last_step: Tensor
-
-
-def merge_(bank: Prototypes, moves: Tensor, anchor: str, line: Tensor) -> None:
+def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> None:
     """Merge rows into others; what stood in them is to be overwritten.
 
     Args:
@@ -45,13 +33,13 @@ def merge_(bank: Prototypes, moves: Tensor, anchor: str, line: Tensor) -> None:
     own = mass.index_select(0, other)
     mass.index_add_(0, one, own)
     share = (own / mass.index_select(0, one).clamp_(min=1))[:, None]
-    for center in (bank.key_center, bank.value_center, bank.mean):
-        _draw_(center.flatten(0, 2), other, one, share)
+    bank.draw_centers_(other, one, share)
+    draw_rows_(bank.mean.flatten(0, 2), other, one, share)
     step = bank.last_step.view(-1)
     step.scatter_reduce_(0, one, step.index_select(0, other), "amax")
     position = bank.position.flatten(0, 2)
     if anchor == "average":
-        _draw_(position, other, one, share.double())
+        draw_rows_(position, other, one, share.double())
         return
     # The first component is time under M-RoPE and the index of the token under RoPE.
     moves = moves.view(-1)
@@ -67,14 +55,12 @@ def merge_(bank: Prototypes, moves: Tensor, anchor: str, line: Tensor) -> None:
     position.index_copy_(0, one, position.index_select(0, chosen))
 
 
-def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
+def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
     """Put some of the tokens into rows `[B, n]` of the bank, each alone: what stood there is gone. Where a token was
     dropped the row is free then."""
     usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
     mass = usable.long()
     seen = tokens.seen.at(part)
-    for center, new in ((bank.key_center, tokens.keys), (bank.value_center, tokens.values)):
-        write_rows_(center.flatten(0, 2), rows.view(-1), new[:, part].flatten(0, 1))
     given = {
         "mean": seen.coordinates * usable[:, None],
         "position": seen.positions * usable[:, None],
@@ -83,9 +69,5 @@ def place_(bank: Prototypes, rows: Tensor, tokens: FarTokens, part: slice, step:
     }
     for name, new in given.items():
         getattr(bank, name).flatten(0, 2).index_put_((rows,), new)
-
-
-def _draw_(center: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
-    """Move rows `target` `[m]` of `[B * K, F]` by `share` `[m, 1]` of the way to rows `source`, all at once."""
-    way = (center.index_select(0, source) - center.index_select(0, target)).mul_(share)
-    add_rows_(center, target, way)
+    keys, values = (new[:, part].flatten(0, 1) for new in (tokens.keys, tokens.values))
+    bank.put_centers_(rows.view(-1), keys, values)

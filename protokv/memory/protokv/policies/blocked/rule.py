@@ -114,11 +114,8 @@ class BlockedRule(Policy):
 
     def _fold_(self, rows: Tensor) -> None:
         """Follow what became of these rows of the bank."""
-        keys, values = (center.flatten(0, 2).index_select(0, rows) for center in self._centers())
+        keys, values = self._bank.centers(rows)
         write_rows_(self._folded.flatten(0, 1), rows, fold(keys, values, self._tables.sketch))
-
-    def _centers(self) -> tuple[Tensor, Tensor]:
-        return self._bank.key_center, self._bank.value_center
 
     def _next_merges(self, n: int) -> Tensor:
         """The rows of the bank that others go into next, and those that go, `[2, B, n]`."""
@@ -158,10 +155,8 @@ class BlockedRule(Policy):
         self._done.copy_(torch.tensor(self._schedule.done[self._own])[:, None])
         for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):
             held.copy_(tensors[name])
-        folded = self._folded.flatten(0, 1)
-        for part in parts_of(len(folded), folded.device):
-            keys, values = (center.flatten(0, 2)[part] for center in self._centers())
-            folded[part] = fold(keys, values, self._tables.sketch)
+        for rows in parts_of(self._folded[..., 0].numel(), self._folded.device):
+            self._fold_(torch.arange(rows.start, rows.stop, device=self._folded.device))
 
     def _schedule_of(self, tensors: Mapping[str, Tensor]) -> Schedule:
         try:
