@@ -2,13 +2,13 @@
 
 Draws them from a random generator; knows nothing of backgrounds or frames. At most two are visible at once, and
 those two differ in shape, colour and place. The centre of a moving shape stays in the cell where it appeared, so
-"where was it" has one answer.
+"where was it" has one answer. What crosses the picture is a chain of events of its own (`protokv.mini.crossing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,7 @@ class Event:
     """One appearance. `shape`, `colour`, `place` index the palette; visible in [start_s, end_s).
 
     `size` and `offset` (from the cell centre, at start_s) are in world units, `velocity` in world units
-    per second; `tint` is the RGB colour as painted.
+    per second, `roam` is how far the centre may stray from that of the cell; `tint` is the RGB colour as painted.
     """
 
     shape: int
@@ -42,17 +42,18 @@ class Event:
     tint: tuple[float, float, float]
     offset: tuple[float, float] = (0.0, 0.0)
     velocity: tuple[float, float] = (0.0, 0.0)
+    roam: float = field(default=ROAM, repr=False)
 
     def later(self, by_s: float) -> Event:
         """The same, so many seconds later."""
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     def centre(self, time_s: float) -> tuple[float, float]:
-        """Centre (x, y) in world units at `time_s`: straight motion that stops `ROAM` units from the cell's centre."""
+        """Centre (x, y) in world units at `time_s`: straight motion that stops `roam` units from the cell's centre."""
         row, column = divmod(self.place, 3)
         passed = time_s - self.start_s
-        dx = min(max(self.offset[0] + self.velocity[0] * passed, -ROAM), ROAM)
-        dy = min(max(self.offset[1] + self.velocity[1] * passed, -ROAM), ROAM)
+        dx = min(max(self.offset[0] + self.velocity[0] * passed, -self.roam), self.roam)
+        dy = min(max(self.offset[1] + self.velocity[1] * passed, -self.roam), self.roam)
         return CELL * (column + 0.5) + dx, CELL * (row + 0.5) + dy
 
 
@@ -104,7 +105,7 @@ def split_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
     return Pools(shapes[:n], colours[:n], places[:n]), Pools(shapes[n:-1], colours[n:], places[n:])
 
 
-def _timed(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[float, float]:
+def time_event(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[float, float]:
     """A quarter of the events that last two seconds or more start half a second late."""
     late = end_s - start_s >= 2 and rng.random() < 0.25
     return start_s + 0.5 * late, float(end_s)
@@ -119,7 +120,7 @@ def place_evidence(rng: np.random.Generator, pools: Pools, end_s: int, moving: f
         length = int(rng.integers(2, min(LONGEST_S, slot - 1) + 1))
         start = i * slot + int(rng.integers(0, slot - length))
         look = (pools.shapes[i], pools.colours[i], pools.places[i])
-        found.append(make_event(rng, look, *_timed(rng, start, start + length), moving))
+        found.append(make_event(rng, look, *time_event(rng, start, start + length), moving))
     return tuple(found)
 
 
@@ -133,6 +134,7 @@ def scatter_events(
     overlap: float,
     models: Sequence[Event] = (),
     alike: float = 0.0,
+    taken: Callable[[int, int], set[int]] = lambda start_s, end_s: set(),
 ) -> tuple[Event, ...]:
     """Events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
@@ -156,7 +158,7 @@ def scatter_events(
         look = (
             _pick(rng, pools.shapes, {e.shape for e in still}, {e.shape for e in shown}),
             _pick(rng, pools.colours, {e.colour for e in still}, {e.colour for e in shown}),
-            _pick(rng, pools.places, {e.place for e in still}, {e.place for e in shown}),
+            _pick(rng, pools.places, {e.place for e in still} | taken(start, end), {e.place for e in shown}),
         )
         # Drawn behind everything else, and only where it is wanted: other worlds are what they have always been.
         if alike and rng.random() < alike:
@@ -164,7 +166,7 @@ def scatter_events(
             if apart:
                 model = apart[int(rng.integers(len(apart)))]
                 look = (look[0], model.colour, model.place)
-        found.append(make_event(rng, look, *_timed(rng, start, end), moving))
+        found.append(make_event(rng, look, *time_event(rng, start, end), moving))
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ STUDY: Final = range(5_000_000, 6_000_000)
 
 RANGES: Final = {"demonstration": DEMONSTRATION, "card": CARD, "development": DEVELOPMENT, "study": STUDY}
 
-WORLD_STREAMS: Final = frozenset(range(1, 7))
+WORLD_STREAMS: Final = frozenset(range(1, 9))
 """The second word of the seed of every generator that makes a world or its questions; the first is the world's own."""
 TRAINING_STREAM: Final = 11
 """The second word of the seed of the generators that draw training clips."""

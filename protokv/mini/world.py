@@ -2,14 +2,17 @@
 
 A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from
 (seed, block), so what happens at time t does not depend on the length of the stream. No event crosses a block
-border. Knows nothing of questions, files or models, and needs no torch.
+border but those of a shape that crosses the picture, which follow from the config alone. Knows nothing of questions,
+files or models, and needs no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import merge
+from itertools import chain
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -17,6 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
+from protokv.mini.counted import MOST_SHAPES, draw_counted
+from protokv.mini.crossing import draw_crossing, find_touched
 from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
 from protokv.mini.noise import draw_noise
 from protokv.mini.scenery import Scenery, draw, make_scenery
@@ -24,6 +29,7 @@ from protokv.mini.sprites import SIDES, paint
 
 TRAINING_SIDE: Final = 84
 MAX_EVIDENCE: Final = 4
+SHORTEST_CROSSING_S: Final = 12
 
 Backdrop = Literal["plain", "natural"]
 """What is behind the shapes besides the scenery."""
@@ -43,6 +49,11 @@ class WorldConfig:
     Two things make a world harder. The share `alike` of the distracting events looks like the evidence: colour and
     place of one of its events, and another shape. The backdrop "natural" puts drifting noise with the spectrum of
     natural images behind everything.
+
+    Evidence may also last for minutes instead (then `evidence_events` is 0): `counted` shapes appear one to four times
+    each, within so many minutes from minute `counted_in[0]` on as `counted_in[1]` says (`protokv.mini.counted`); and in
+    the seconds `crossing_s` one shape crosses the picture, drawn above everything else (`protokv.mini.crossing`). What
+    distracts has none of these shapes and not the colour of the crossing one, and keeps out of its way.
     """
 
     seed: int = 0
@@ -57,6 +68,9 @@ class WorldConfig:
     again_s: int | None = None
     alike: float = 0.0
     backdrop: Backdrop = "plain"
+    counted: int = 0
+    counted_in: tuple[int, int] = (0, 1)
+    crossing_s: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a field is out of range."""
@@ -90,6 +104,16 @@ class WorldConfig:
             raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
         if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
             raise ConfigError(f"the evidence is shown again at {self.again_s} s, before it has been shown once")
+        if not 0 <= self.counted <= MOST_SHAPES:
+            raise ConfigError(f"expected counted in 0..{MOST_SHAPES}, got {self.counted}")
+        if self.counted_in[0] < 0 or self.counted_in[1] < 1:
+            raise ConfigError(f"expected counted_in as a minute from 0 on and at least 1 minute, got {self.counted_in}")
+        if self.crossing_s is not None and not 0 <= self.crossing_s[0] <= self.crossing_s[1] - SHORTEST_CROSSING_S:
+            raise ConfigError(
+                f"expected crossing_s as two times at least {SHORTEST_CROSSING_S} s apart, got {self.crossing_s}"
+            )
+        if self.evidence_events and (self.counted or self.crossing_s):
+            raise ConfigError("evidence is moments or lasts for minutes: evidence_events is not 0 beside the other")
 
     @property
     def showings(self) -> tuple[int, ...]:
@@ -124,20 +148,67 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
     return tuple(scenes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """Evidence that lasts for minutes, and the pools of what distracts from it."""
+
+    counted: tuple[Event, ...]
+    crossing: tuple[Event, ...]
+    pools: Pools
+
+    def touched(self, start_s: float, end_s: float) -> set[int]:
+        """Places that the crossing shape needs in [start_s, end_s)."""
+        return find_touched(self.crossing, start_s, end_s)
+
+
+@lru_cache(maxsize=64)
+def _lasting(config: WorldConfig) -> _Lasting:
+    everything = Pools.everything()
+    if not config.counted and config.crossing_s is None:
+        return _Lasting((), (), everything)
+    rng = np.random.default_rng([config.seed, 7])
+    shapes, colours = rng.permutation(everything.shapes).tolist(), rng.permutation(everything.colours).tolist()
+    crossing = () if config.crossing_s is None else draw_crossing(rng, shapes[0], colours[0], *config.crossing_s)
+    # The last shape never appears, as beside evidence of moments.
+    own = 1 + config.counted
+    found = _Lasting((), crossing, Pools(tuple(shapes[own:-1]), tuple(colours[1:]), everything.places))
+    start, n = config.counted_in
+    counted = draw_counted(
+        np.random.default_rng([config.seed, 8]),
+        shapes[1:own],
+        found.pools,
+        range(start, start + n),
+        config.moving,
+        found.touched,
+    )
+    return replace(found, counted=counted)
+
+
 @lru_cache(maxsize=256)
 def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     rng = np.random.default_rng([config.seed, 2, block])
     start_s, end_s = block * BLOCK_S, (block + 1) * BLOCK_S
-    pools, shown = Pools.everything(), list[int]()
+    lasting = _lasting(config)
+    pools = lasting.pools
     evidence: tuple[Event, ...] = ()
+    # What is shown without distraction, and from when to when.
+    shown: list[tuple[int, int, tuple[Event, ...]]] = [
+        (int(event.start_s), int(event.end_s), (event,))
+        for event in lasting.counted
+        if start_s <= event.start_s < end_s
+    ]
     if config.evidence_events:
         own, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
         drawn = rng if block == 0 else np.random.default_rng([config.seed, 2, 0])
         evidence = place_evidence(drawn, own, config.evidence_s, config.moving)
-        shown = [start for start in config.showings if start_s <= start < end_s]
+        shown = [
+            (start, start + config.evidence_s, tuple(event.later(start) for event in evidence))
+            for start in config.showings
+            if start_s <= start < end_s
+        ]
     found: list[Event] = []
     # The rest of the block is for what distracts.
-    for start in [*shown, end_s]:
+    for start, end, own_events in [*shown, (end_s, end_s, ())]:
         if start > start_s:
             found += scatter_events(
                 rng,
@@ -149,10 +220,10 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
                 config.overlap,
                 evidence,
                 config.alike,
+                lasting.touched,
             )
-        if start < end_s:
-            found += (event.later(start) for event in evidence)
-            start_s = start + config.evidence_s
+        found += own_events
+        start_s = end
     return tuple(found)
 
 
@@ -164,8 +235,20 @@ class World:
 
     def events(self) -> Iterator[Event]:
         """Every event of the stream in order of start; the last may reach beyond the end of the stream."""
-        for block in range(-(-self.config.length_s // BLOCK_S)):
-            yield from (e for e in _events(self.config, block) if e.start_s < self.config.length_s)
+        blocks = (_events(self.config, block) for block in range(-(-self.config.length_s // BLOCK_S)))
+        for event in merge(chain.from_iterable(blocks), self.crossing, key=lambda event: event.start_s):
+            if event.start_s < self.config.length_s:
+                yield event
+
+    @property
+    def counted(self) -> tuple[Event, ...]:
+        """All appearances of the counted shapes, in order of time."""
+        return _lasting(self.config).counted
+
+    @property
+    def crossing(self) -> tuple[Event, ...]:
+        """The shape that crosses the picture: a chain of events, one a place that it is at."""
+        return _lasting(self.config).crossing
 
     def repeats(self) -> list[Event]:
         """The events of the second showing of the evidence."""
@@ -185,9 +268,9 @@ class World:
         return found
 
     def visible(self, time_s: float) -> list[Event]:
-        """The events whose shape is in the frame at `time_s`."""
+        """The events whose shape is in the frame at `time_s`; what crosses the picture comes last, as it is above."""
         block = int(time_s // BLOCK_S)
-        return [e for e in _events(self.config, block) if e.start_s <= time_s < e.end_s]
+        return [e for e in (*_events(self.config, block), *self.crossing) if e.start_s <= time_s < e.end_s]
 
     def scene(self, time_s: float) -> Scene:
         """The scene at `time_s`."""

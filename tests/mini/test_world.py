@@ -108,13 +108,18 @@ def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(s
             assert len(set(visible)) == len(visible)
 
 
-def test_without_look_alikes_and_backdrop_a_world_is_what_it_has_always_been():
+def test_a_world_is_what_it_was_before_evidence_could_last_for_minutes():
     digest = hashlib.sha256()
-    for seed, before in ((5_000_000, 0), (7, 120)):
-        world = World(WorldConfig(seed, 300, 20.0, evidence_events=4, evidence_s=16, before_s=before))
+    for config in (
+        WorldConfig(5_000_000, 300, 20.0, evidence_events=4, evidence_s=16),
+        WorldConfig(7, 300, 20.0, evidence_events=4, evidence_s=16, before_s=120),
+        WorldConfig(5_002_000, 300, 20.0, evidence_events=4, evidence_s=16, again_s=120, alike=0.5),
+        WorldConfig(9, 130, 12.0, 0.5, cut_s=None),
+    ):
+        world = World(config)
         digest.update(repr(list(world.events())).encode())
         digest.update(world.frame(33.5).tobytes())
-    assert digest.hexdigest() == "ac6d0f9005ed6b015025a8c1115ba5340168f802a0ed4e06fbb3a39ed9c6d0d6"
+    assert digest.hexdigest() == "93e19c797b8decc1e55462c100dece45707ca6773a4ced0c8ca37922005fbcbd"
 
 
 def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape():
@@ -220,6 +225,10 @@ def test_any_side_is_drawn():
         {"alike": 1.5},
         {"alike": 0.5},
         {"backdrop": "forest"},
+        {"counted": 4},
+        {"counted": 1, "counted_in": (0, 0)},
+        {"crossing_s": (60, 70)},
+        {"crossing_s": (60, 120), "evidence_events": 2},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong):
