@@ -25,6 +25,7 @@ STUDIES = (
     "delay",
     "harder",
     "order",
+    "time",
     "hour",
     "decay",
     "modes",
@@ -102,7 +103,7 @@ def replay(
         typer.Option(
             "--study",
             help="Memories, streams and delays to compare where no others are named: quick, delay, harder, order, "
-            "hour, ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
+            "time, hour, ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
             "paper: paper-table-1, ..., paper-delays.",
             autocompletion=values((*STUDIES, *PRESETS)),
         ),

@@ -34,6 +34,9 @@ WORLD: Final = (
     *(QuestionType(name, "content") for name in ("colour", "shape", "where", "at", "whether")),
     *(QuestionType(name, "order") for name in ("first", "which_first", "which_last", "before", "after")),
     *(QuestionType(name, "order") for name in ("middle_first", "middle_last", "middle_before", "middle_after")),
+    # Asked of what happened in the first minutes of a stream.
+    QuestionType("times", "counting"),
+    *(QuestionType(name, "slow change") for name in ("where_first", "where_last")),
     *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
 )
 """Types of the procedural world."""

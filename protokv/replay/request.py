@@ -17,7 +17,7 @@ from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.generate import Decoding
 from protokv.mini import EMBEDDED, is_embedded
-from protokv.mini.phrases import ORDER_TYPES
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
 from protokv.mini.world import Backdrop
 from protokv.replay.baselines import with_baselines
 from protokv.replay.benchmarks import Benchmark, find_benchmark
@@ -74,7 +74,8 @@ class Worlds:
             evidence_s=self.evidence_s,
             per_type=study.per_type if self.per_type is None else self.per_type,
             before=study.before if self.before is None else self.before,
-            also=[kind for kind in ORDER_TYPES if kind in (types or ())],
+            also=[kind for kind in (*ORDER_TYPES, *TIME_TYPES) if kind in (types or ())],
+            evidence=study.evidence,
         )
 
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini import WORLD_MARK
-from protokv.mini.phrases import TYPES
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts, phrase, pick
 from protokv.mini.world import Backdrop, World, WorldConfig
-from protokv.replay.placement import Before, place_evidence
+from protokv.replay.placement import COUNTED, Before, Evidence, place_evidence, place_minutes
 from protokv.replay.question_types import find_type
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
+
+_ADDED: Final = ("before_s", "again_s", "alike", "backdrop", "counted", "counted_in", "crossing_s")
+"""Settings of worlds that streams had before them do not name."""
 
 
 class Stream(ABC):
@@ -94,7 +97,7 @@ class Pressure:
 
 
 class WorldStream(Stream):
-    """A procedural stream: four events that are asked about, and distraction before and after them."""
+    """A procedural stream: evidence that is asked about, and distraction around it."""
 
     comment = WORLD_MARK
 
@@ -108,6 +111,7 @@ class WorldStream(Stream):
         per_type: int = 2,
         before: Before = 0,
         also: Sequence[str] = (),
+        evidence: Evidence = "moments",
     ) -> None:
         """Make the world and its questions.
 
@@ -118,40 +122,60 @@ class WorldStream(Stream):
             evidence_s: seconds in which the four events of the evidence lie.
             per_type: questions of each type at the most.
             before: seconds of distraction before the evidence, or "mix"; see `place_evidence`.
-            also: further types of questions; see `find_lasting_questions`.
+            also: further types of questions; see `find_lasting_questions`. Of evidence that lasts for minutes no others
+                are asked than those about time.
+            evidence: four events, placed by the two settings above, or what lasts for minutes, placed by the seed; see
+                `place_minutes`.
 
         Raises:
             ConfigError: a value is out of its range.
         """
-        before_s, again_s = place_evidence(before, seed, length_s)
-        until_s = (before_s if again_s is None else again_s) + evidence_s
-        if length_s <= until_s:
-            raise ConfigError(
-                f"a stream of {length_s} s leaves nothing behind evidence that ends at {until_s} s",
-                hint="make it longer, or let the evidence come earlier",
-            )
         config = WorldConfig(
             seed=seed,
             length_s=length_s,
             events_per_minute=pressure.events_per_minute,
             moving=pressure.moving,
             cut_s=pressure.cut_s,
-            evidence_events=4,
-            evidence_s=evidence_s,
-            before_s=before_s,
-            again_s=again_s,
-            alike=pressure.alike,
             backdrop=pressure.backdrop,
         )
-        self._world = World(config)
+        if evidence == "minutes":
+            if before != "mix" or pressure.alike:
+                raise ConfigError("evidence that lasts for minutes has its own places, and nothing looks like it")
+            counted_in, crossing_s = place_minutes(seed, length_s)
+            config = replace(config, counted=COUNTED, counted_in=counted_in, crossing_s=crossing_s)
+            self._world = World(config)
+            until_s = int(max(event.end_s for event in (*self._world.counted, *self._world.crossing)))
+            kinds = [kind for kind in TIME_TYPES if kind in also]
+            self.questions = find_questions_of_minutes(self._world, per_type, kinds)
+        else:
+            before_s, again_s = place_evidence(before, seed, length_s)
+            config = replace(
+                config,
+                evidence_events=4,
+                evidence_s=evidence_s,
+                before_s=before_s,
+                again_s=again_s,
+                alike=pressure.alike,
+            )
+            self._world = World(config)
+            until_s = config.showings[-1] + evidence_s
+            kinds = [kind for kind in ORDER_TYPES if kind in also]
+            self.questions = find_lasting_questions(self._world, float(until_s), per_type, kinds)
+        if length_s <= until_s:
+            raise ConfigError(
+                f"a stream of {length_s} s leaves nothing behind evidence that ends at {until_s} s",
+                hint="make it longer, or let the evidence come earlier",
+            )
         self.name, self.length_s = f"world-{seed}", float(length_s)
-        world = asdict(config) | {"cut_s": list(config.cut_s) if config.cut_s else None}
         # Said where it says something: a stream that was there before a setting was is the one it has always been.
-        for name, plain in (("before_s", 0), ("again_s", None), ("alike", 0.0), ("backdrop", "plain")):
-            if world[name] == plain:
-                del world[name]
-        self.facts = {"world": world}
-        self.questions = find_lasting_questions(self._world, float(until_s), per_type, also)
+        plain = {field.name: field.default for field in fields(WorldConfig) if field.name in _ADDED}
+        self.facts = {
+            "world": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in asdict(config).items()
+                if name not in plain or value != plain[name]
+            }
+        }
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""
@@ -196,6 +220,30 @@ def find_lasting_questions(world: World, until_s: float, per_type: int, also: Se
     return found
 
 
+def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str]) -> list[Question]:
+    """Questions about how often the counted shapes appeared, and where the crossing one was first and last.
+
+    They are asked of nothing else, so that the answer stays the same once all of the evidence has been seen. That is
+    when the last appearance ends, or the crossing; of "first", when the shape leaves its first place.
+    """
+    events = world.events_until(world.config.length_s)
+    rng = np.random.default_rng([world.config.seed, 5])
+    found: list[Question] = []
+    for kind in types:
+        shapes = {event.shape for event in (world.counted if kind == "times" else world.crossing)}
+        left = [
+            fact
+            for fact in find_facts(kind, events, world.config.length_s)
+            if shapes.issuperset(events[i].shape for i in fact.evidence)
+        ]
+        for _ in range(min(per_type, len(left))):
+            fact = pick(rng, left)
+            left = [other for other in left if other is not fact]
+            text = phrase(rng, kind, fact)
+            found.append(Question(f"{kind}-{len(found)}", text, fact.answer, kind, fact.evidence_s, "evidence"))
+    return found
+
+
 def make_worlds(
     seeds: Iterable[int],
     length_s: int,
@@ -205,10 +253,20 @@ def make_worlds(
     per_type: int = 2,
     before: Before = 0,
     also: Sequence[str] = (),
+    evidence: Evidence = "moments",
 ) -> list[Stream]:
     """One procedural stream per seed; see `WorldStream`."""
     return [
-        WorldStream(seed, length_s, pressure, evidence_s=evidence_s, per_type=per_type, before=before, also=also)
+        WorldStream(
+            seed,
+            length_s,
+            pressure,
+            evidence_s=evidence_s,
+            per_type=per_type,
+            before=before,
+            also=also,
+            evidence=evidence,
+        )
         for seed in seeds
     ]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.mini.phrases import ORDER_TYPES, TYPES
+from protokv.mini.palette import PLACES, SHAPES
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.world import WorldConfig
-from protokv.replay.placement import place_evidence
+from protokv.replay.placement import place_evidence, place_minutes
 from protokv.replay.question_types import find_type
 from protokv.replay.questions import Question
 from protokv.replay.rows import read_rows
@@ -75,6 +77,46 @@ def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
         seen = [e for e in world.events_until(ask_s) if e not in repeats]
         for question in stream.questions:
             assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_questions_of_minutes_have_one_answer_at_every_time_after_their_evidence(seed: int) -> None:
+    stream = WorldStream(seed, 480, Pressure(20.0), per_type=3, before="mix", also=TIME_TYPES, evidence="minutes")
+    world = stream._world
+    assert [question.type for question in stream.questions] == ["times"] * 3 + ["where_first", "where_last"]
+    last_s = max(event.end_s for event in (*world.counted, *world.crossing))
+    assert last_s <= 240
+    for question in stream.questions:
+        assert question.reference_s <= last_s
+        for ask_s in (last_s, 300.0, 480.0):
+            facts = find_facts(question.type, world.events_until(ask_s), ask_s)
+            told = {fact.answer for fact in facts if SHAPES.index(fact.slots["shape"]) in _shapes_in(question.text)}
+            assert told == {question.answer}
+    first, last = stream.questions[-2:]
+    assert (first.answer, last.answer) == tuple(
+        PLACES[event.place] for event in (world.crossing[0], world.crossing[-1])
+    )
+    assert (first.reference_s, last.reference_s) == (world.crossing[0].end_s, world.crossing[-1].end_s)
+
+
+def _shapes_in(text: str) -> list[int]:
+    return [i for i, shape in enumerate(SHAPES) if shape in text.rstrip("?").split()]
+
+
+def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_within_one() -> None:
+    placed = [place_minutes(seed, 480)[0] for seed in range(8)]
+    assert placed == [(0, 4), (0, 1), (0, 4), (1, 1), (0, 4), (2, 1), (0, 4), (3, 1)]
+    crossings = [place_minutes(seed, 480)[1] for seed in range(12)]
+    assert len(set(crossings)) > 9
+    assert all(begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings)
+
+
+@pytest.mark.parametrize("wrong", [{"before": 60}, {"pressure": Pressure(alike=0.5)}])
+def test_evidence_that_lasts_for_minutes_is_placed_by_nobody_else(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="its own places"):
+        WorldStream(
+            **{"seed": 1, "length_s": 480, "pressure": Pressure(), "before": "mix", "evidence": "minutes"} | wrong
+        )
 
 
 def test_a_mixture_gives_each_of_four_worlds_another_place() -> None:

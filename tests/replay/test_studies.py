@@ -7,6 +7,7 @@ import pytest
 from protokv.backbones import EMBEDDED
 from protokv.config import DurableConfig, PaperConfig
 from protokv.errors import ConfigError
+from protokv.replay.request import Worlds
 from protokv.replay.schedule import schedule
 from protokv.replay.streams import make_worlds
 from protokv.replay.studies import (
@@ -32,12 +33,17 @@ def test_every_study_has_different_memories_that_fit(name: str) -> None:
 def test_every_study_fits_its_own_streams(name: str) -> None:
     study = find_study(name)
     assert study.variants()
-    streams = make_worlds(study.seeds[:4], study.length_s, study.pressure, per_type=study.per_type, before=study.before)
-    placed = {tuple(stream.facts["world"].get(name) for name in ("before_s", "again_s")) for stream in streams}
+    streams = Worlds(study.seeds[:4]).open(study, study.types)
+    placed = {
+        tuple(str(stream.facts["world"].get(name)) for name in ("before_s", "again_s", "counted_in", "crossing_s"))
+        for stream in streams
+    }
     assert len(placed) == (4 if study.before == "mix" else 1)
     for stream in streams:
         # Wherever its evidence lies, the longest delay fits.
-        assert schedule(stream.questions, study.delays_s, stream.length_s).questions == len(stream.questions) > 4
+        asked = schedule(stream.questions, study.delays_s, stream.length_s, types=study.types)
+        wanted = [question for question in stream.questions if study.types is None or question.type in study.types]
+        assert asked.questions == len(wanted) > 4
 
 
 def test_the_ablation_asks_when_the_codebooks_are_fitted() -> None:
