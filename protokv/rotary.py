@@ -92,7 +92,7 @@ def direction(moving: Sequence[int], components: int, device: torch.device) -> T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[..., D]` float32 in the half-split convention of transformers."""
+    """Rotate `[..., D]` in the half-split convention of transformers; in float32, the dtype of angles."""
     return x * cos + _rotate_half(x) * sin
 
 

@@ -156,7 +156,7 @@ class Session:
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
             backbone.forward(embeddings, backbone.text_positions(0, prefix), backbone.empty_context(), tail)
-            memory.start(tail.keys, tail.values)
+            memory.start(*tail.read_all())
         clock = StreamClock(
             steps=0,
             stream_time_s=0.0,
@@ -250,9 +250,9 @@ class Session:
     def append(self, pending: Pending) -> None:
         """Put what was placed and forwarded into the memory: the second half of `take`."""
         context, tail = pending.context, pending.tail
-        keys = self._in_stream(tail.keys, context)
+        keys, values = tail.read_all()
         counts = [len(one.positions) for one in pending.placed]
-        split = (torch.split(keys, counts, 2), torch.split(tail.values, counts, 2))
+        split = (torch.split(self._in_stream(keys, context), counts, 2), torch.split(values, counts, 2))
         self.intact = False
         for one, own_keys, own_values in zip(pending.placed, *split, strict=True):
             self._make_room(len(one.positions))
@@ -442,7 +442,7 @@ class Session:
         if _is_unmoved(context):
             return keys
         angles = self.backbone.precise_rotary(self._moving * context.shift)
-        return rotate(keys.float(), *angles).to(keys.dtype)
+        return rotate(keys, *angles).to(keys.dtype)
 
     def _coordinates_of(self, tokens: StepTokens) -> Tensor:
         """`coordinates_of`, made when a step differs in its grid or in the text around it from the last one."""

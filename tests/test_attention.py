@@ -208,7 +208,9 @@ def test_a_tail_shows_each_layer_all_tokens_so_far() -> None:
         keys, _ = tail.append(layer, second + layer, second)
         assert torch.equal(keys, torch.cat([first, second], 1) + layer)
     assert tail.length == 5
-    assert tail.keys.shape == (2, 1, 5, 4)
+    keys, values = tail.read_all()
+    assert torch.equal(keys, torch.stack([torch.cat([first, second], 1) + layer for layer in range(2)]))
+    assert torch.equal(values, torch.cat([first, second], 1).expand(2, -1, -1, -1))
 
 
 def test_a_tail_makes_its_mask_once_a_forward() -> None:

@@ -52,7 +52,7 @@ def attend(
             continue
         asked = folded
         if segment.turn is not None:
-            asked = rotate(query.float(), *segment.turn).to(query.dtype).reshape(H, -1, D)
+            asked = rotate(folded, *segment.turn).to(query.dtype)
         parts.append(attention(asked, segment.keys, segment.values, segment.bias[:, None], scaling))
     return merged(parts).view(heads, T, D)
 

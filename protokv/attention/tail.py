@@ -42,7 +42,7 @@ class Tail:
             capacity: tokens that it has room for.
             head_size: D.
             dtype: of keys and values.
-            device: of `keys` and `values`, and of all layers unless they have their own.
+            device: where all is read together, and of all layers unless they have their own.
             layer_devices: device of each layer.
         """
         self._runs = runs_of(layer_devices or [device] * layers)
@@ -52,16 +52,6 @@ class Tail:
         self._held: list[tuple[Tensor, Tensor]] = []
         self._masks: dict[tuple[int, int, int, torch.device], Tensor] = {}
         self.length = 0
-
-    @property
-    def keys(self) -> Tensor:
-        """`[L, H, n, D]`, rotated as the model made them; joined on one device."""
-        return self._joined(0)
-
-    @property
-    def values(self) -> Tensor:
-        """`[L, H, n, D]`; joined on one device."""
-        return self._joined(1)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`, on its device."""
@@ -85,6 +75,16 @@ class Tail:
         keys, values = self._held[layer]
         return keys[:, : self.length], values[:, : self.length]
 
+    def read_all(self) -> tuple[Tensor, Tensor]:
+        """Keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, in one place."""
+        H, _, D = self._size
+        if not self.length:
+            keys, values = torch.empty(2, self._layers, H, 0, D, dtype=self._dtype, device=self._device)
+        else:
+            parts = [held[:, : self.length].to(self._device) for pair in zip(*self._held, strict=True) for held in pair]
+            keys, values = torch.stack(parts).view(2, self._layers, H, self.length, D)
+        return keys, values
+
     def mask(self, queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
         """`causal_mask` of a forward, made once for all of its layers on a device."""
         wanted = (queries, tokens, groups, device)
@@ -99,11 +99,6 @@ class Tail:
         for run in self._runs:
             keys, values = torch.empty(2, len(run), *self._size, dtype=self._dtype, device=run.device)
             self._held.extend(zip(keys, values, strict=True))
-
-    def _joined(self, part: int) -> Tensor:
-        if not self.length:
-            return torch.empty(self._layers, self._size[0], 0, self._size[2], dtype=self._dtype, device=self._device)
-        return torch.stack([held[part][:, : self.length].to(self._device) for held in self._held])
 
 
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:

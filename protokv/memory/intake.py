@@ -23,7 +23,8 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.state import Clock, StatePart, TensorSpec
 
-LARGEST: Final = 1e12
+# A power of two: it is the same number in every dtype that reaches so far.
+LARGEST: Final = 2.0**40
 
 
 class Intake(StatePart):
@@ -83,6 +84,6 @@ class Intake(StatePart):
 
 def find_usable(keys: Tensor, values: Tensor) -> Tensor:
     """Which tokens of keys and values `[L, H, T, D]` hold nothing but numbers that can be used, `[T]` bool."""
-    # In float32, which holds the limit; a comparison with NaN is false.
-    largest = [part.abs().amax((0, 1, 3)) for part in (keys, values)]
-    return torch.maximum(*largest).float() <= LARGEST
+    # A comparison with NaN is false.
+    largest = torch.maximum(keys.abs(), values.abs()).amax((0, 1, 3))
+    return largest <= min(LARGEST, torch.finfo(keys.dtype).max)

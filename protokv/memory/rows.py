@@ -29,7 +29,7 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
         held.index_put_((rows,), new, accumulate=True)
 
 
-def draw_rows_(held: Tensor, source: Tensor, target: Tensor, share: Tensor) -> None:
-    """Move rows `target` `[n]` of `held` `[N, F]` by `share` `[n, 1]` of the way to rows `source` `[n]`, together."""
-    way = (held.index_select(0, source) - held.index_select(0, target)).mul_(share)
-    add_rows_(held, target, way)
+def draw_rows_(held: Tensor, moves: Tensor, share: Tensor) -> None:
+    """Move rows `moves[0]` `[n]` of `held` `[N, F]` by `share` `[n, 1]` of the way to rows `moves[1]`, together."""
+    here, there = held.index_select(0, moves.view(-1)).view(*moves.shape, -1)
+    add_rows_(held, moves[0], (there - here).mul_(share))

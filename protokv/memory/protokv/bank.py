@@ -171,11 +171,11 @@ class PrototypeBank(StatePart):
         write_rows_(self.key_center.flatten(0, 2), rows, keys)
         write_rows_(self.value_center.flatten(0, 2), rows, values)
 
-    def draw_centers_(self, source: Tensor, target: Tensor, share: Tensor) -> None:
-        """Move the centres of rows `target` `[n]` by `share` `[n, 1]` of the way to those of rows `source` `[n]`, all
-        at once; what is several times a target is none of the sources. Masses are written before."""
+    def draw_centers_(self, moves: Tensor, share: Tensor) -> None:
+        """Move the centres of rows `moves[0]` `[n]` by `share` `[n, 1]` of the way to those of rows `moves[1]`, all at
+        once; what is several times among the first is none of the others. Masses are written before."""
         for center in (self.key_center, self.value_center):
-            draw_rows_(center.flatten(0, 2), source, target, share)
+            draw_rows_(center.flatten(0, 2), moves, share)
 
     def touch_(self, rows: Tensor) -> None:
         """Note that the centres of `rows` changed."""
@@ -196,7 +196,7 @@ class PrototypeBank(StatePart):
         touched, self.touched = self.touched, []
         if touched is None or not touched:
             return torch.arange(self.stale.numel() if touched is None else 0, device=self.stale.device)
-        return torch.cat(touched)
+        return touched[0] if len(touched) == 1 else torch.cat(touched)
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Masses, counters and moments that a stream can leave."""

@@ -138,15 +138,16 @@ class CodedBank(PrototypeBank):
         for name, new in zip(self.of_centers, coded, strict=True):
             write_rows_(getattr(self, name).flatten(0, 2), rows, new)
 
-    def draw_centers_(self, source: Tensor, target: Tensor, share: Tensor) -> None:
+    def draw_centers_(self, moves: Tensor, share: Tensor) -> None:
         """Move centres; each is rounded once, where it ends."""
+        target = moves[0]
         line = torch.arange(len(target), device=target.device)
         first = torch.empty_like(self.mass).view(-1)
         first.scatter_reduce_(0, target, line, "amin", include_self=False)
         # Where a target comes several times, its first row gathers all of its way, and the others are copies of that.
         own = first.index_select(0, target)
         moved = []
-        for held, other in zip(self.centers(target), self.centers(source), strict=True):
+        for held, other in self.centers(moves):
             add_rows_(held, own, (other - held).mul_(share))
             moved.append(held.index_select(0, own))
         self.put_centers_(target, moved[0], moved[1])

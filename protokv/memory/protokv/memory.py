@@ -88,7 +88,7 @@ class ProtoKV(LocalMemory):
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         cos, sin = self._rotary(tokens.positions)
-        keys = unrotate(tokens.keys.float(), cos, sin)
+        keys = unrotate(tokens.keys, cos, sin)
         seen = Seen(tokens.coordinates, tokens.positions.double())
         return FarTokens(keys.flatten(0, 1), tokens.values.float().flatten(0, 1), seen, tokens.usable)
 

@@ -30,8 +30,8 @@ On noise, where no merge is cheaper than others, the exact rule takes 160 to 380
 also waits for the device. Below K = 512 it costs about what the blocked one does, and keeps more; the embedded model
 at its own budget (K = 384) has it, and so has every budget of the delay study.
 
-A bank of few steps plans several times in each. At 28 layers and 196 tokens, a whole step with attention is 783
-operations at a budget of 1k tokens, 527 at 2k and at most 414 from 4k on, and waits for nothing at any.
+A bank of few steps plans several times in each. At 28 layers and 196 tokens, a whole step with attention is 792
+operations at a budget of 1k tokens, 532 at 2k and at most 400 from 4k on, and waits for nothing at any.
 
 An earlier form of this rule, in blocks of 64, lost little in that study either (6 other worlds, high pressure, 400 s
 after the evidence; 90 content and 42 order questions a figure): 1.00 / .86, .99 / .86 and .98 / .79 with 38, 75 and

@@ -28,31 +28,33 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
         anchor: of `DurableConfig`: which position a merged prototype has.
         line: 0, 1, ..., one for each of `moves`.
     """
-    one, other = moves.flatten(1)
+    moves = moves.flatten(1)
+    one, other = moves
     mass = bank.mass.view(-1)
     own = mass.index_select(0, other)
     mass.index_add_(0, one, own)
     share = (own / mass.index_select(0, one).clamp_(min=1))[:, None]
-    bank.draw_centers_(other, one, share)
-    draw_rows_(bank.mean.flatten(0, 2), other, one, share)
+    bank.draw_centers_(moves, share)
+    draw_rows_(bank.mean.flatten(0, 2), moves, share)
     step = bank.last_step.view(-1)
     step.scatter_reduce_(0, one, step.index_select(0, other), "amax")
     position = bank.position.flatten(0, 2)
     if anchor == "average":
-        draw_rows_(position, other, one, share.double())
+        draw_rows_(position, moves, share.double())
         return
     # The first component is time under M-RoPE and the index of the token under RoPE.
-    moves = moves.view(-1)
-    times = position[:, 0].index_select(0, moves).long()
+    places = position.index_select(0, moves.view(-1))
+    times = places[:, 0].long()
     if anchor == "first":
         times[len(one) :].masked_fill_(own == 0, _NEVER)
         times.neg_()
     # The greatest of all that come together, of equal ones the first: the least of one number tells which it is.
-    bits = len(moves).bit_length()
+    bits = len(line).bit_length()
     numbers = torch.sub(line, times, alpha=1 << bits)
-    least = torch.empty_like(mass).scatter_reduce_(0, one.repeat(2), numbers, "amin", include_self=False)
-    chosen = moves.index_select(0, least.index_select(0, one).bitwise_and_((1 << bits) - 1))
-    position.index_copy_(0, one, position.index_select(0, chosen))
+    least = torch.empty_like(mass)
+    least.scatter_reduce_(0, one, numbers.view_as(moves).amin(0), "amin", include_self=False)
+    chosen = least.index_select(0, one).bitwise_and_((1 << bits) - 1)
+    position.index_copy_(0, one, places.index_select(0, chosen))
 
 
 def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:

@@ -89,7 +89,7 @@ def nearest_heavier(
 
     Returns:
         Proposals `[n, K]` int64: the bits of the least cost and the place in the block of what it is the cost of going
-        into, below these its slot (`partners_of`), and last what makes no two of a head equal. Of all blocks the least.
+        into, below these its slot, and last what makes no two of a head equal. Of all blocks the least.
         Who meets nobody heavier proposes to go into itself, at a cost above all others.
     """
     n, K = mass.shape
@@ -121,20 +121,15 @@ def nearest_heavier(
     )
 
 
-def in_turn(proposals: Tensor, filled: int) -> Tensor:
-    """The proposals `[n, filled]` of the first slots, and behind all others those that have to wait.
+def in_turn(proposals: Tensor, filled: int) -> tuple[Tensor, Tensor]:
+    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait; and what they go into.
 
     If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
     prototype waits where what it would go into goes itself at a lower cost, or where something comes into it at a lower
     cost. Among those that do not wait nothing goes and is gone into, and there are always some: the cheapest of all.
     """
     proposals = proposals[:, :filled]
-    into = partners_of(proposals)
+    into = (proposals >> _ORIGIN_BITS) & ((1 << SLOT_BITS) - 1)
     cheaper = proposals.gather(1, into).scatter_reduce_(1, into, proposals, "amin")
     # Who proposes to go into itself waits as well: no other proposal is equal to its own.
-    return torch.add(proposals, proposals >= cheaper, alpha=_WAITS)
-
-
-def partners_of(proposals: Tensor) -> Tensor:
-    """The slots that proposals name."""
-    return (proposals >> _ORIGIN_BITS) & ((1 << SLOT_BITS) - 1)
+    return torch.add(proposals, proposals >= cheaper, alpha=_WAITS), into

@@ -28,8 +28,8 @@ class OrderTables:
     """Constants.
 
     Attributes:
-        cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[256]` int64, one
-            row of cells behind the other.
+        cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[17 * 17]` int64,
+            one row of cells behind the other, the last of a row and of a column twice: the far edge is theirs.
         numbers: of the pivots, `[64]` int32.
     """
 
@@ -39,7 +39,7 @@ class OrderTables:
     @classmethod
     def of(cls, device: torch.device) -> OrderTables:
         """The constants."""
-        bits = torch.arange(_SIDE)
+        bits = torch.arange(_SIDE + 1).clamp_(max=_SIDE - 1)
         spread = torch.zeros_like(bits)
         for bit in range(4):
             spread |= (bits >> bit & 1) << 2 * bit
@@ -60,29 +60,31 @@ def orders_of(sketch: Sketch, mean: Tensor, last_step: Tensor, line: Tensor, tab
     Returns:
         All slots by place and by content, `[n, 2, K]` int64; of equal ones the first.
     """
-    places = torch.stack((_by_place(mean, last_step, tables.cells), _by_content(sketch, tables.numbers)), 1)
+    places = torch.empty(len(mean), 2, len(line), dtype=line.dtype, device=line.device)
+    _by_place(mean, last_step, tables.cells, places[:, 0])
+    _by_content(sketch, tables.numbers, places[:, 1])
     return sorted_from(torch.add(line, places, alpha=1 << SLOT_BITS)).bitwise_and_((1 << SLOT_BITS) - 1)
 
 
-def _by_place(mean: Tensor, last_step: Tensor, cells: Tensor) -> Tensor:
+def _by_place(mean: Tensor, last_step: Tensor, cells: Tensor, out: Tensor) -> None:
     """Where each slot stands in order of place and time, `[n, K]` int64."""
-    x, y = (mean * _SIDE).clamp_(0, _SIDE - 1).long().unbind(2)
-    cell = torch.add(x, y, alpha=_SIDE)
-    return cells.index_select(0, cell.view(-1)).view_as(cell).add_(last_step)
+    x, y = (mean * _SIDE).long().unbind(2)
+    cell = torch.add(x, y, alpha=_SIDE + 1)
+    torch.add(cells.index_select(0, cell.view(-1)).view_as(cell), last_step, out=out)
 
 
-def _by_content(sketch: Sketch, numbers: Tensor) -> Tensor:
+def _by_content(sketch: Sketch, numbers: Tensor, out: Tensor) -> None:
     """Where each slot stands in order of its nearest pivot, of equally near ones the first, and of how near it is:
-    `[n, K]` int32."""
+    `[n, K]` int64."""
     K = sketch.points.shape[1]
     count = min(PIVOTS, K)
     some = slice(0, K // count * count, K // count)
     # A squared distance, less what is the same for all pivots, above the number of the pivot: the least tells both.
-    norms, pivots = sketch.norms.int(), sketch.points[:, some].float().mul_(-2 << _PIVOT_BITS).transpose(1, 2)
+    norms, pivots = sketch.norms.int(), (sketch.points[:, some] * -float(2 << _PIVOT_BITS)).transpose(1, 2)
     offsets = torch.add(numbers[:count], norms[:, None, some], alpha=1 << _PIVOT_BITS)
     nearest = torch.empty_like(norms)
     for part in parts_of(K, norms.device):
         distances = torch.bmm(sketch.points[:, part].float(), pivots).int().add_(offsets)
         torch.amin(distances, 2, out=nearest[:, part])
     squares = norms.add_(nearest >> _PIVOT_BITS)
-    return squares.add_(nearest.bitwise_and_((1 << _PIVOT_BITS) - 1), alpha=1 << _SQUARE_BITS)
+    torch.add(squares, nearest.bitwise_and_((1 << _PIVOT_BITS) - 1), alpha=1 << _SQUARE_BITS, out=out)

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv.policies.blocked.nearest import (
-    BlockTables,
-    in_turn,
-    nearest_heavier,
-    partners_of,
-)
+from protokv.memory.protokv.policies.blocked.nearest import BlockTables, in_turn, nearest_heavier
 from protokv.memory.protokv.policies.blocked.orders import OrderTables, orders_of
 from protokv.memory.protokv.policies.blocked.sketch import SketchTables, sketch_of
 
@@ -80,9 +75,9 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
     proposals = nearest_heavier(sketch, points.mass, share, orders, tables.line, tables.blocks)
-    cheapest, gone = in_turn(proposals, filled).topk(merges, dim=1, largest=False)
-    into = partners_of(cheapest)
-    return gone, _ends_of_lines(gone, into, tables.line)
+    turns, into = in_turn(proposals, filled)
+    gone = turns.topk(merges, dim=1, largest=False).indices
+    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line)
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:

@@ -56,12 +56,12 @@ class BlockedRule(Policy):
         gone, _, _ = self.declare(config, shape)
         # Slots that others go into, and those that go.
         self._plans = torch.stack([gone.allocate(shape.device)] * 2)
-        # As in the schedule, where plans are read.
-        self._done = torch.full((L * H, 1), self._schedule.merges, device=shape.device)
         self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
         self._alone = torch.full((1, 1), -1, device=shape.device)
         self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
+        # Where each plan is read next, and behind that: as far as the schedule says.
+        self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
         # What plans read of the centres; of a bank that is all zeros it is.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
@@ -71,7 +71,7 @@ class BlockedRule(Policy):
         T = tokens.keys.shape[1]
         for part in pieces_of(T, self._schedule.merges):
             self._absorb_part(tokens, part, step)
-        return Assigned(self._alone.expand(len(self._done), T), tokens.keys, tokens.values)
+        return Assigned(self._alone.expand(len(self._head), T), tokens.keys, tokens.values)
 
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
@@ -110,7 +110,7 @@ class BlockedRule(Policy):
         plan = plan_of(points, self._schedule.filled, merges, self._tables, power)
         for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new
-        self._done[heads] = 0
+        self._next[heads] = self._line[:merges]
 
     def _fold_(self, rows: Tensor) -> None:
         """Follow what became of these rows of the bank."""
@@ -119,10 +119,10 @@ class BlockedRule(Policy):
 
     def _next_merges(self, n: int) -> Tensor:
         """The rows of the bank that others go into next, and those that go, `[2, B, n]`."""
-        which = (self._done + self._line[:n]).expand(2, -1, -1)
-        self._done += n
+        moves = self._plans.flatten(1, 2).gather(2, self._next[:, :n].expand(2, -1, -1)) + self._head
+        self._next += n
         self._schedule.carry_out(n)
-        return self._plans.flatten(1, 2).gather(2, which) + self._head
+        return moves
 
     def held(self) -> dict[str, Tensor]:
         """The plans, and `Schedule.numbers`."""
@@ -152,7 +152,8 @@ class BlockedRule(Policy):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the plans of a checked state; the bank has taken its own before."""
         self._schedule = self._schedule_of(tensors)
-        self._done.copy_(torch.tensor(self._schedule.done[self._own])[:, None])
+        self._next.copy_(self._line[: self._schedule.merges])
+        self._next += torch.tensor(self._schedule.done[self._own], device=self._next.device)[:, None]
         for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):
             held.copy_(tensors[name])
         for rows in parts_of(self._folded[..., 0].numel(), self._folded.device):
@@ -166,4 +167,4 @@ class BlockedRule(Policy):
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Where the plans are read, and what they are made of."""
-        return {"plan": (self._done, self._folded)}
+        return {"plan": (self._next, self._folded)}
