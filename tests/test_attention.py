@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from protokv.attention import Tail, attend, kernels, plain, shares
-from protokv.attention.fused import merged
+from protokv.attention.fused import merged, merged_pair
 from protokv.attention.tail import causal_mask
 from protokv.context import EMPTY, Segment, SlotContext
 from protokv.rotary import rotate
@@ -97,9 +98,10 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def test_slots_that_are_all_free_count_for_nothing() -> None:
+@pytest.mark.parametrize("queries", [1, 3])
+def test_slots_that_are_all_free_count_for_nothing(queries: int) -> None:
     g = torch.Generator().manual_seed(1)
-    query, keys, values = (torch.randn(2, size, 8, generator=g) for size in (3, 5, 5))
+    query, keys, values = (torch.randn(2, size, 8, generator=g) for size in (queries, 5, 5))
     tail = torch.randn(2, 4, 8, generator=g), torch.randn(2, 4, 8, generator=g)
     free = Segment(1e3 * keys, values, torch.full((2, 5), EMPTY))
     assert torch.equal(attend(query, [free], tail, 0.3), attend(query, [], tail, 0.3))
@@ -112,6 +114,8 @@ def test_merged_parts_are_the_attention_over_all_of_them() -> None:
     cuts = [(0, 1), (1, 5), (5, 12)]
     parts = [kernels.attention(query, keys[:, a:b], values[:, a:b], None, 0.3) for a, b in cuts]
     torch.testing.assert_close(merged(parts), whole, rtol=1e-5, atol=1e-6)
+    for pair in combinations(parts, 2):
+        torch.testing.assert_close(merged_pair(*pair), merged(pair), rtol=1e-5, atol=1e-6)
 
 
 def rms(values: Tensor) -> float:

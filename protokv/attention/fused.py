@@ -53,7 +53,9 @@ def attend(
         asked = folded
         if segment.turn is not None:
             asked = rotate(folded, *segment.turn).to(query.dtype)
-        parts.append(attention(asked, segment.keys, segment.values, segment.bias[:, None], scaling))
+        parts.append(attention(asked, segment.keys, segment.values, segment.bias.unsqueeze(1), scaling))
+    if T == 1 and len(parts) == 2 and query.device.type == "cpu":
+        return merged_pair(*parts).view(heads, T, D)
     return merged(parts).view(heads, T, D)
 
 
@@ -76,3 +78,10 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         into = torch.empty_like(first) if index == len(parts) - 1 else None
         total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
     return total
+
+
+def merged_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """`merged` of two for one query on a CPU, whose time goes into calls, and most of it into the first ones of a kind:
+    their code has left the cache while the context was read. More calls in half precision, but of fewer kinds."""
+    share = (other[1] - one[1]).sigmoid_().unsqueeze(-1)
+    return torch.lerp(one[0].float(), other[0].float(), share).to(one[0].dtype)

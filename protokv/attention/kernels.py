@@ -48,11 +48,12 @@ def attention(
 
 def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
     """torch's fused kernel of the CPU: the mask is read in place, broadcast by a stride of 0."""
-    shown = None if mask is None else mask.expand(query.shape[0], query.shape[1], -1)[None]
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query[None], keys[None], values[None], attn_mask=shown, scale=scaling
+    # For one query much of the time goes into calls: views are made in the cheapest way.
+    shown = None if mask is None else mask.expand(query.shape[0], query.shape[1], -1).unsqueeze(0)
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        query.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=shown, scale=scaling
     )
-    return out[0], lse[0]
+    return out.squeeze(0), lse.squeeze(0)
 
 
 def _efficient(
