@@ -25,7 +25,7 @@ from protokv.config.base import Positions
 from protokv.context import turning
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
-from protokv.memory.protokv.policies import assignment, merging
+from protokv.memory.protokv.policies import assignment, candidates, merging
 from protokv.memory.protokv.policies.blocked import parts
 from protokv.rotary import rotate
 from protokv.session import Session
@@ -178,7 +178,7 @@ def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
     memory: tuple[str, int, dict[str, Any]], scene: Any, merges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked.
-    for module in (assignment, merging):
+    for module in (assignment, candidates, merging):
         monkeypatch.setattr(module, "asks_freely", lambda _: False)
     layers, heads = 2, 2
     backbone = Scene(scene, layers=layers, kv_heads=heads, groups=2, head_size=32, grid=(7, 7))

@@ -22,6 +22,7 @@ from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive import Head, NaiveProtoKV
 from protokv.memory.protokv.policies import assignment, merging
+from protokv.memory.protokv.policies import candidates as candidates_of
 from protokv.rotary import rotate
 from tests.memory.streams import World, feed, shape_of, small_config
 
@@ -282,10 +283,11 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     rate=st.sampled_from([0.05, 0.5, 0.9]),
     anchor=st.sampled_from(["recent", "first", "average"]),
     things=st.sampled_from([2, 12]),
+    freely=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
-    candidates: int, rounds: int, rate: float, anchor: str, things: int, seed: int
+    candidates: int, rounds: int, rate: float, anchor: str, things: int, freely: bool, seed: int
 ) -> None:
     # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
     shape = shape_of(layers=1, heads=2)
@@ -295,8 +297,10 @@ def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
     fast.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "_CANDIDATES", candidates)
+        patch.setattr(candidates_of, "_CANDIDATES", candidates)
         patch.setattr(assignment, "_ROUNDS", rounds)
+        for module in (assignment, candidates_of):
+            patch.setattr(module, "asks_freely", lambda _: freely)
         for index, tokens in enumerate([20, 30, 3, 41]):
             step = world.step(index, tokens)
             fast.append(step)

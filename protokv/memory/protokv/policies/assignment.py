@@ -10,23 +10,21 @@ of the loop. Most tokens settle at once. Knows nothing of residual histograms; i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank, first_of
-from protokv.memory.protokv.policies.updates import Updates
+from protokv.memory.protokv.policies.candidates import Candidates
+from protokv.memory.protokv.policies.updates import Updates, first_to_choose
 from protokv.memory.protokv.policy import Assigned, FarTokens, asks_freely
+from protokv.memory.sorting import least_from
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
 SIGMA_FLOOR = 1e-4
 # Costs of one block, B * T * K; longer runs of tokens are cut into blocks, which changes nothing but memory.
 _BLOCK_ELEMENTS = 2**25
 _CACHED_ELEMENTS = 2**16
-# Prototypes that a token chooses among besides those that tokens before it have moved; all, where these do not do.
-_CANDIDATES = 8
 # Rounds before it is asked whether the tokens have settled, where that is a wait: most have after one or two.
 _ROUNDS = 2
 
@@ -41,15 +39,17 @@ def assign_(
     if free is None:
         free = min(T, int((bank.mass == 0).sum(2).max()))
     assigned = torch.full((B, T), -1, device=tokens.keys.device)
-    key_residual, value_residual = torch.zeros_like(tokens.keys), torch.zeros_like(tokens.values)
+    residuals = torch.empty_like(tokens.keys), torch.empty_like(tokens.values)
     taken = _open_free(bank, tokens, step, free) if free else assigned.new_zeros(B)
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         part = slice(start, min(start + block, T))
         active = torch.arange(part.start, part.stop, device=taken.device) >= taken[:, None]
-        _assign(bank, tokens, part, active, step, config, (assigned, key_residual, value_residual))
+        chosen, updates = _chosen(bank, tokens, part, active, step, config)
+        assigned[:, part] = chosen.masked_fill(~active, -1)
+        updates.write_(step, residuals)
     bank.absorbed += (assigned >= 0).sum(1).view(L, H)
-    return Assigned(assigned, key_residual, value_residual)
+    return Assigned(assigned, *residuals)
 
 
 def _host(*flags: Tensor) -> list[bool]:
@@ -70,94 +70,95 @@ def _open_free(bank: PrototypeBank, tokens: FarTokens, step: int, most: int) -> 
     return taken
 
 
-def _assign(
-    bank: PrototypeBank,
-    tokens: FarTokens,
-    part: slice,
-    active: Tensor,
-    step: int,
-    config: PaperConfig,
-    out: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Assign the tokens of `part`; `active` `[B, n]` says which heads take which."""
+def _chosen(
+    bank: PrototypeBank, tokens: FarTokens, part: slice, active: Tensor, step: int, config: PaperConfig
+) -> tuple[Tensor, Updates]:
+    """What the tokens of `part` choose, `[B, n]`, and what these choices make of the prototypes; `active` `[B, n]` says
+    which heads take which."""
     K = bank.mass.shape[2]
-    coordinates = tokens.seen.coordinates[part]
-    directions = torch.nn.functional.normalize(tokens.keys[:, part], dim=-1, eps=1e-12)
-    cost = _costs(bank, directions, coordinates, step, config)
-    few = min(_CANDIDATES, K)
-    candidates: Any = cost.topk(few, dim=2, largest=False)
+    features = _features(tokens.seen.coordinates[part])
+    directions = _unit(tokens.keys[:, part])
+    cost = _costs(bank, directions, features, step, config)
+    candidates = Candidates(cost)
     ask_each = asks_freely(cost)
-    chosen, rounds, done = candidates.indices[:, :, 0], 1 if ask_each else _ROUNDS, 0
+    chosen, rounds, done = candidates.prototype[:, :, 0], 1 if ask_each else _ROUNDS, 0
+    if ask_each:
+        candidates.deepen_(first_to_choose(chosen, active, K).gather(1, chosen) < torch.arange(chosen.shape[1]))
     while True:
         for _ in range(rounds):
             updates = Updates(bank, tokens, part, chosen, active, config)
-            last, (chosen, short) = chosen, _choose(updates, candidates, directions, config)
+            last, (chosen, short) = chosen, _choose(updates, candidates, directions, features, config)
         done += rounds
         changed, lost = _host((chosen != last).any(), short.any())
-        if lost and few < K:
-            few, done = K, 0
-            candidates = cost.sort(dim=2)
+        if lost:
+            candidates.deepen_(short)
+            done = 0
         elif not changed:
-            break
+            return chosen, updates
         else:
             # Where rounds go on, it is asked again after twice as many as there were.
             rounds = 1 if ask_each else 2 * done
-    prototype, key_residual, value_residual = (tensor[:, part] for tensor in out)
-    prototype.copy_(chosen.masked_fill(~active, -1))
-    for residual, version in zip((key_residual, value_residual), updates.write_(step), strict=True):
-        residual.copy_(version)
 
 
-def _choose(updates: Updates, candidates: Any, directions: Tensor, config: PaperConfig) -> tuple[Tensor, Tensor]:
+def _choose(
+    updates: Updates, candidates: Candidates, directions: Tensor, features: Tensor, config: PaperConfig
+) -> tuple[Tensor, Tensor]:
     """What each token chooses, `[B, n]`, among its candidates that no token before it has moved and the prototypes that
     some have, as these are by then; and which tokens would need more candidates."""
-    cost, prototype = candidates.values, candidates.indices
-    token = updates.token
+    token, prototype = updates.token, candidates.prototype
     moved = updates.first.gather(1, prototype.flatten(1)).view_as(prototype) < token[:, None]
-    still, which = cost.masked_fill(moved, torch.inf).min(2)
-    unit = torch.nn.functional.normalize(updates.keys, dim=-1, eps=1e-12)
+    still, which = least_from(candidates.cost.masked_fill(moved, torch.inf))
+    unit = _unit(updates.keys)
     if config.spatial_weight:
         form = _form(updates.means, updates.covariances, config)
-        spatial = torch.bmm(_features(updates.coordinates).expand(len(form), -1, -1), form).float()
+        spatial = torch.bmm(features.expand(len(form), -1, -1), form).float()
         costs = spatial.baddbmm_(directions, unit.transpose(1, 2), alpha=-1)
     else:
         costs = torch.bmm(directions, unit.transpose(1, 2)).neg_()
     # A token meets what the last one before it has made of a prototype.
-    seen = (token < token[:, None]) & (updates.next[:, None] >= token[:, None])
-    turned, by = costs.masked_fill_(~seen, torch.inf).min(2)
-    short = updates.active & (turned > cost[:, :, -1]) & (still == torch.inf)
+    mine, last, following = (part.int() for part in (token[:, None], updates.order[:, None], updates.next[:, None]))
+    turned, by = least_from(torch.where((last >= mine) | (following < mine), torch.inf, costs))
+    short = updates.active & (turned > candidates.bound) & (still == torch.inf)
     stays = prototype.gather(2, which[..., None]).squeeze(2)
-    chosen = torch.where(turned < still, updates.chosen.gather(1, by), stays)
+    chosen = torch.where(turned < still, updates.prototype.gather(1, by), stays)
     return torch.where(updates.active, chosen, updates.chosen), short
 
 
-def _costs(bank: PrototypeBank, directions: Tensor, coordinates: Tensor, step: int, config: PaperConfig) -> Tensor:
+def _costs(bank: PrototypeBank, directions: Tensor, features: Tensor, step: int, config: PaperConfig) -> Tensor:
     """Equation 1 for all tokens and prototypes, `[B, n, K]`; a free slot costs infinity.
 
     -cos is one float32 product. The Mahalanobis distance is a quadratic form in (x^2, xy, y^2, x, y, 1),
     hence one narrow product; in float64, because Sigma shrinks to `SIGMA_FLOOR` and the expanded form then
     cancels. The idle term and the free slots ride on its constant.
     """
-    B, n, _ = directions.shape
+    B, n, D = directions.shape
     K = bank.mass.shape[2]
     idle = config.idle_weight * (step - bank.last_step > config.idle_steps)
     constant = idle.double().masked_fill(bank.mass == 0, torch.inf).view(B, 1, K)
-    centers = torch.nn.functional.normalize(bank.key_center.view(B, K, -1), dim=-1, eps=1e-12)
+    centers = bank.key_center.view(B, K, D)
     cost = directions.new_empty(B, n, K)
-    if config.spatial_weight == 0:
-        cost.copy_(constant.expand_as(cost))
-    else:
+    if config.spatial_weight:
         form = _form(bank.mean.view(B, K, 2), bank.covariance.view(B, K, 4), config)
         form[:, 5:] += constant
-        features = _features(coordinates).expand(B, -1, -1)
-        # On a CPU a few at a time: float64 costs are rounded to float32 while they are in its cache.
-        few, some = (max(1, _CACHED_ELEMENTS // (n * K)), max(1, _CACHED_ELEMENTS // K)) if cost.is_cpu else (B, n)
-        for start in range(0, B, few):
-            heads = slice(start, start + few)
+    # On a CPU a few heads, and of their tokens a few, at a time: what is made of them stays in its cache until used.
+    few, some = (max(1, _CACHED_ELEMENTS // (n * K)), max(1, _CACHED_ELEMENTS // K)) if cost.is_cpu else (B, n)
+    for start in range(0, B, few):
+        heads = slice(start, start + few)
+        if config.spatial_weight == 0:
+            cost[heads] = constant[heads]
+        else:
             for first in range(0, n, some):
                 part = slice(first, first + some)
-                cost[heads, part] = torch.bmm(features[heads, part], form[heads])
-    return cost.baddbmm_(directions, centers.transpose(1, 2), alpha=-1)
+                cost[heads, part] = torch.bmm(features[part].expand(len(form[heads]), -1, -1), form[heads])
+        unit = _unit(centers[heads])
+        cost[heads].baddbmm_(directions[heads], unit.transpose(1, 2), alpha=-1)
+    return cost
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Vectors `[..., D]` of length 1; of length 0 where they are 0."""
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / length.clamp_min_(1e-12)
 
 
 def _form(mean: Tensor, covariance: Tensor, config: PaperConfig) -> Tensor:

@@ -87,7 +87,7 @@ def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor
     keys, values = bank.key_center.view(B, K, D), bank.value_center.view(B, K, D)
     heads = torch.arange(B, device=keys.device)[:, None]
     some = first_of(bank.moved.view(B, K) & alive, moved)
-    coarse = keys[:, :, :: D // _COMPONENTS] if D >= 2 * _COMPONENTS else keys
+    coarse = keys[:, :, :: D // _COMPONENTS].contiguous() if D >= 2 * _COMPONENTS else keys
     key_half = _half(coarse, D * config.merge_key_distance**2).masked_fill_(~alive, torch.inf)
     mine = key_half.gather(1, some).masked_fill(~bank.moved.view(B, K).gather(1, some), torch.inf)
     # h(b) is one more component, so that it takes no pass of its own.
