@@ -35,6 +35,8 @@ from protokv.rotary import Rotary, rotate, unrotate
 
 # How many prototypes are made visible together where all are: in float32 they take several times their bytes.
 ROWS_AT_ONCE = 2**18
+# Numbers of pseudo-tokens, keys or values, that stay in the cache of a CPU until they are written.
+_CACHED_ELEMENTS = 2**17
 
 
 class ProtoKV(LocalMemory):
@@ -188,29 +190,28 @@ class ProtoKV(LocalMemory):
 
     def _show(self, rows: Tensor, residuals: Residuals) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
-        K, D, P = self._config.prototypes, self._shape.head_size, self._shape.position_components
-        N = self._slots.keys.shape[2]
-        far_keys, far_values = (
-            part[:, :, self._slots.far].flatten(0, 1) for part in (self._slots.keys, self._slots.values)
-        )
+        bank, held, D = self._bank, self._slots, self._shape.head_size
         for which, slots, shown in self._layout.slots_of(rows, equal=self._config.allocation == "fixed"):
             some = rows[which]
-            key_modes, value_modes = residuals.modes(some, slots.shape[1])
-            keys = self._bank.key_center.view(-1, 1, D)[some] + key_modes
-            values = self._bank.value_center.view(-1, 1, D)[some] + value_modes
-            anchors = self._bank.position.view(-1, P)[some]
-            cos, sin = self._rotary(anchors.round().long())
-            keys = rotate(keys, cos[:, None], sin[:, None]).expand(*slots.shape, D)
-            values = values.expand_as(keys)
-            heads = (some // K)[:, None]
-            if shown is None:
-                places = (heads * N + slots + self._slots.far.start).view(-1)
-                for part, new in ((self._slots.keys, keys), (self._slots.values, values)):
-                    write_rows_(part.flatten(0, 2), places, new.to(part.dtype).flatten(0, 1))
-                continue
-            heads, slots, keys, values = heads.expand_as(slots)[shown], slots[shown], keys[shown], values[shown]
-            far_keys[heads, slots] = keys.to(far_keys.dtype)
-            far_values[heads, slots] = values.to(far_values.dtype)
+            words, modes = residuals.modes(some, slots.shape[1])
+            position, *centers = (
+                part.flatten(0, 2).index_select(0, some)[:, None]
+                for part in (bank.position, bank.key_center, bank.value_center)
+            )
+            cos, sin = self._rotary(position.round().long())
+            places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
+            # A CPU works through a few that stay in its cache, any other device through all.
+            few = max(1, _CACHED_ELEMENTS // (slots.shape[1] * D)) if rows.is_cpu else max(1, len(some))
+            for start in range(0, len(some), few):
+                part = slice(start, start + few)
+                there = places[part].reshape(-1) if shown is None else places[part][shown[part]]
+                keys, values = (
+                    words.index_select(0, mode[part].reshape(-1)).view(*slots[part].shape, D).add_(center[part])
+                    for mode, center in zip(modes, centers, strict=True)
+                )
+                for buffer, new in ((held.keys, rotate(keys, cos[part], sin[part])), (held.values, values)):
+                    new = new.to(buffer.dtype)
+                    write_rows_(buffer.flatten(0, 2), there, new.flatten(0, 1) if shown is None else new[shown[part]])
 
     def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor | int) -> Tensor:
         """The logit bias of prototypes of `mass` with so many pseudo-tokens each; log 0 = -inf hides free slots."""

@@ -66,12 +66,15 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
 
 def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
     """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
-    B, G, _, d = codebook.shape
+    B, G, C, d = codebook.shape
     T = vectors.shape[1]
     parts = vectors.view(B, T, G, d).transpose(1, 2).reshape(B * G, T, d)
-    words = codebook.reshape(B * G, -1, d)
-    distance = torch.baddbmm(words.square().sum(2)[:, None], parts, words.transpose(1, 2), alpha=-2)
-    return distance.argmin(2).view(B, G, T).transpose(1, 2)
+    words = codebook.reshape(B * G, C, d)
+    distance = torch.baddbmm(words.square().sum(2)[:, :, None], words, parts.transpose(1, 2), alpha=-2)
+    # The first of the nearest: whole columns are compared, where an indexed minimum goes from number to number.
+    nearest = distance == distance.amin(1, keepdim=True)
+    code = torch.arange(C, dtype=torch.int32, device=words.device)[:, None]
+    return torch.where(nearest, code, C - 1).amin(1).long().view(B, G, T).transpose(1, 2)
 
 
 def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
@@ -86,30 +89,28 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     What is sorted has its place in the lowest bits, so that no two numbers are equal. Scores of 128 subspaces sum to
     45 bits, which leaves 18 for the places of pairs.
     """
-    n, G, _ = counts.shape
-    S, device = modes, counts.device
+    (n, G, _), S, device = counts.shape, modes, counts.device
     scores, codes = _likeliest(counts, S, smoothing)
     M = scores.shape[1]
+    # The better, the lower, with its place below the score.
+    bits = len(_pairs(S, M, S, device)[0]).bit_length()
+    scores = scores.neg_() << bits
     beam, made = scores[0], []
     for g in range(1, G):
         prefix, code = _pairs(len(beam), M, S, device)
         total = beam.index_select(0, prefix).add_(scores[g].index_select(0, code))
-        bits = len(prefix).bit_length()
-        places = torch.arange(len(prefix), device=device)
-        best = sorted_from(places.sub(total.t(), alpha=1 << bits))[:, :S].t().contiguous()
+        best = sorted_from(total.add_(torch.arange(len(prefix), device=device)[:, None]), 0)[:S]
         place = best.bitwise_and((1 << bits) - 1)
-        beam = (place - best) >> bits
-        # Where they stand among all prefixes and all codes of the histograms.
-        made.append((place.view(-1), prefix * n, code * n + g * M * n))
-    column = torch.arange(n, device=device).repeat_interleave(S)
-    at = (torch.arange(S, device=device) % len(beam) * n).repeat(n).add_(column)
-    codes, found = codes.view(-1), []
-    for place, prefix, code in reversed(made):
-        pair = place.index_select(0, at)
-        found.append(codes.index_select(0, code.index_select(0, pair).add_(column)))
-        at = prefix.index_select(0, pair).add_(column)
-    found.append(codes.index_select(0, at))
-    return torch.stack(found[::-1], 1).view(n, S, G)
+        beam = best - place
+        made.append((codes[g], place, prefix, code))
+    at = (torch.arange(S, device=device) % len(beam))[:, None].expand(S, n)
+    found = []
+    for named, place, prefix, code in reversed(made):
+        pair = place.gather(0, at).view(-1)
+        found.append(named.gather(0, code.index_select(0, pair).view(S, n)))
+        at = prefix.index_select(0, pair).view(S, n)
+    found.append(codes[0].gather(0, at))
+    return torch.stack(found[::-1]).permute(2, 1, 0).contiguous()
 
 
 @lru_cache(maxsize=32)
@@ -127,18 +128,17 @@ def _likeliest(counts: Tensor, modes: int, smoothing: float) -> tuple[Tensor, Te
     2**31 these are at least two units apart.
     """
     C = counts.shape[2]
-    ordered = sorted_from(torch.arange(C, device=counts.device).sub(counts, alpha=C))[:, :, :modes]
+    bits = (C - 1).bit_length()
+    ordered = sorted_from(torch.arange(C, device=counts.device).sub(counts, alpha=1 << bits))[:, :, :modes]
     ordered = ordered.permute(1, 2, 0).contiguous()
-    codes = ordered.remainder(C)
+    codes = ordered.bitwise_and((1 << bits) - 1)
     total = counts.sum(2).double().t()[:, None] + C * smoothing
-    held = (codes - ordered).double().div_(C)
+    held = ((codes - ordered) >> bits).double()
     return held.add_(smoothing).div_(total).log_().mul_(_SCORE_UNIT).round_().long(), codes
 
 
-def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
-    """Vectors `[n, S, D]` of codes `[n, S, G]` under the codebook `[B, G, C, D / G]` of heads `[n]`."""
-    n, S, G = codes.shape
-    C, d = codebook.shape[2:]
-    place = (heads[:, None] * G + torch.arange(G, device=codes.device)) * C
-    rows = (place[:, None] + codes).view(-1)
-    return codebook.reshape(-1, d).index_select(0, rows).view(n, S, G * d)
+def rows_of(heads: Tensor, codes: Tensor, codewords: int) -> Tensor:
+    """Where the codewords of codes `[n, S, G]` of heads `[n]` are among all rows of codebooks `[B, G, C, d]`."""
+    G = codes.shape[2]
+    first = (heads[:, None] * G + torch.arange(G, device=codes.device)) * codewords
+    return codes + first[:, None]

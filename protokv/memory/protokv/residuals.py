@@ -197,25 +197,26 @@ class Residuals(StatePart):
         return torch.where(owner >= 0, head * K + owner, L * H * K)
 
     def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
-        """Key and value residuals `[n, S, D]` of the S likeliest modes of prototypes `rows`.
+        """The S likeliest modes of prototypes `rows` `[n]`: codewords `[w, D / G]` float32, and which of these make up
+        each key and each value residual, `[2, n, S, G]` int64.
 
         Independent histograms are decoded apart and paired by rank; a joint one is decoded to pairs. Zeros where a
         prototype has no residual updates, or its head no codebooks yet.
         """
-        S, K, C, smoothing = modes, self._size[2], self._config.codewords, self._config.smoothing
+        L, H, K, D = self._size
+        S, G, C = modes, self._config.subquantizers, self._config.codewords
+        books = self.key_codebook.view(-1, D // G), self.value_codebook.view(-1, D // G)
+        words = torch.cat((*books, books[0].new_zeros(1, D // G)))
+        if not self._any_fitted:
+            return words, rows.new_full((2, len(rows), S, G), len(words) - 1)
         heads = rows // K
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
-        if not self._any_fitted:
-            zeros = torch.zeros(len(rows), S, self._size[3], device=rows.device)
-            return zeros, zeros
         held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
-        found = quantizer.top_modes(torch.cat(held), S, smoothing)
-        codes = (found // C, found % C) if self._config.histograms == "joint" else found.tensor_split(2)
-        key_modes, value_modes = (
-            quantizer.decode(codebook.flatten(0, 1), heads, code).masked_fill_(~known[:, None, None], 0.0)
-            for code, codebook in zip(codes, (self.key_codebook, self.value_codebook), strict=True)
-        )
-        return key_modes, value_modes
+        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing)
+        if self._config.histograms == "joint":
+            codes = torch.cat((codes // C, codes % C))
+        which = quantizer.rows_of(torch.cat((heads, heads + L * H)), codes, C).view(2, len(rows), S, G)
+        return words, torch.where(known[:, None, None], which, len(words) - 1)
 
     def variances(self, heads: Tensor) -> Tensor:
         """Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.

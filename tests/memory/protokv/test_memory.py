@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
+from protokv.memory.protokv import memory as memory_module
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.rotary import rotate, unrotate
 from tests.memory.streams import PlainRotary, World, copy_of, feed, same, shape_of, small_config
@@ -53,6 +54,42 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
         counted = torch.where(fitted, state["residual.updates"], 0)[..., None].expand(*alive.shape, 2)
         for name in ("residual.key_counts", "residual.value_counts"):
             assert torch.equal(state[name].sum(4), counted)
+
+
+@given(
+    lengths=LENGTHS,
+    reads=st.lists(st.booleans(), min_size=30, max_size=30),
+    few=st.sampled_from([1, 2**17]),
+    seed=st.integers(0, 99),
+    changes=st.fixed_dictionaries(
+        {
+            "residual": st.booleans(),
+            "histograms": st.sampled_from(["independent", "joint"]),
+            "idle_steps": st.sampled_from([1, 4]),
+            "decay": st.sampled_from(["floor", "interval", "off"]),
+            "merge": st.booleans(),
+            "recycle": st.booleans(),
+            "anchor": st.sampled_from(["recent", "average"]),
+        }
+    ),
+)
+def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
+    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, object]
+) -> None:
+    shape, config = shape_of(heads=2, components=3), small_config(**changes)
+    world = World(shape, seed)
+    memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
+    memory.start(*world.sink())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_module, "_CACHED_ELEMENTS", few)
+        for index, tokens in enumerate(lengths):
+            memory.append(world.step(index, tokens))
+            if reads[index]:
+                memory.context()
+    alone.load(copy_of(memory))
+    one, other = memory.context(), alone.context()
+    for name in ("keys", "values", "bias"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_the_first_updates_are_counted_once_the_codebooks_are_fitted() -> None:
