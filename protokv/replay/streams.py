@@ -140,7 +140,10 @@ class WorldStream(Stream):
         )
         if evidence == "minutes":
             if before != "mix" or pressure.alike:
-                raise ConfigError("evidence that lasts for minutes has its own places, and nothing looks like it")
+                raise ConfigError(
+                    "evidence that lasts for minutes has its own places, and nothing looks like it",
+                    hint="leave out --before and --alike",
+                )
             counted_in, crossing_s = place_minutes(seed, length_s)
             config = replace(config, counted=COUNTED, counted_in=counted_in, crossing_s=crossing_s)
             self._world = World(config)
