@@ -86,19 +86,24 @@ def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor
     alive = (bank.mass > 0).view(B, K)
     keys, values = bank.key_center.view(B, K, D), bank.value_center.view(B, K, D)
     heads = torch.arange(B, device=keys.device)[:, None]
-    some = first_of(bank.moved.view(B, K) & alive, moved)
+    ask_more, asks = asks_freely(alive), bank.moved.view(B, K) & alive
+    if ask_more:
+        moved = int(asks.sum(1).max())
+    some = first_of(asks, moved)
     coarse = keys[:, :, :: D // _COMPONENTS].contiguous() if D >= 2 * _COMPONENTS else keys
     key_half = _half(coarse, D * config.merge_key_distance**2).masked_fill_(~alive, torch.inf)
-    mine = key_half.gather(1, some).masked_fill(~bank.moved.view(B, K).gather(1, some), torch.inf)
+    mine = key_half.gather(1, some).masked_fill(~asks.gather(1, some), torch.inf)
     # h(b) is one more component, so that it takes no pass of its own.
     others = torch.cat((coarse, key_half.neg()[..., None]), 2)
     asking = others[heads, some]
     asking[..., -1] = 1.0
-    hit = torch.zeros_like(some, dtype=torch.bool)
+    hit, met = torch.zeros_like(some, dtype=torch.bool), torch.full_like(alive, not ask_more)
     for part in _blocks(B, moved * K):
         product = torch.bmm(asking[part], others[part].transpose(1, 2))
         product.scatter_(2, some[part, :, None], -torch.inf)
         hit[part] = product.amax(2) >= mine[part]
+        if ask_more and hit[part].any():
+            met[part] = product.sub_(mine[part, :, None]).amax(1) >= 0
     hits = int(hit.sum(1).max())
     if not hits:
         return None
@@ -106,15 +111,19 @@ def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor
     valid, some = hit.gather(1, chosen), some.gather(1, chosen)
     key_half = _half(keys, D * config.merge_key_distance**2)
     value_half = _half(values, D * config.merge_value_distance**2)
+    # Where the host may ask freely, only what came near to some is looked at.
+    width = int(met.sum(1).max()) if ask_more else K
+    other = first_of(met, width)
     asked = torch.zeros_like(alive)
-    for part in _blocks(B, hits * K):
-        near = alive[part, None] & valid[part, :, None]
+    for part in _blocks(B, hits * width):
+        near = (met & alive)[part].gather(1, other[part])[:, None] & valid[part, :, None]
         for center, half in ((keys[part], key_half[part]), (values[part], value_half[part])):
-            mine = center[heads[: len(center)], some[part]]
-            product = torch.baddbmm(half[:, None], mine, center.transpose(1, 2), beta=-1)
+            mine, theirs = (center[heads[: len(center)], which[part]] for which in (some, other))
+            product = torch.baddbmm(half.gather(1, other[part])[:, None], mine, theirs.transpose(1, 2), beta=-1)
             near &= product >= half.gather(1, some[part])[:, :, None]
-        near.scatter_(2, some[part, :, None], False)
-        asked[part] = near.any(1).scatter_reduce_(1, some[part], near.any(2), "amax")
+        near &= some[part, :, None] != other[part, None]
+        for which, found in ((other, near.any(1)), (some, near.any(2))):
+            asked[part] = asked[part].scatter_reduce(1, which[part], found, "amax")
     most = int(asked.sum(1).max())
     if not most:
         return None
@@ -150,8 +159,13 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
     sums, left, owner = centers.double() * mass[..., None], mass > 0, place.repeat(B, 1)
     again = left
     for turn in range(PASSES):
-        means = sums / mass.clamp(min=1)[..., None]
-        close = left[:, :, None] & left[:, None]
+        # Where the host may ask freely, only what is left is looked at again.
+        width = int(left.sum(1).max()) if asks_freely(rows) else V
+        some = first_of(left, width)
+        here, n = some + heads, mass.gather(1, some)
+        means = sums.view(B * V, 2 * D)[here] / n.clamp(min=1)[..., None]
+        is_left = left.gather(1, some)
+        close = is_left[:, :, None] & is_left[:, None]
         for part, eps in zip(
             torch.split(means, D, 2), (config.merge_key_distance, config.merge_value_distance), strict=True
         ):
@@ -160,14 +174,16 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
             close &= squares < D * eps**2
         close = close.triu_(1)
         if turn == 0:
-            again = left = close.any(1) | close.any(2)
-        stays = left & ~close.any(1)
-        into = torch.where(close & stays[:, :, None], place[:, None], V).amin(1)
-        goes = into < V
+            is_left = close.any(1) | close.any(2)
+            again = left = torch.zeros_like(left).scatter_(1, some, is_left)
+        stays = is_left & ~close.any(1)
+        first = torch.where(close & stays[:, :, None], place[:width, None], width).amin(1)
+        goes = torch.zeros_like(left).scatter_(1, some, first < width)
         # Where nothing goes in this pass, nothing will in another.
         if asks_freely(rows) and not goes.any():
             break
-        into = torch.where(goes, into, place)
+        joined = torch.where(first < width, some.gather(1, first.clamp(max=width - 1)), some)
+        into = place.repeat(B, 1).scatter_(1, some, joined)
         added = (sums * goes[..., None]).view(B * V, 2 * D)
         add_rows_(sums.view(B * V, 2 * D), (heads + into).view(-1), added)
         mass.scatter_add_(1, into, mass * goes)
