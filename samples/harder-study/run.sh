@@ -1,8 +1,8 @@
 #!/bin/sh
 # The rows again, into the folder named as the first argument (default: ./again): about 11 minutes of CPU time for
-# `harder`, 4 before natural backdrops, 1 for centres of 8 bits, 3 for `decay`, 14 for `order`, and 9
-# for `modes`. A run goes on where it was stopped, and how long it will take is measured, one stream at a time, and said
-# before it begins.
+# `harder`, 4 before natural backdrops, 1 for centres of 8 bits, 3 for `decay`, 14 for `order`, at most 22
+# for `hour`, and 9 for `modes`. A run goes on where it was stopped, and how long it will take is measured, one stream
+# at a time, and said before it begins.
 set -eu
 out=${1:-again}
 mkdir -p "$out"
@@ -16,6 +16,7 @@ replay --study harder --backdrop natural --world 5002500:16 --budget 173,43,22 \
 replay --study harder --world 5002000:8 --budget 43,22 --memory durable --set center_bits=8 --side-by-side 8 \
   -o "$out/bits.jsonl"
 replay --study decay --side-by-side 4 -o "$out/decay.jsonl"
+replay --study hour --side-by-side 4 -o "$out/hour.jsonl"
 replay --study order --side-by-side 16 -o "$out/order.jsonl"
 replay --study modes --side-by-side 8 -o "$out/modes.jsonl"
 protokv replay --report "$out/harder.jsonl" --format table
