@@ -42,7 +42,7 @@ Events are ordered by the second in which they begin; order is asked only of eve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
@@ -224,6 +224,15 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
     return found[int(rng.integers(len(found)))]
 
 
+def pick_different(rng: np.random.Generator, found: Sequence[Fact], most: int) -> Iterator[Fact]:
+    """Pick up to `most` different facts, one after the other; between two the caller may draw from `rng`."""
+    left = list(found)
+    for _ in range(min(most, len(left))):
+        fact = pick(rng, left)
+        left = [other for other in left if other is not fact]
+        yield fact
+
+
 def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
     """Phrase a fact as a question, with template number `phrasing`; None draws one, half of the time the first."""
     templates = EVERY_TEMPLATE[kind]
@@ -240,12 +249,7 @@ def make_questions(
     rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
     made: dict[tuple[str, str], Question] = {}
     for kind in types:
-        found = find_facts(kind, events, ask_s)
-        asked: list[Fact] = []
-        while found and len(asked) < per_type:
-            fact = pick(rng, found)
-            found = [f for f in found if f is not fact]
-            asked.append(fact)
+        for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
             text = phrase(rng, kind, fact)
             made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
     return list(made.values())

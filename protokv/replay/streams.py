@@ -18,7 +18,7 @@ import numpy as np
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.mini import WORLD_MARK
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
-from protokv.mini.questions import find_facts, phrase, pick
+from protokv.mini.questions import find_facts, phrase, pick_different
 from protokv.mini.world import Backdrop, World, WorldConfig
 from protokv.replay.placement import COUNTED, Before, Evidence, place_evidence, place_minutes
 from protokv.replay.question_types import find_type
@@ -212,9 +212,7 @@ def find_lasting_questions(world: World, until_s: float, per_type: int, also: Se
             for fact in find_facts(kind, early, until_s)
             if evidence.issuperset(fact.evidence) and (fact.answer, *fact.slots.items()) in for_ever
         ]
-        for _ in range(min(per_type, len(left))):
-            fact = pick(rng, left)
-            left = [other for other in left if other is not fact]
+        for fact in pick_different(rng, left, per_type):
             # A "no" has no event of its own.
             seen_s = fact.evidence_s + (seen_again_s if fact.evidence else 0)
             found.append(
@@ -239,9 +237,7 @@ def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str])
             for fact in find_facts(kind, events, world.config.length_s)
             if shapes.issuperset(events[i].shape for i in fact.evidence)
         ]
-        for _ in range(min(per_type, len(left))):
-            fact = pick(rng, left)
-            left = [other for other in left if other is not fact]
+        for fact in pick_different(rng, left, per_type):
             text = phrase(rng, kind, fact)
             found.append(Question(f"{kind}-{len(found)}", text, fact.answer, kind, fact.evidence_s, "evidence"))
     return found

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from protokv.mini.phrases import ORDER_TYPES
-from protokv.mini.questions import Question, find_facts, phrase, pick
+from protokv.mini.questions import Question, find_facts, phrase, pick_different
 from protokv.mini.seeds import ORDER_CARD
 from protokv.mini.world import World, WorldConfig
 
@@ -52,9 +52,6 @@ def ask_order(world: World, kinds: tuple[str, ...] = ASKED, per_type: int = 4) -
     asked = []
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([world.config.seed, 32, number, world.config.before_s])
-        left = find_facts(kind, events, ask_s)
-        for _ in range(min(per_type, len(left))):
-            fact = pick(rng, left)
-            left = [other for other in left if other is not fact]
+        for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
             asked.append(Question(phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, float(ask_s)))
     return asked
