@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protokv.parts import cut
 from protokv.rotary import PreciseRotary
 
 # Rows that a CPU turns at once, so that they stay in its cache; any other device turns all of them.
@@ -67,9 +68,7 @@ def turn_(keys: Tensor, moves: Tensor, angles: Angles) -> None:
     """Turn keys `[H, N, D]` in place, each by its move `[H, N]`."""
     H, N, D = keys.shape
     pairs = angles.fine[0].shape[1]
-    step = max(1, _ROWS // H) if keys.device.type == "cpu" else max(1, N)
-    for start in range(0, N, step):
-        part = slice(start, min(start + step, N))
+    for part in cut(N, _ROWS // H, keys.device):
         cos, sin = angles.at(moves[:, part].contiguous())
         first, second = keys[:, part, :pairs], keys[:, part, D // 2 : D // 2 + pairs]
         a, b = first.float(), second.float()

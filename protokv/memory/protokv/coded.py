@@ -25,10 +25,12 @@ from protokv.memory.base import MemoryShape
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.rows import add_rows_, write_rows_
 from protokv.memory.state import LAYER, Clock, TensorSpec
+from protokv.parts import cut
 from protokv.rotary import Rotary, rotate
 
 _GROUP: Final = 32
-_AT_ONCE: Final = 512
+# Prototypes of each head that are shown at once.
+_ROWS: Final = 512
 _MOST: Final = 127
 # Powers of two by which a code is a normal, finite float32.
 _EXPONENTS: Final = (-126, 121)
@@ -122,10 +124,8 @@ class CodedBank(PrototypeBank):
         codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
         anchors = self.position[layer, heads]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
-        # A CPU works through some rows that stay in its cache.
-        step = _AT_ONCE if codes.device.type == "cpu" else max(1, codes.shape[1])
-        for start in range(0, codes.shape[1], step):
-            part = (slice(None), slice(start, start + step))
+        for some in cut(codes.shape[1], _ROWS, codes.device):
+            part = (slice(None), some)
             angles = rotary(anchors[part].round().long())
             keys[part] = rotate(decode(codes[part], exponents[part]), *angles)
             values[part] = decode(value_codes[part], value_exponents[part])

@@ -31,6 +31,7 @@ from protokv.memory.protokv.residuals import Residuals
 from protokv.memory.rows import write_rows_
 from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec, size_of
+from protokv.parts import cut
 from protokv.rotary import Rotary, rotate, unrotate
 
 # How many prototypes are made visible together where all are: in float32 they take several times their bytes.
@@ -200,10 +201,7 @@ class ProtoKV(LocalMemory):
             )
             cos, sin = self._rotary(position.round().long())
             places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
-            # A CPU works through a few that stay in its cache, any other device through all.
-            few = max(1, _CACHED_ELEMENTS // (slots.shape[1] * D)) if rows.is_cpu else max(1, len(some))
-            for start in range(0, len(some), few):
-                part = slice(start, start + few)
+            for part in cut(len(some), _CACHED_ELEMENTS // (slots.shape[1] * D), rows.device):
                 there = places[part].reshape(-1) if shown is None else places[part][shown[part]]
                 keys, values = (
                     words.index_select(0, mode[part].reshape(-1)).view(*slots[part].shape, D).add_(center[part])

@@ -19,6 +19,7 @@ from protokv.memory.protokv.policies.candidates import Candidates
 from protokv.memory.protokv.policies.updates import Updates, first_to_choose
 from protokv.memory.protokv.policy import Assigned, FarTokens, asks_freely
 from protokv.memory.sorting import least_from
+from protokv.parts import cut
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
 SIGMA_FLOOR = 1e-4
@@ -140,15 +141,11 @@ def _costs(bank: PrototypeBank, directions: Tensor, features: Tensor, step: int,
     if config.spatial_weight:
         form = _form(bank.mean.view(B, K, 2), bank.covariance.view(B, K, 4), config)
         form[:, 5:] += constant
-    # On a CPU a few heads, and of their tokens a few, at a time: what is made of them stays in its cache until used.
-    few, some = (max(1, _CACHED_ELEMENTS // (n * K)), max(1, _CACHED_ELEMENTS // K)) if cost.is_cpu else (B, n)
-    for start in range(0, B, few):
-        heads = slice(start, start + few)
+    for heads in cut(B, _CACHED_ELEMENTS // (n * K), cost.device):
         if config.spatial_weight == 0:
             cost[heads] = constant[heads]
         else:
-            for first in range(0, n, some):
-                part = slice(first, first + some)
+            for part in cut(n, _CACHED_ELEMENTS // K, cost.device):
                 cost[heads, part] = torch.bmm(features[part].expand(len(form[heads]), -1, -1), form[heads])
         unit = _unit(centers[heads])
         cost[heads].baddbmm_(directions[heads], unit.transpose(1, 2), alpha=-1)

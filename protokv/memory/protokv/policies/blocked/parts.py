@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
+from protokv.parts import cut
+
 SLOT_BITS = 20
 """A bank has fewer prototypes than 2 to this power."""
 # Rows of a sketch with their costs: about two megabytes.
@@ -18,6 +20,4 @@ _ROWS = 1024
 
 def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[slice]:
     """Slices that make up `rows`; all but the last hold a multiple of `multiple` rows."""
-    step = max(1, _ROWS // multiple) * multiple if device.type == "cpu" else rows
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    return cut(rows, max(1, _ROWS // multiple) * multiple, device)
