@@ -93,12 +93,12 @@ def direction(moving: Sequence[int], components: int, device: torch.device) -> T
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `[..., D]` in the half-split convention of transformers; in float32, the dtype of angles."""
-    return x * cos + _rotate_half(x) * sin
+    return _turned(x, cos, sin, 1)
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The inverse of `rotate`."""
-    return x * cos - _rotate_half(x) * sin
+    return _turned(x, cos, sin, -1)
 
 
 def turn(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tensor:
@@ -107,6 +107,10 @@ def turn(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tensor:
     return rotate(bare, *rotary(there)).to(keys.dtype)
 
 
-def _rotate_half(x: Tensor) -> Tensor:
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
+    turned = x * cos
+    # Half by half, in place: no copy of x with its halves exchanged.
+    turned[..., :half].sub_(x[..., half:] * sin[..., :half], alpha=sign)
+    turned[..., half:].add_(x[..., :half] * sin[..., half:], alpha=sign)
+    return turned

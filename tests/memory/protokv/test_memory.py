@@ -266,3 +266,12 @@ def test_rotation_is_undone(position: int, size: int) -> None:
     cos, sin = PlainRotary(size)(torch.tensor([[position]]))
     x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position))
     torch.testing.assert_close(unrotate(rotate(x, cos, sin), cos, sin), x, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(0, 2**20), st.sampled_from([2, 8, 18]), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_keys_turn_as_transformers_turns_them_to_the_bit(position: int, size: int, dtype: torch.dtype) -> None:
+    cos, sin = PlainRotary(size)(torch.tensor([[position]]))
+    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position)).to(dtype)
+    exchanged = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
+    assert torch.equal(rotate(x, cos, sin), x * cos + exchanged * sin)
+    assert torch.equal(unrotate(x, cos, sin), x * cos - exchanged * sin)
