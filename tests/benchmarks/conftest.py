@@ -77,8 +77,8 @@ def finished(device: torch.device, call: Callable[..., object]) -> Callable[...,
 class Stream:
     """Steps on a square grid: "moving" is new noise each time, "still" the same tokens with a tenth of it."""
 
-    def __init__(self, sizes: Sizes, device: torch.device) -> None:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    def __init__(self, sizes: Sizes, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         self.shape = MemoryShape(sizes.layers, sizes.kv_heads, sizes.head_size, 1, 4, dtype, device)
         self.rotary = PlainRotary(sizes.head_size)
         self.rotary.frequency = self.rotary.frequency.to(device)
@@ -123,8 +123,10 @@ class Filled:
         self.memory.append(self.stream.step(self.scene))
 
 
-def filled(config: MemoryConfig, scene: str, sizes: Sizes, device: torch.device) -> Filled:
-    stream = Stream(sizes, device)
+def filled(
+    config: MemoryConfig, scene: str, sizes: Sizes, device: torch.device, dtype: torch.dtype | None = None
+) -> Filled:
+    stream = Stream(sizes, device, dtype)
     memory = build_memory(config, stream.shape, stream.rotary)
     memory.start(*stream.sink())
     # ProtoKV is full when every prototype is open; a few steps more, and its codebooks are fitted.

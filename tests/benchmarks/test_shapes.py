@@ -1,4 +1,4 @@
-"""The benchmarks of `shapes` and `flat` at tiny sizes: their code runs, and they withhold what is not proven."""
+"""The benchmarks of `shapes`, `flat` and `floor` at tiny sizes: they run, and they withhold what is not proven."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memory import MEMORIES
-from tests.benchmarks import flat
+from tests.benchmarks import flat, floor
+from tests.benchmarks.conftest import SMALL
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
@@ -208,6 +209,16 @@ def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
     row = flat.measure(rule, early=30, late=60, rounds=2, tokens=4, prototypes=24)
     assert row["bytes_ratio"] == 1
     assert row["early_ms"] > 0
+
+
+def test_the_parts_of_a_step_of_paper_add_up_to_it() -> None:
+    rows, note = floor.measure(SMALL, budget=24 * SMALL.unit, rounds=2)
+    *parts, rest, whole = rows
+    assert {row["part"] for row in parts} == set(floor.STAGES)
+    assert all(row["ours, min"] > 0 and row["least, min"] > 0 for row in parts)
+    assert rest["ours, min"] >= 0
+    assert sum(row["ours, min"] for row in (*parts, rest)) <= whole["ours, min"] + 0.1
+    assert 0 < note["touched"] <= note["prototypes"] * SMALL.kv_heads
 
 
 def test_a_peak_is_the_most_above_the_beginning_of_the_stage() -> None:
