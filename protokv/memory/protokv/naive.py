@@ -121,7 +121,7 @@ class NaiveProtoKV:
             self._initialize(bank, slot, token, now)
             bank.decisions.append((slot, math.inf))
             return
-        costs = [self._cost(prototype, token, now) for prototype in bank.slots if prototype is not None]
+        costs = self._costs([prototype for prototype in bank.slots if prototype is not None], token, now)
         slot = min(range(len(costs)), key=costs.__getitem__)
         others = costs[:slot] + costs[slot + 1 :]
         bank.decisions.append((slot, min(others, default=math.inf) - costs[slot]))
@@ -161,16 +161,22 @@ class NaiveProtoKV:
         )
         bank.used.add(slot)
 
-    def _cost(self, prototype: Prototype, token: Token, now: int) -> float:
-        """Equation 1; settled: the squared Mahalanobis distance, with Sigma + 1e-4 I."""
-        norms = max(float(token.key.norm()), 1e-12) * max(float(prototype.key_center.norm()), 1e-12)
-        cosine = float(token.key @ prototype.key_center) / norms
-        offset = (token.coordinates - prototype.mean).double()
-        inverse = torch.linalg.inv(prototype.covariance.double() + 1e-4 * torch.eye(2).double())
-        mahalanobis = float(offset @ inverse @ offset)
-        idle = now - prototype.last_step > self.config.idle_steps
-        cost: float = -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
-        return cost
+    def _costs(self, prototypes: list[Prototype], token: Token, now: int) -> list[float]:
+        """Equation 1 for each; settled: the squared Mahalanobis distance, with Sigma + 1e-4 I."""
+        keys, means, spreads = (
+            torch.stack([getattr(prototype, name) for prototype in prototypes])
+            for name in ("key_center", "mean", "covariance")
+        )
+        norms = max(float(token.key.norm()), 1e-12) * keys.norm(dim=1).double().clamp_min(1e-12)
+        cosine = (keys @ token.key).double() / norms
+        offset = (token.coordinates - means).double()
+        inverse = torch.linalg.inv(spreads.double() + 1e-4 * torch.eye(2).double())
+        mahalanobis = torch.einsum("ki,kij,kj->k", offset, inverse, offset)
+        idle = torch.tensor([now - prototype.last_step > self.config.idle_steps for prototype in prototypes])
+        costs: list[float] = (
+            -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
+        ).tolist()
+        return costs
 
     def _count(self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor) -> None:
         """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""
@@ -386,7 +392,7 @@ def _add(prototype: Prototype, key_codebook: Tensor, value_codebook: Tensor, key
 def _nearest(codewords: Tensor, g: int, residual: Tensor) -> int:
     C, d = codewords.shape
     part = residual[g * d : (g + 1) * d]
-    distances = [float((part - codewords[c]).square().sum()) for c in range(C)]
+    distances = (part - codewords).square().sum(1).tolist()
     return min(range(C), key=distances.__getitem__)
 
 

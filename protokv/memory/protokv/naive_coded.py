@@ -15,8 +15,8 @@ def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]
     together = math.gcd(D, 32)
     for start in range(0, 2 * D, together):
         group = range(start, start + together)
-        unit = 2.0**-126
-        while any(abs(numbers[feature]) > 127 * unit for feature in group):
+        unit, most = 2.0**-126, max(abs(numbers[feature]) for feature in group)
+        while most > 127 * unit:
             unit *= 2
         for feature in group:
             up = (mass * 3242174889 + feature * 2447445414) % 2**32 / 2**32 if mass > 1 else 0.5

@@ -32,9 +32,10 @@ class NaiveAgglomerative(NaiveProtoKV):
         points = list(bank.slots)
         clusters = [[index] for index, point in enumerate(points) if point is not None]
         while len(clusters) > K:
+            between = self._costs_between([_members(points, cluster) for cluster in clusters])
             costs = sorted(
-                (self._cost_of(_members(points, one), _members(points, other)), min(one), min(other), one, other)
-                for one, other in itertools.combinations(clusters, 2)
+                (between[i][j], min(clusters[i]), min(clusters[j]), clusters[i], clusters[j])
+                for i, j in itertools.combinations(range(len(clusters)), 2)
             )
             cost, _, _, one, other = costs[0]
             # A decision is clear if everything else that could have been merged costs more.
@@ -59,16 +60,19 @@ class NaiveAgglomerative(NaiveProtoKV):
         if self.config.residual:
             self._count_shared(bank, points[K:])
 
-    def _cost_of(self, one: Sequence[Prototype], other: Sequence[Prototype]) -> float:
+    def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
         """w v / (w + v) times the squared distance of the centres; of a point of mass n, w is n to the given power."""
         centers, weights = [], []
-        for cluster in (one, other):
+        for cluster in clusters:
             shares = [member.mass**self.config.merge_mass_power for member in cluster]
             features = [torch.cat((member.key_center, member.value_center)).double() for member in cluster]
             pairs = zip(shares, features, strict=True)
             centers.append(torch.stack([share * feature for share, feature in pairs]).sum(0) / sum(shares))
             weights.append(float(sum(shares)))
-        return weights[0] * weights[1] / sum(weights) * float((centers[0] - centers[1]).square().sum())
+        w, c = torch.tensor(weights, dtype=torch.float64), torch.stack(centers)
+        distances = (c[:, None] - c[None, :]).square().sum(2)
+        costs: list[list[float]] = (w[:, None] * w / (w[:, None] + w) * distances).tolist()
+        return costs
 
     def _joined(self, members: list[Prototype]) -> Prototype:
         """One prototype out of many; of the positions the newest or the first one, of equal ones that of the first."""

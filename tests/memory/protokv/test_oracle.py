@@ -20,7 +20,7 @@ from protokv.config import PaperConfig
 from protokv.memory import build_memory
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv.memory import ProtoKV
-from protokv.memory.protokv.naive import Head, NaiveProtoKV
+from protokv.memory.protokv.naive import Head, NaiveProtoKV, Prototype
 from protokv.memory.protokv.policies import assignment, merging
 from protokv.memory.protokv.policies import candidates as candidates_of
 from protokv.rotary import rotate
@@ -124,17 +124,21 @@ def compare_state(fast: ProtoKV, naive: NaiveProtoKV) -> None:
         alive = [prototype is not None for prototype in head.slots]
         assert (rows("bank.mass")[h] > 0).tolist() == alive
         assert (rows("bank.last_step")[h] >= 0).tolist() == [slot in head.used for slot in range(len(alive))]
-        for slot, prototype in enumerate(head.slots):
-            if prototype is None:
-                continue
+        held = [(slot, prototype) for slot, prototype in enumerate(head.slots) if prototype is not None]
+        if not held:
+            continue
+        slots = torch.tensor([slot for slot, _ in held])
+
+        def stacked(name: str, held: list[tuple[int, Prototype]] = held) -> Tensor:
+            return torch.stack([getattr(prototype, name) for _, prototype in held])
+
+        for found, name in zip(fast._bank.centers(h * len(alive) + slots), ("key_center", "value_center"), strict=True):
+            torch.testing.assert_close(found, stacked(name), rtol=1e-5, atol=1e-5)
+        for name in ("mean", "covariance", "position"):
+            torch.testing.assert_close(rows(f"bank.{name}")[h, slots], stacked(name), rtol=1e-5, atol=1e-5)
+        for slot, prototype in held:
             assert float(rows("bank.mass")[h, slot]) == prototype.mass
             assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
-            centers = fast._bank.centers(torch.tensor(h * len(alive) + slot))
-            for found, expected in zip(centers, (prototype.key_center, prototype.value_center), strict=True):
-                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-            for name in ("mean", "covariance", "position"):
-                expected = getattr(prototype, name)
-                torch.testing.assert_close(rows(f"bank.{name}")[h, slot], expected, rtol=1e-5, atol=1e-5)
             if not fast._config.residual:
                 continue
             assert int(rows("residual.updates")[h, slot]) == prototype.updates
@@ -195,9 +199,8 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
             if doubled:
                 event("codewords that are one to float32: pseudo-tokens not compared")
                 continue
-            for s, (key, value) in enumerate(pairs):
-                torch.testing.assert_close(keys[h, start + s], key, rtol=1e-5, atol=2e-5)
-                torch.testing.assert_close(values[h, start + s], value, rtol=1e-5, atol=2e-5)
+            for found, expected in zip((keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True):
+                torch.testing.assert_close(found[h, start : start + len(pairs)], expected, rtol=1e-5, atol=2e-5)
         torch.testing.assert_close(bias[h], shown, rtol=1e-6, atol=1e-6)
 
 
