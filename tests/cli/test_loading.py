@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,8 +18,9 @@ import pytest
 from protokv.backbones.identity import digest_weights
 from protokv.snapshot import read_header
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Result
 from tests.cli.terminal import Seen, pseudo_terminal
+from tests.cli.warmed import Warmed
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
 TAG, TAGGED = "v1.0", "b" * 40
@@ -101,35 +102,53 @@ def hub(tiny_folder: Path) -> Iterator[Hub]:
             thread.join()
 
 
-def ingest(protokv: Program, video: Path, name: str, endpoint: str, **options: object) -> subprocess.CompletedProcess:
-    """A process with an empty cache of its own, online."""
-    return call(protokv, endpoint, "ingest", str(video), "--model", name, "--budget", "24", "--json", **options)
+def environment_of(protokv: Program, endpoint: str) -> dict[str, str]:
+    """Online, with an empty cache of its own."""
+    kept = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
+    return kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
 
 
-def call(protokv: Program, endpoint: str, *arguments: str, **options: object) -> subprocess.CompletedProcess:
-    environment = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
-    environment |= {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
-    environment |= options.pop("environment", {})  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "protokv", *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.run(command, cwd=protokv.folder, env=environment, text=True, timeout=120, check=False, **streams)
+Call = Callable[..., Result]
 
 
-def test_a_model_is_downloaded_once_and_found_without_the_hub_later(protokv: Program, video: Path, hub: Hub) -> None:
-    first = ingest(protokv, video, NAME, hub.address)
-    assert first.returncode == Exit.DONE, first.stderr
+@pytest.fixture
+def call(protokv: Program, warmed: Warmed) -> Call:
+    """The program as a process, with a hub at an address."""
+
+    def call(endpoint: str, *arguments: object, **changes: str) -> Result:
+        environment = environment_of(protokv, endpoint) | changes
+        with warmed.start(list(map(str, arguments)), protokv.folder, environment) as process:
+            out, err = process.communicate(timeout=120)
+        assert process.returncode is not None
+        return Result(process.returncode, out, err)
+
+    return call
+
+
+def ingesting(video: Path, name: str = NAME) -> tuple[object, ...]:
+    return ("ingest", video, "--model", name, "--budget", "24", "--json")
+
+
+def test_a_model_is_downloaded_once_and_found_without_the_hub_later(call: Call, video: Path, hub: Hub) -> None:
+    first = call(hub.address, *ingesting(video))
+    assert first.code == Exit.DONE, first.err
     # No bars in a pipe.
-    assert "%" not in first.stderr
+    assert "%" not in first.err
     weights = [path for path in hub.requests if path.endswith("model.safetensors")]
     assert weights
-    offline = ingest(protokv, video, NAME, "http://127.0.0.1:9")
-    assert offline.returncode == Exit.DONE, offline.stderr
-    assert "there is nothing to do" in offline.stderr
+    offline = call("http://127.0.0.1:9", *ingesting(video))
+    assert offline.code == Exit.DONE, offline.err
+    assert "there is nothing to do" in offline.err
 
 
 def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
+    # From the beginning, with all imports: what is said of the hub in the environment is read by them.
+    environment = environment_of(protokv, hub.address) | {"TERM": "xterm"}
+    command = [sys.executable, "-m", "protokv", *map(str, ingesting(video))]
     with pseudo_terminal() as (_, terminal, written, _):
-        result = ingest(protokv, video, NAME, hub.address, stderr=terminal, environment={"TERM": "xterm"})
+        result = subprocess.run(
+            command, cwd=protokv.folder, env=environment, stdout=subprocess.PIPE, stderr=terminal, timeout=120
+        )
     screen = b"".join(written).decode()
     assert result.returncode == Exit.DONE, screen
     assert "loading model" in screen
@@ -137,20 +156,20 @@ def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, v
     assert [line for line in Seen(0, screen).lines() if "%" in line or "loading" in line] == []
 
 
-def test_a_model_that_is_neither_here_nor_in_reach_is_two_lines(protokv: Program, video: Path) -> None:
-    result = ingest(protokv, video, NAME, "http://127.0.0.1:9")
-    assert result.returncode == Exit.FAILURE
-    assert result.stderr.splitlines() == [
+def test_a_model_that_is_neither_here_nor_in_reach_is_two_lines(call: Call, video: Path) -> None:
+    result = call("http://127.0.0.1:9", *ingesting(video))
+    assert result.code == Exit.FAILURE
+    assert result.err.splitlines() == [
         f"Error: cannot load the model {NAME}: it is not in the local cache, and the hub cannot be reached",
         "Hint: check the name and the connection, or name a local folder",
     ]
 
 
-def test_a_model_that_the_hub_does_not_have_is_two_lines(protokv: Program, video: Path, hub: Hub) -> None:
-    result = ingest(protokv, video, "somebody/something-else", hub.address)
-    assert result.returncode == Exit.FAILURE
-    assert len(result.stderr.splitlines()) == 2
-    assert "there is no such model on the hub" in result.stderr
+def test_a_model_that_the_hub_does_not_have_is_two_lines(call: Call, video: Path, hub: Hub) -> None:
+    result = call(hub.address, *ingesting(video, "somebody/something-else"))
+    assert result.code == Exit.FAILURE
+    assert len(result.err.splitlines()) == 2
+    assert "there is no such model on the hub" in result.err
     # No second attempt.
     assert hub.requests.count("/api/models/somebody/something-else") == 1
 
@@ -169,14 +188,14 @@ def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
-    protokv: Program, video: Path, hub: Hub, tmp_path: Path
+    call: Call, video: Path, hub: Hub, tmp_path: Path
 ) -> None:
     hub.folder = tmp_path / "other"
     hub.folder.mkdir()
     (hub.folder / "config.json").write_text('{"model_type": "bert"}')
     (hub.folder / "model.safetensors").write_bytes(b"0" * 100)
-    result = ingest(protokv, video, NAME, hub.address)
-    assert "it is a bert model, which is not supported" in result.stderr
+    result = call(hub.address, *ingesting(video))
+    assert "it is a bert model, which is not supported" in result.err
     assert not [path for path in hub.requests if path.endswith("safetensors")]
 
 
@@ -191,40 +210,45 @@ def tagged(hub: Hub, tmp_path: Path) -> Hub:
     return hub
 
 
-def test_a_revision_is_what_is_loaded_recorded_and_asked_again(protokv: Program, video: Path, tagged: Hub) -> None:
-    first = ingest(protokv, video, NAME, tagged.address, environment={"PROTOKV_REVISION": TAG})
-    assert first.returncode == Exit.DONE, first.stderr
+def test_a_revision_is_what_is_loaded_recorded_and_asked_again(
+    protokv: Program, call: Call, video: Path, tagged: Hub
+) -> None:
+    first = call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)
+    assert first.code == Exit.DONE, first.err
     state = protokv.folder / f"{video.stem}.safetensors"
     found = read_header(state).backbone
     assert found.revision == TAGGED
     assert found.weights_digest == digest_weights(str(tagged.tagged))
-    main = call(protokv, tagged.address, "ingest", str(video), "-o", "main.zarr", "--model", NAME, "--budget", "24")
-    assert main.returncode == Exit.DONE, main.stderr
+    main = call(tagged.address, "ingest", str(video), "-o", "main.zarr", "--model", NAME, "--budget", "24")
+    assert main.code == Exit.DONE, main.err
     other = read_header(protokv.folder / "main.zarr").backbone
     assert (other.revision, other.weights_digest != found.weights_digest) == (SHA, True)
     # Both are in the cache now; each state is asked with the commit that made it.
     for name, options in ((state.name, ()), ("main.zarr", ()), (state.name, ("--model", NAME))):
-        asked = call(protokv, "http://127.0.0.1:9", "query", name, "what ?", "--max-new-tokens", "1", *options)
-        assert asked.returncode == Exit.DONE, asked.stderr
-    wrong = call(protokv, "http://127.0.0.1:9", "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG)
-    assert "its backbone.weights_digest is" in wrong.stderr
+        asked = call("http://127.0.0.1:9", "query", name, "what ?", "--max-new-tokens", "1", *options)
+        assert asked.code == Exit.DONE, asked.err
+    wrong = call("http://127.0.0.1:9", "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG)
+    assert "its backbone.weights_digest is" in wrong.err
 
 
-def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(protokv: Program, video: Path, tagged: Hub) -> None:
-    ingest(protokv, video, NAME, tagged.address, environment={"PROTOKV_REVISION": TAG})
-    elsewhere = {"HF_HOME": str(protokv.folder / "elsewhere")}
+def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(
+    protokv: Program, call: Call, video: Path, tagged: Hub
+) -> None:
+    call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)
     requests = len(tagged.requests)
-    asked = call(protokv, tagged.address, "query", f"{video.stem}.safetensors", "what ?", environment=elsewhere)
-    assert asked.returncode == Exit.FAILURE
-    assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.stderr
-    assert asked.stderr.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
+    asked = call(
+        tagged.address, "query", f"{video.stem}.safetensors", "what ?", HF_HOME=str(protokv.folder / "elsewhere")
+    )
+    assert asked.code == Exit.FAILURE
+    assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.err
+    assert asked.err.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
     assert len(tagged.requests) == requests
 
 
-def test_a_revision_that_the_hub_does_not_have_is_two_lines(protokv: Program, video: Path, hub: Hub) -> None:
-    result = ingest(protokv, video, NAME, hub.address, environment={"PROTOKV_REVISION": "v9"})
-    assert result.returncode == Exit.FAILURE
-    assert result.stderr.splitlines() == [
+def test_a_revision_that_the_hub_does_not_have_is_two_lines(call: Call, video: Path, hub: Hub) -> None:
+    result = call(hub.address, *ingesting(video), PROTOKV_REVISION="v9")
+    assert result.code == Exit.FAILURE
+    assert result.err.splitlines() == [
         f"Error: cannot load the model {NAME}: it has no such revision",
         "Hint: name a branch, a tag or a commit of it",
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import select
@@ -165,6 +166,7 @@ def _serve(jobs: socket.socket) -> dict[str, object]:
 
 
 def _main() -> None:
+    import huggingface_hub.constants
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
     import zarr  # noqa: F401
 
@@ -181,6 +183,8 @@ def _main() -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    # What a program's environment says of the hub is read when this is loaded.
+    importlib.reload(huggingface_hub.constants)
     sys.argv = ["protokv", *job["arguments"]]
     run()
 
