@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
+from protokv.video import process
 from tests.backbones.tiny import write_qwen2_5_vl
 
 settings.register_profile(
@@ -39,6 +41,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def _one_thread() -> None:
     """Small tensors are slower on several threads, and results must not depend on their number."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def start_decoder() -> Iterator[Callable[[], object]]:
+    from tests.warmed import Warmed
+
+    with Warmed("decoder") as nursery:
+        yield nursery.start_decoder
+
+
+if hasattr(os, "fork"):
+
+    @pytest.fixture(autouse=True)
+    def _decoders_are_forked(start_decoder: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ingesting in this process starts no interpreter for each video; in `tests/video` and in programs it does."""
+        begin = process.start_process
+        monkeypatch.setattr(process, "start_process", lambda pipes: begin(pipes) if pipes else start_decoder())
 
 
 @pytest.fixture(scope="session")

@@ -41,27 +41,32 @@ class Stopped(Exception):
     """The caller asked to stop."""
 
 
+def start_process(descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """`protokv.video.worker`, with pipes for requests and messages, that inherits these descriptors too."""
+    # Found where this package was found; behind everything else, so that it shadows nothing.
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process alone
+            pass_fds=descriptors,
+        )
+    except OSError as error:
+        raise SourceUnreadable(
+            f"no process can be started to decode in: {error.strerror or error}",
+            hint="open the source with open_source, which decodes in this process, and hand it to ingest",
+        ) from error
+
+
 class Worker:
     """The process, and a thread that takes its messages from the pipe."""
 
     def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
-        # Found where this package was found; behind everything else, so that it shadows nothing.
-        home = str(Path(__file__).resolve().parents[2])
-        code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process alone
-                pass_fds=descriptors,
-            )
-        except OSError as error:
-            raise SourceUnreadable(
-                f"no process can be started to decode in: {error.strerror or error}",
-                hint="open the source with open_source, which decodes in this process, and hand it to ingest",
-            ) from error
+        self.process = start_process(descriptors)
         self.busy = False
         self._heard = time.monotonic()
         self._messages: queue.Queue[Message | None] = queue.Queue(AHEAD)

@@ -39,6 +39,11 @@ FULL = Sizes(layers=4, kv_heads=4, head_size=128, groups=7, tokens=196, unit=100
 SMALL = Sizes(layers=1, kv_heads=2, head_size=16, groups=2, tokens=9, unit=12)
 
 
+@pytest.fixture(autouse=True)
+def _decoders_are_forked() -> None:
+    """Not here: what is measured begins where that of a user does."""
+
+
 @pytest.fixture(scope="session")
 def sizes(request: pytest.FixtureRequest) -> Sizes:
     option = request.config.getoption

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from protokv_cli.main import app
-from tests.cli.warmed import Warmed, WarmedProgram
 from tests.mock_backbone import MockBackbone
+from tests.warmed import Warmed, WarmedProgram
 
 
 def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frames: int | None = None) -> Path:
@@ -38,6 +39,21 @@ def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frame
 @pytest.fixture(scope="session")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("video") / "clip.mp4", 12)
+
+
+@pytest.fixture(scope="session")
+def watched(video: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The state of the video at a budget of 24, by further options of `ingest`; made once, and to be copied."""
+
+    @cache
+    def watch(*options: str) -> Path:
+        program = Program(tmp_path_factory.mktemp("watched"), tiny_folder)
+        path = program.folder / f"{video.stem}.safetensors"
+        result = program("ingest", video, "--budget", "24", "--json", "-o", path, *options)
+        assert result.code == 0, result.err
+        return path
+
+    return watch
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from protokv.ingestion import NEVER, Progress
 from protokv_cli.exits import Exit
 from protokv_cli.signals import stopping
 from tests.cli.conftest import Program, write_video
-from tests.cli.warmed import WarmedProgram
+from tests.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json")
 
@@ -40,7 +40,7 @@ def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(protokv: Program, video: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "protokv", "ingest", str(video), *ARGUMENTS]
+        command = [sys.executable, "-m", "protokv", "ingest", str(video), *ARGUMENTS, "--model", "protokv/mini"]
         result = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=protokv.environment, timeout=120, check=False
         )

@@ -18,9 +18,9 @@ from protokv import snapshot
 from protokv.fleet import Model, Recipe
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
-from tests.cli.warmed import WarmedProgram
 from tests.fleet.conftest import InlinePool
 from tests.fleet.models import MockModel
+from tests.warmed import WarmedProgram
 
 SMALL = ("--budget", "24")
 LONG = Path(__file__).parents[2] / "samples" / "long" / "video.mp4"

@@ -14,8 +14,8 @@ import pytest
 from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
-from tests.cli.warmed import WarmedProgram
 from tests.mock_backbone import MockBackbone
+from tests.warmed import WarmedProgram
 
 SMALL = ("--budget", "24", "--json")
 

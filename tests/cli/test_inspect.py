@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +16,8 @@ from tests.cli.conftest import Program, write_video
 
 
 @pytest.fixture
-def state(protokv: Program, video: Path) -> Path:
-    result = protokv("ingest", video, "--budget", "24", "--memory", "paper", "--json")
-    assert result.code == 0, result.err
-    return protokv.folder / "clip.safetensors"
+def state(protokv: Program, watched: Callable[..., Path]) -> Path:
+    return Path(shutil.copy(watched("--memory", "paper"), protokv.folder))
 
 
 def test_the_document_holds_what_the_contract_promises(protokv: Program, state: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from protokv_cli.exits import Exit
 from protokv_cli.tables import time_text
 from tests.cli.conftest import Program, wait_for_commits, write_video
-from tests.cli.warmed import WarmedProgram
+from tests.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json")
 

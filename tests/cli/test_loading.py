@@ -20,7 +20,7 @@ from protokv.snapshot import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import Seen, pseudo_terminal
-from tests.cli.warmed import Warmed
+from tests.warmed import Warmed
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
 TAG, TAGGED = "v1.0", "b" * 40

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, wait_for_commits, write_video
-from tests.cli.warmed import WarmedProgram
+from tests.warmed import WarmedProgram
 
 ARGUMENTS = ("--budget", "24", "--json", "--every", "1steps", "--keep", "3")
 

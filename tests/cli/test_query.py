@@ -17,16 +17,14 @@ from protokv_cli.exits import Exit
 from protokv_cli.prompt import typed_lines
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
-from tests.cli.warmed import WarmedProgram
+from tests.warmed import WarmedProgram
 
 KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
 
 
 @pytest.fixture
-def state(protokv: Program, video: Path) -> Path:
-    result = protokv("ingest", video, "--budget", "24", "--quiet", "--json")
-    assert result.code == 0, result.err
-    return protokv.folder / "clip.safetensors"
+def state(protokv: Program, watched: Callable[..., Path]) -> Path:
+    return Path(shutil.copy(watched(), protokv.folder))
 
 
 def test_a_row_has_the_promised_keys_in_order(protokv: Program, state: Path) -> None:

@@ -21,7 +21,7 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.session import Session
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
-from tests.cli.warmed import WarmedProgram
+from tests.warmed import WarmedProgram
 
 
 def saved(folder: Path, path: Path, **identity: str) -> Path:

@@ -25,6 +25,11 @@ def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
     return image
 
 
+@pytest.fixture(autouse=True)
+def _decoders_are_forked() -> None:
+    """Not here: they begin at the beginning, as those of a user do."""
+
+
 @pytest.fixture(scope="session")
 def number_in() -> Callable[[NDArray[np.uint8]], int]:
     def read(image: NDArray[np.uint8]) -> int:
