@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -224,14 +225,25 @@ DAMAGED = {
 }
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """A file of a kind."""
+
+    @cache
+    def made(kind: str) -> bytes:
+        clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
+        return write(clip, tmp_path_factory.mktemp("sound") / f"x.{kind}").read_bytes()
+
+    return made
+
+
 @pytest.mark.parametrize("part", [0.35, 0.8])
 @pytest.mark.parametrize("deed", DAMAGED)
 @pytest.mark.parametrize("kind", ["mkv", "ts", "avi", "mp4"])
 def test_an_interrupted_run_over_a_damaged_file_ends_in_the_bytes_of_one_run(
-    kind: str, deed: str, part: float, run: Run, tmp_path: Path
+    kind: str, deed: str, part: float, sound: Callable[[str], bytes], run: Run, tmp_path: Path
 ) -> None:
-    clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
-    data = write(clip, tmp_path / f"x.{kind}").read_bytes()
+    data = sound(kind)
     begin = data.index(b"mdat") if kind == "mp4" else 600
     path = tmp_path / f"x.{kind}"
     path.write_bytes(DAMAGED[deed](data, begin + round((len(data) - begin) * part)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import RowFile
@@ -27,10 +29,16 @@ def embedded() -> Backbone:
     return load_backbone(EMBEDDED, device="cpu")
 
 
+@pytest.fixture(scope="module")
+def step_of(embedded: Backbone) -> Callable[[int], StepTokens]:
+    """What the vision tower makes of the frames of a seed."""
+    return cache(lambda seed: embedded.embed_step(random_frames(seed)))
+
+
 @pytest.mark.parametrize(("budget", "positions"), [(7, "stream"), (33, "stream"), (33, "compact")])
 @pytest.mark.parametrize("memory", [*sorted(SHARED), "rekv"])
 def test_a_stream_among_others_is_the_stream_alone(
-    embedded: Backbone, memory: str, budget: int, positions: str
+    embedded: Backbone, step_of: Callable[[int], StepTokens], memory: str, budget: int, positions: str
 ) -> None:
     # Idle prototypes are gone soon, so that slots are opened again with tokens that are drawn.
     more: dict[str, Any] = {"idle_steps": 3} if memory == "paper" else {}
@@ -42,10 +50,10 @@ def test_a_stream_among_others_is_the_stream_alone(
         start_s = float(number)
         # What a stream shows now and then is what it has shown before.
         seen = [number if (number + stream) % 3 else stream for stream in range(STREAMS)]
-        frames = [random_frames(100 * stream + seen[stream]) for stream in range(STREAMS)]
-        together.take([embedded.embed_step(images) for images in frames], start_s)
-        for session, images in zip(alone, frames, strict=True):
-            session.take([embedded.embed_step(images)], [start_s])
+        steps = [step_of(100 * stream + seen[stream]) for stream in range(STREAMS)]
+        together.take(steps, start_s)
+        for session, step in zip(alone, steps, strict=True):
+            session.take([step], [start_s])
     for number, (one, other) in enumerate(zip(together.sessions, alone, strict=True)):
         assert one.clock == other.clock
         torch.testing.assert_close(one.prefill("What was it?"), other.prefill("What was it?"), rtol=1e-3, atol=1e-3)
