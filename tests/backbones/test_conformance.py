@@ -292,7 +292,7 @@ def test_a_saved_stream_continues_byte_for_byte(folder: Path, tmp_path: Path, co
 
 @pytest.fixture(scope="module")
 def short_range(family: str, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    folder = BUILDERS[family](tmp_path_factory.mktemp("short"), max_positions=64)
+    folder = BUILDERS[family](tmp_path_factory.mktemp("short"), max_positions=48)
     return load_backbone(str(folder), device="cpu", dtype="float32")
 
 
@@ -311,10 +311,10 @@ def positions_seen(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[
 
 @pytest.mark.parametrize("kind", ["durable", "sliding-window"])
 def test_a_stream_past_the_trained_positions_warns_once(short_range: Backbone, kind: str) -> None:
-    with pytest.warns(PositionWarning, match="trained on 64") as caught:
-        session = watched(short_range, SMALL[kind], video(short_range, 70))
+    with pytest.warns(PositionWarning, match="trained on 48") as caught:
+        session = watched(short_range, SMALL[kind], video(short_range, 54))
     assert len(caught) == 1
-    assert session.clock.next_position > 64
+    assert session.clock.next_position > 48
     assert torch.isfinite(session.prefill(QUESTION)).all()
 
 
@@ -324,10 +324,10 @@ def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(
 ) -> None:
     highest = positions_seen(short_range, monkeypatch)
     config = SMALL[kind].with_fields({"positions": "compact"})
-    session = watched(short_range, config, video(short_range, 70))
+    session = watched(short_range, config, video(short_range, 54))
     assert torch.isfinite(session.prefill(QUESTION)).all()
-    assert session.clock.next_position > 64
-    assert max(highest) < 64
+    assert session.clock.next_position > 48
+    assert max(highest) < 48
 
 
 def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:

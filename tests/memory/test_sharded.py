@@ -111,7 +111,7 @@ def test_compact_positions_are_those_of_the_whole(config: MemoryConfig) -> None:
     whole, parts, world = both(config, THREE, seed=3)
     anchoring = anchored(world, 4)
     moved = 0
-    for index, tokens in enumerate(LENGTHS * 2):
+    for index, tokens in enumerate(LENGTHS):
         step = world.step(index, tokens)
         whole.append(step)
         parts.append(step)
