@@ -201,6 +201,8 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: Memory
         for memory in resumed.values():
             memory.append(step)
     state, one = copy_of(whole), whole.context()
+    # Another memory that was built, started and fed alike has the same bytes.
+    assert same(state, copy_of(fed(config, shape)))
     for cut, memory in resumed.items():
         assert same(state, copy_of(memory)), cut
         other = memory.context()

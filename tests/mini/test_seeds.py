@@ -56,7 +56,9 @@ def test_studies_keep_to_theirs() -> None:
 
 def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
     folders = [ROOT / "samples" / name for name in ("delay-study", "harder-study")]
-    for path in (path for folder in folders for path in folder.glob("*.jsonl.gz")):
+    stored = [path for folder in folders for path in folder.glob("*.jsonl.gz")]
+    assert stored
+    for path in stored:
         # Rows are not parsed: there are tens of thousands, and each names its video once.
         lines = gzip.decompress(path.read_bytes()).splitlines()
         seeds = [int(seed) for line in lines for seed in re.findall(rb'"video": ?"world-(\d+)"', line)]
