@@ -16,7 +16,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME_OR_FOLDER",
-        help="Model: a hub name, a local folder, or protokv/mini (embedded; protokv/mini-order also reads order).",
+        help="Model: a hub name, a local folder, or protokv/mini (embedded; -order and -time read more).",
     ),
 ]
 Revision = Annotated[

@@ -33,7 +33,7 @@ IDENTITY = "identity.json"
 
 
 class Embedded(Backbone):
-    """`protokv/mini` and `protokv/mini-order`."""
+    """`protokv/mini`, `protokv/mini-order` and `protokv/mini-time`."""
 
     position_components = 3
 

@@ -4,7 +4,7 @@
 |---|---|
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which are drawn from beyond all ranges too |
-| ORDER_CARD | a part of CARD: the worlds of the card's table of order |
+| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables of order, and of what happens over time |
 | DEVELOPMENT | trying out rules, and fitting what is fitted, such as the layers and shares of `protokv.evidence` |
 | STUDY | reported figures, and nothing else |
 
@@ -18,6 +18,7 @@ from typing import Final
 DEMONSTRATION: Final = range(1_000)
 CARD: Final = range(1_000_000, 4_000_000)
 ORDER_CARD: Final = range(3_400_000, 3_410_000)
+TIME_CARD: Final = range(3_410_000, 3_420_000)
 DEVELOPMENT: Final = range(4_000_000, 5_000_000)
 STUDY: Final = range(5_000_000, 6_000_000)
 

@@ -101,6 +101,11 @@ def draw_question(
             break
     else:
         kind, found = "whether", find("whether")
+    if kind == "times":
+        # Each number equally often.
+        answers = sorted({fact.answer for fact in found})
+        answer = answers[int(rng.integers(len(answers)))]
+        found = [fact for fact in found if fact.answer == answer]
     fact = pick(rng, found)
     if kind in ("which_first", "which_last", "before", "after") and rng.random() < 0.6:
         # Events close in time are the hard ones: of three pairs, take the closest.

@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.phrases import EVERY_CHANCE, EVERY_TEMPLATE
+from protokv.mini.phrases import EVERY_CHANCE, EVERY_TEMPLATE, TIME_TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Question
 from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_worlds import ASKED, PLACES, ask_order, make_order_world
+from protokv.mini.training.time_worlds import ask_time, make_time_world
 from protokv.mini.training.visual_tokens import show_whole_steps
 from protokv.mini.vocabulary import split
 from protokv.mini.world import World
@@ -39,12 +41,19 @@ Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
 """(type, place) -> right answers and questions of each world, `[worlds, 2]`."""
 
 
-def find_known_types(folder: Path, kinds: Sequence[str] = ASKED) -> tuple[str, ...]:
-    """Those of `kinds` of which the tokenizer in `folder` knows every word."""
+def find_known_types(folder: Path, kinds: Sequence[str] = (*ASKED, *TIME_TYPES)) -> tuple[str, ...]:
+    """Those of `kinds` of which the tokenizer in `folder` knows every word.
+
+    What happens over time was taught together, so the words of one such type are those of all.
+    """
     known = set(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
     fill = {"shape": "", "other": "", "colour": "", "place": ""}
+    together = tuple(chain.from_iterable(TIME_TEMPLATES.values()))
     return tuple(
-        kind for kind in kinds if known.issuperset(w for t in EVERY_TEMPLATE[kind] for w in split(t.format(**fill)))
+        kind
+        for kind in kinds
+        for templates in (together if kind in TIME_TYPES else EVERY_TEMPLATE[kind],)
+        if known.issuperset(word for template in templates for word in split(template.format(**fill)))
     )
 
 
@@ -79,10 +88,13 @@ def evaluate_order(
     tally = {(kind, place): np.zeros((worlds, 2), np.int64) for kind in kinds for place in PLACES}
     for index in range(worlds):
         for place in PLACES:
-            world = make_order_world(place, index)
-            asked = ask_order(world, tuple(kinds), per_type)
-            for question, ok in zip(asked, answer_all(model, world, asked), strict=True):
-                tally[question.type, place][index] += (ok, 1)
+            order, time = make_order_world(place, index), make_time_world(place, index)
+            for world, asked in (
+                (order, ask_order(order, tuple(kind for kind in kinds if kind not in TIME_TYPES), per_type)),
+                (time, ask_time(time, tuple(kind for kind in kinds if kind in TIME_TYPES))),
+            ):
+                for question, ok in zip(asked, answer_all(model, world, asked) if asked else [], strict=True):
+                    tally[question.type, place][index] += (ok, 1)
     return tally
 
 

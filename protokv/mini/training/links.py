@@ -26,15 +26,22 @@ from protokv.mini.vocabulary import token_ids
 BOUNDS: Final = np.concatenate([np.arange(1, 17) * 2.5, np.arange(5, 65) * 10.0]).astype(np.float32)
 """Thresholds of time in steps: 2.5 apart up to 40, 10 apart up to 640."""
 
+LONGEST: Final = 6
+"""More steps than any event lasts that does not cross the picture."""
+
 PARTS: Final = (np.arange(1, 30) / 30).astype(np.float32)
 """Thresholds of a share of the stream: thirds and tenths are among them."""
 
 
 class Link(NamedTuple):
-    """The layer behind which a link is read, from 1, and its number of bits."""
+    """The layer behind which a link is read, from 1, its number of bits, and what its reading is multiplied by.
+
+    The larger the gain, the fewer steps a new reading takes to grow to its size.
+    """
 
     layer: int
     size: int
+    gain: float = 1.0
 
 
 LINKS: Final = {
@@ -63,9 +70,9 @@ LINKS: Final = {
 | part | the shape word of a question with one | the part of the stream in which its event began |
 """
 
-_AGE: Final = frozenset({"bag", "bag_asked"})
+_AGE: Final = frozenset({"bag", "bag_asked", "opening"})
 _PAIR: Final = frozenset({"later", "other"})
-_SHAPE_OF: Final = {token_ids()[shape]: i for i, shape in enumerate(SHAPES)}
+SHAPE_OF: Final = {token_ids()[shape]: i for i, shape in enumerate(SHAPES)}
 
 
 class Labels(NamedTuple):
@@ -80,13 +87,11 @@ class LinkLabels:
     """Collects the labels of one batch."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.bool_]]]] = {
-            name: ([], [], []) for name in LINKS
-        }
+        self._found: dict[str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.bool_]]]] = {}
 
     def add(self, name: str, video: int, positions: Sequence[int] | NDArray[np.int64], bits: NDArray[np.bool_]) -> None:
         """Label tokens of one video; bits `[n, size]`."""
-        videos, places, told = self._found[name]
+        videos, places, told = self._found.setdefault(name, ([], [], []))
         videos.append(np.full(len(positions), video))
         places.append(np.asarray(positions))
         told.append(bits)
@@ -104,7 +109,7 @@ class LinkLabels:
                 torch.from_numpy(np.concatenate(told).astype(np.float32)),
             )
             for name, (videos, places, told) in self._found.items()
-            if videos and name not in unknown
+            if name not in unknown
         }
 
 
@@ -116,8 +121,8 @@ def find_first_seconds(events: Sequence[Seen]) -> NDArray[np.int64]:
     return first
 
 
-def find_earlier_shapes(video: SparseVideo) -> NDArray[np.bool_]:
-    """Which shapes began in an earlier second than the event of each token `[N, 8]` (of unlit ones: than itself)."""
+def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
+    """The second in which the event of each token began `[N]`; of unlit ones, their own."""
     began = video.times.copy()
     free = video.lit.copy()
     for event in video.events:
@@ -125,14 +130,26 @@ def find_earlier_shapes(video: SparseVideo) -> NDArray[np.bool_]:
         own = free & (video.cells == event.place) & (second <= video.times) & (video.times < event.end_s)
         began[own] = second
         free &= ~own
-    return find_first_seconds(video.events) < began[:, None]
+    return began
+
+
+def find_earlier_shapes(video: SparseVideo) -> NDArray[np.bool_]:
+    """Which shapes began in an earlier second than the event of each token `[N, 8]` (of unlit ones: than itself)."""
+    return find_first_seconds(video.events) < find_beginnings(video)[:, None]
 
 
 def label_video(labels: LinkLabels, number: int, video: SparseVideo, shift: int, offset: int) -> None:
     """What the tokens of video `number` tell; its positions are shifted by `shift` and its tokens begin at `offset`."""
     places = offset + np.arange(len(video.times))
     labels.add("clock", number, places, (video.times + shift)[:, None] > BOUNDS)
-    labels.add("bag", number, places[video.lit], find_earlier_shapes(video)[video.lit])
+    # A shape that stays in one cell for long does not tell when it came there.
+    told = video.lit & (video.times - find_beginnings(video) < LONGEST)
+    labels.add("bag", number, places[told], find_earlier_shapes(video)[told])
+
+
+def mark_look(row: NDArray[np.bool_], event: Seen) -> None:
+    """Mark the colour and the place of an event among the bits `[17]` of `look`."""
+    row[event.colour] = row[len(COLOUR_NAMES) + event.place] = True
 
 
 def label_question(
@@ -140,14 +157,14 @@ def label_question(
 ) -> None:
     """What the shape words of a question with these token ids tell, which begin at `offset` in video `number`."""
     decisive: dict[int, Seen] = {video.events[i].shape: video.events[i] for i in fact.evidence}
-    asked = [(offset + i, decisive[_SHAPE_OF[w]]) for i, w in enumerate(words) if _SHAPE_OF.get(w) in decisive]
+    asked = [(offset + i, decisive[SHAPE_OF[w]]) for i, w in enumerate(words) if SHAPE_OF.get(w) in decisive]
     if not asked:
         return
     positions = [position for position, _ in asked]
     starts = np.array([event.start_s for _, event in asked])
     looks = np.zeros((len(asked), LINKS["look"].size), np.bool_)
     for row, (_, event) in zip(looks, asked, strict=True):
-        row[event.colour] = row[len(COLOUR_NAMES) + event.place] = True
+        mark_look(row, event)
     labels.add("look", number, positions, looks)
     labels.add("when", number, positions, (starts + shift)[:, None] > BOUNDS)
     labels.add("bag_asked", number, positions, find_first_seconds(video.events) < starts.astype(np.int64)[:, None])
@@ -160,20 +177,29 @@ def label_question(
         labels.add("other", number, positions[1:], (starts[:1] + shift)[:, None] > BOUNDS)
 
 
-def make_readings(hidden: int) -> torch.nn.ModuleDict:
+def make_readings(hidden: int, links: Mapping[str, Link]) -> torch.nn.ModuleDict:
     """A linear layer for each link."""
-    return torch.nn.ModuleDict({name: torch.nn.Linear(hidden, link.size) for name, link in LINKS.items()})
+    return torch.nn.ModuleDict({name: torch.nn.Linear(hidden, link.size) for name, link in links.items()})
+
+
+def read_link(link: Link, reading: torch.nn.Module, state: Tensor) -> Tensor:
+    """What a linear reading tells `[..., size]` of a state `[..., hidden]` that is normalised first."""
+    told: Tensor = link.gain * reading(F.rms_norm(state, state.shape[-1:], None, 1e-6)).float()
+    return told
 
 
 def measure_links(
-    readings: torch.nn.ModuleDict, tapped: Mapping[int, Tensor], labels: Mapping[str, Labels], names: Sequence[str]
+    links: Mapping[str, Link],
+    readings: torch.nn.ModuleDict,
+    tapped: Mapping[int, Tensor],
+    labels: Mapping[str, Labels],
+    names: Sequence[str],
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Loss of each link in `names` that has labels, and the right bits `[n, size]` of its reading."""
     found = {}
     for name in names:
         if name in labels:
             videos, positions, bits = labels[name]
-            state = tapped[LINKS[name].layer][videos, positions]
-            told = readings[name](F.rms_norm(state, state.shape[-1:], None, 1e-6)).float()
+            told = read_link(links[name], readings[name], tapped[links[name].layer][videos, positions])
             found[name] = F.binary_cross_entropy_with_logits(told, bits), (told.detach() > 0) == (bits > 0)
     return found

@@ -45,6 +45,13 @@ class MasterAdamW:
         for name, parameter in self.parameters.items():
             parameter.copy_(self.masters[name])
 
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Copy the model into the masters, where it was changed by hand."""
+        for name, parameter in self.parameters.items():
+            if not torch.equal(parameter, self.masters[name].to(parameter.dtype)):
+                self.masters[name].copy_(parameter)
+
     def tensors(self) -> dict[str, Tensor]:
         """Masters and Adam moments as flat named float32 tensors."""
         found = {f"master.{n}": m.detach().clone() for n, m in self.masters.items()}
@@ -54,8 +61,10 @@ class MasterAdamW:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of `tensors`; moments that are missing start from zero."""
+        """Inverse of `tensors`; moments that are missing start from zero, parameters that are stay as they are."""
         for name, master in self.masters.items():
+            if f"master.{name}" not in tensors:
+                continue
             with torch.no_grad():
                 master.copy_(tensors[f"master.{name}"])
             keys = [k for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{name}" in tensors]

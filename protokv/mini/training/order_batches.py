@@ -6,7 +6,7 @@ As in `batches`, a batch has one way of masking. Its videos are about equally cr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protokv.mini.palette import SHAPES
+from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.questions import Fact, find_facts
 from protokv.mini.training.batches import (
     IGNORED,
@@ -27,14 +29,19 @@ from protokv.mini.training.batches import (
     share_of,
     write_question,
 )
-from protokv.mini.training.compose import Composer
+from protokv.mini.training.compose import Composer, Seen
 from protokv.mini.training.links import Labels, LinkLabels, label_question, label_video
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_curriculum import EASY, OrderStage, Scene
+from protokv.mini.training.recurring import make_recurring_video
 from protokv.mini.training.sparse import SparseVideo, make_sparse_video
+from protokv.mini.training.time_links import label_beginnings, label_followed, label_over_time
 from protokv.mini.training.visual_tokens import N_PREFIX, VisualTokens
 
 MOST_VIDEOS: Final = 96
+MOST_PLACES: Final = 5
+"""Of a shape that is followed over time; those that are only there to distract have more."""
+_UNCLEAR: Final = frozenset({"last", "count", "middle_first", "middle_last", "middle_before", "middle_after"})
 _PARTS: Final = frozenset({"third", "tenth"})
 _USUAL_QUESTION: Final = 15
 
@@ -65,19 +72,26 @@ def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage,
     videos: list[SparseVideo] = []
     n = 0
     while n < stage.tokens and len(videos) < MOST_VIDEOS:
-        videos.append(make_sparse_video(rng, composer, scene, stage.now))
+        if stage.recurring and rng.random() < stage.recurring:
+            videos.append(make_recurring_video(rng, composer, scene, stage.now, stage.crossing))
+        else:
+            videos.append(make_sparse_video(rng, composer, scene, stage.now))
         n += len(videos[-1].times) + stage.questions * _USUAL_QUESTION
     return videos
 
 
 def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
     """Draw n questions about a video of which `shift` steps were never shown."""
-    types = list(weights)
+    # Whether what crosses or what comes in the meantime is the last one has no one answer.
+    types = [kind for kind in weights if not (video.slow and kind in _UNCLEAR)]
     share = share_of(types, weights)
     moved = [e._replace(start_s=e.start_s + shift, end_s=e.end_s + shift) for e in video.events]
 
     @cache
     def find(kind: str) -> list[Fact]:
+        if kind in TIME_TYPES:
+            facts = find_facts(kind, video.events, video.span)
+            return [fact for fact in facts if _can_be_followed(video.events, fact)]
         # A part of the stream is one of all that went by.
         return (
             find_facts(kind, moved, video.span + shift)
@@ -86,6 +100,13 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
         )
 
     return [draw_question(rng, types, share, find, video.events) for _ in range(n)]
+
+
+def _can_be_followed(events: Sequence[Seen], fact: Fact) -> bool:
+    """Whether a shape has few events, at as many places, and in as many colours or in one, as what crosses has."""
+    own = [event for event in events if event.shape == events[fact.evidence[0]].shape]
+    colours, places = {event.colour for event in own}, {event.place for event in own}
+    return len(own) == len(places) <= MOST_PLACES and len(colours) in (1, len(own))
 
 
 def stack(
@@ -143,11 +164,17 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
     nv = N_PREFIX + lit.shape[1]
     for b, video in enumerate(videos):
         label_video(links, b, video, int(shift[b]), N_PREFIX)
+        label_beginnings(links, b, video, N_PREFIX)
         for q, (kind, fact, text) in enumerate(asked[b]):
             write_question(ids[b, q], labels[b, q], text, fact.answer)
+            label_followed(links, b, encode_question(text, fact.answer)[0], nv + q * R)
             if "shape" in fact.slots and kind != "whether":
                 words, start, _ = encode_question(text, fact.answer)
-                label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
+                if kind in TIME_TYPES:
+                    shape = SHAPES.index(fact.slots["shape"])
+                    label_over_time(links, b, video, int(shift[b]), words[:start], shape, nv + q * R)
+                else:
+                    label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
 
     way = rng.random()
     if way < stage.window + stage.far:

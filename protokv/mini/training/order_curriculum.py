@@ -55,6 +55,9 @@ class OrderStage:
         full_mass: share of videos in which the unlit tokens that are shown stand for all others; in the rest they stand
             for fewer, as what a memory shows does, or for themselves.
         whole: share of batches of WHOLE, which has no links.
+        recurring, crossing: share of videos in which shapes come again, and of these, in which one crosses slowly.
+        quiet: layers that learn alone, nothing being answered and no layer behind the last of them run: penalties on
+            the mean square of what each adds to visual tokens, and to words.
     """
 
     name: str
@@ -77,12 +80,15 @@ class OrderStage:
     now: float = 0.25
     full_mass: float = 0.55
     whole: float = 0.12
+    recurring: float = 0.0
+    crossing: float = 0.0
+    quiet: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     warm_up: int = 60
     gate: Mapping[str, float] = field(default_factory=dict)
     gate_times: int = 2
 
 
-_WEIGHTS: Final = {
+WEIGHTS: Final = {
     "which_first": 2.0,
     "which_last": 2.0,
     "before": 1.5,
@@ -101,7 +107,7 @@ _WEIGHTS: Final = {
     "anything_now": 0.1,
 }
 
-_LATE: Final = {"shape": 0.9, "whether": 0.4, "last": 0.8, "count": 0.8, "now": 0.5, "anything_now": 0.2}
+LATE: Final = {"shape": 0.9, "whether": 0.4, "last": 0.8, "count": 0.8, "now": 0.5, "anything_now": 0.2}
 """What the last stage asks more of, beside "at": what was known before order was."""
 
 WHOLE: Final = replace(
@@ -113,7 +119,7 @@ WHOLE: Final = replace(
 )
 """Videos of whole steps, many of them short, so that what they need is not forgotten: counting above all."""
 
-_LINKS: Final = {
+ORDER_LINKS: Final = {
     "clock": 3.0,
     "end": 1.0,
     "bag": 2.0,
@@ -135,15 +141,16 @@ CLOCK: Final = OrderStage(
     weights={},
     links={"clock": 1.0},
     trains=("model.language_model.layers.0.", "links.clock."),
+    quiet={0: (0.01, 2.0)},
 )
-"""Nothing but the first layer and its reading."""
+"""Nothing but the first layer and its reading. Words are 13 times fainter than visual tokens."""
 
 COMPARE: Final = OrderStage(
-    name="compare", steps=0, rate=1.2e-3, scene=EASY, weights=_WEIGHTS, links=_LINKS, gate={"later": 0.95}
+    name="compare", steps=0, rate=1.2e-3, scene=EASY, weights=WEIGHTS, links=ORDER_LINKS, gate={"later": 0.95}
 )
 
 ORDER: Final = OrderStage(
-    name="order", steps=0, rate=1.2e-3, easy=0.5, weights=_WEIGHTS, links=_LINKS, window=0.12, far=0.18, drop=0.2
+    name="order", steps=0, rate=1.2e-3, easy=0.5, weights=WEIGHTS, links=ORDER_LINKS, window=0.12, far=0.18, drop=0.2
 )
 
 FINISH: Final = OrderStage(
@@ -151,9 +158,9 @@ FINISH: Final = OrderStage(
     steps=0,
     rate=1.2e-3,
     rate_end=1.2e-5,
-    weights=_WEIGHTS,
-    weights_end=_LATE,
-    links={name: weight / 3 for name, weight in _LINKS.items()},
+    weights=WEIGHTS,
+    weights_end=LATE,
+    links={name: weight / 3 for name, weight in ORDER_LINKS.items()},
     window=0.15,
     far=0.25,
     drop=0.35,

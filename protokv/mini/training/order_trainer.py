@@ -10,25 +10,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.training.bank import Bank
 from protokv.mini.training.batches import IGNORED, judge_answers, make_batch
 from protokv.mini.training.clock_batches import make_clock_batch
 from protokv.mini.training.compose import Composer
 from protokv.mini.training.forward import compute_logits, read_questions
-from protokv.mini.training.links import LINKS, make_readings, measure_links
+from protokv.mini.training.links import LINKS, Link, make_readings, measure_links
 from protokv.mini.training.loop import Loop, Outcome
-from protokv.mini.training.order_batches import make_order_batch
+from protokv.mini.training.order_batches import OrderBatch, make_order_batch
 from protokv.mini.training.order_curriculum import CLOCK, HELD_OUT, WHOLE, OrderStage
 from protokv.mini.training.order_worlds import PLACES
 from protokv.mini.training.stages import Say
 from protokv.mini.training.surgery import insert_layers, look_back, tell_words_apart
 from protokv.mini.training.trainer import answer
 from protokv.mini.training.visual_tokens import N_PREFIX
-
-QUIET_VISUAL: Final = 0.01
-QUIET_WORDS: Final = 2.0
-"""Penalties on the mean square of what the clock adds to visual tokens and to words, which are 13 times fainter."""
 
 MEASURED: Final = ("middle_first", "middle_last", "middle_before", "middle_after", "third", "tenth")
 MEASURED_CONTENT: Final = ("colour", "shape", "where", "at")
@@ -40,17 +37,23 @@ class OrderTrainer(Loop[OrderStage]):
     stream: ClassVar[int] = 21
     window: ClassVar[int] = 50
     held_out_batches: ClassVar[int] = 12
+    links: ClassVar[Mapping[str, Link]] = LINKS
 
     def __init__(
         self, state: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, dtype: torch.dtype = torch.float32
     ) -> None:
-        model = insert_layers(state, seed)
-        tell_words_apart(model, seed)
-        look_back(model)
-        self.readings = make_readings(model.config.text_config.hidden_size)
+        model = self.make_model(state, seed)
+        self.readings = make_readings(model.config.text_config.hidden_size, self.links)
         further = [(f"links.{n}", p) for n, p in self.readings.named_parameters()]
         super().__init__(model, seed, say, dtype, further)
         self.composer = Composer(bank)
+
+    def make_model(self, state: Mapping[str, Tensor], seed: int) -> Qwen2_5_VLForConditionalGeneration:
+        """Put the new layers in."""
+        model = insert_layers(state, seed)
+        tell_words_apart(model.model.language_model.embed_tokens.weight, seed, "content", "order")
+        look_back(model)
+        return model
 
     def begin(self, stage: OrderStage) -> None:
         """Train what the stage names, and nothing else."""
@@ -59,40 +62,63 @@ class OrderTrainer(Loop[OrderStage]):
 
     def learn(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
         """Loss of answers and links; right or not by type and link."""
-        if stage.name == CLOCK.name:
-            return self._set_clock(rng, stage)
+        if stage.quiet:
+            return self._learn_alone(rng, stage, progress)
         if rng.random() < stage.whole:
             return self._ask_whole(rng, progress)
         return self._ask(rng, stage, progress)
 
-    def _set_clock(self, rng: np.random.Generator, stage: OrderStage) -> Outcome:
-        """The first layer tells time by adding little."""
-        batch = make_clock_batch(rng, self.composer, stage)
+    def _learn_alone(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
+        """Some layers learn what they are to tell by adding little."""
+        if stage.name == CLOCK.name:
+            batch = make_clock_batch(rng, self.composer, stage)
+        else:
+            batch = make_order_batch(rng, self.composer, stage, progress)
+        depth = max(stage.quiet) + 1
         select = batch.labels != IGNORED
-        _, tapped = read_questions(self.model, batch.tokens, batch.questions, select, taps=(0, 1), depth=1)
-        loss, _ = measure_links(self.readings, tapped, batch.links, ("clock",))["clock"]
-        added = tapped[1] - tapped[0]
+        _, tapped = read_questions(self.model, batch.tokens, batch.questions, select, range(depth + 1), depth)
+        losses: dict[str, float] = {}
+        loss, _ = self.teach(batch, tapped, stage, torch.zeros(()), losses)
         nv = N_PREFIX + batch.tokens.times.shape[1]
-        visual = added[:, N_PREFIX:nv].float().square().mean()
-        words = torch.cat([added[:, :N_PREFIX], added[:, nv:]], 1).float().square().mean()
-        losses = {"clock": loss.item(), "visual_rms": visual.item() ** 0.5, "words_rms": words.item() ** 0.5}
-        total = stage.links["clock"] * loss + QUIET_VISUAL * visual + QUIET_WORDS * words
-        return Outcome(total, (), losses)
+        for layer, (on_visual, on_words) in stage.quiet.items():
+            added = tapped[layer + 1] - tapped[layer]
+            visual = added[:, N_PREFIX:nv].float().square().mean()
+            words = torch.cat([added[:, :N_PREFIX], added[:, nv:]], 1).float().square().mean()
+            losses |= {f"visual_rms_{layer}": visual.item() ** 0.5, f"words_rms_{layer}": words.item() ** 0.5}
+            loss = loss + on_visual * visual + on_words * words
+        return Outcome(loss, (), losses)
 
-    def _ask(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
-        batch = make_order_batch(rng, self.composer, stage, progress)
-        taps = {LINKS[name].layer for name in stage.links}
-        select = batch.labels != IGNORED
-        logits, tapped = read_questions(self.model, batch.tokens, batch.questions, select, taps)
-        loss = F.cross_entropy(logits.float(), batch.labels[select])
-        losses = {"answer": loss.item()}
-        verdicts = list(zip(batch.types, judge_answers(logits.detach(), batch.labels), strict=True))
-        for name, (own, right) in measure_links(self.readings, tapped, batch.links, tuple(stage.links)).items():
+    def teach(
+        self,
+        batch: OrderBatch,
+        tapped: Mapping[int, Tensor],
+        stage: OrderStage,
+        loss: Tensor,
+        losses: dict[str, float],
+    ) -> tuple[Tensor, list[tuple[str, bool]]]:
+        """`loss` and the weighed ones of all links, which are noted in `losses`; what is right by link."""
+        verdicts = []
+        measured = measure_links(self.links, self.readings, tapped, batch.links, tuple(stage.links))
+        for name, (own, right) in measured.items():
             loss = loss + stage.links[name] * own
             losses[name] = own.item()
             if name == "later":
                 verdicts += [(name, ok) for ok in right[:, 0].tolist()]
+        return loss, verdicts
+
+    def _ask(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
+        batch = make_order_batch(rng, self.composer, stage, progress)
+        select = batch.labels != IGNORED
+        logits, tapped = read_questions(self.model, batch.tokens, batch.questions, select, self.find_taps(stage))
+        answered = F.cross_entropy(logits.float(), batch.labels[select])
+        losses = {"answer": answered.item()}
+        loss, of_links = self.teach(batch, tapped, stage, answered, losses)
+        verdicts = [*zip(batch.types, judge_answers(logits.detach(), batch.labels), strict=True), *of_links]
         return Outcome(loss, verdicts, losses)
+
+    def find_taps(self, stage: OrderStage) -> set[int]:
+        """The layers behind which something is told."""
+        return {self.links[name].layer for name in stage.links if name in self.links}
 
     def _ask_whole(self, rng: np.random.Generator, progress: float) -> Outcome:
         batch = make_batch(rng, self.composer, WHOLE, progress)
@@ -103,7 +129,7 @@ class OrderTrainer(Loop[OrderStage]):
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
         """Accuracy by place of the evidence and type in crowded videos, the whole cache read."""
-        if stage.name == CLOCK.name:
+        if stage.quiet:
             return {}
         found: dict[str, dict[str, float]] = {}
         weights = dict.fromkeys((*MEASURED, *MEASURED_CONTENT), 1.0)
@@ -111,11 +137,15 @@ class OrderTrainer(Loop[OrderStage]):
             rng = np.random.default_rng([self.seed, self.stream, 100 + number])
             scene = replace(HELD_OUT, place=place)
             held_out = OrderStage("held out", 0, 0.0, weights, {}, scene=scene, shift=0.0, full_mass=1.0)
-            tally: dict[str, list[bool]] = {}
-            for _ in range(self.held_out_batches):
-                batch = make_order_batch(rng, self.composer, held_out, 0.0)
-                logits = compute_logits(self.model, batch.tokens, batch.questions, batch.labels != IGNORED)
-                for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
-                    tally.setdefault(kind, []).append(ok)
-            found[place] = {kind: round(float(np.mean(ok)), 3) for kind, ok in sorted(tally.items())}
+            found[place] = self.answer(rng, held_out)
         return {"held_out": found}
+
+    def answer(self, rng: np.random.Generator, held_out: OrderStage) -> dict[str, float]:
+        """Accuracy by type of questions about videos of a stage that is not trained on."""
+        right: dict[str, list[bool]] = {}
+        for _ in range(self.held_out_batches):
+            batch = make_order_batch(rng, self.composer, held_out, 0.0)
+            logits = compute_logits(self.model, batch.tokens, batch.questions, batch.labels != IGNORED)
+            for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
+                right.setdefault(kind, []).append(ok)
+        return {kind: round(float(np.mean(ok)), 3) for kind, ok in sorted(right.items())}

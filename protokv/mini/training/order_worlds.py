@@ -21,7 +21,7 @@ CONTENT: Final = ("colour", "shape", "where", "at", "whether")
 ASKED: Final = (*(kind for kind in ORDER_TYPES if kind not in ("before", "after")), *CONTENT, "first", "last", "now")
 """Types in the order of the table: order first, then what must not be lost for it."""
 
-_LENGTHS_S: Final = (180, 240, 300)
+LENGTHS_S: Final = (180, 240, 300)
 _EVIDENCE_S: Final = (60, 16)
 
 
@@ -30,7 +30,7 @@ def make_order_world(place: str, index: int) -> World:
 
     Of six worlds in a row, each has another pair of length and density.
     """
-    length_s = _LENGTHS_S[index // 2 % len(_LENGTHS_S)]
+    length_s = LENGTHS_S[index // 2 % len(LENGTHS_S)]
     evidence_s = _EVIDENCE_S[index % 2]
     before_s = {"start": 0, "middle": length_s // 120 * 60, "end": length_s - evidence_s}[place]
     return World(

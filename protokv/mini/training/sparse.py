@@ -31,6 +31,7 @@ class SparseVideo:
         rows, times, cells, lit: as above.
         events: in order of their beginning.
         span: steps.
+        slow: shapes that cross the picture slowly: their events are a chain.
     """
 
     rows: Array
@@ -39,6 +40,7 @@ class SparseVideo:
     lit: NDArray[np.bool_]
     events: list[Seen]
     span: int
+    slow: frozenset[int] = frozenset()
 
 
 def draw_clips(
@@ -114,10 +116,15 @@ def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: 
 
 def make_sparse_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
     """One video of `scene`; `now` is the chance that it ends with an event."""
+    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
+    return lay_out(rng, composer, scene, now, *draw_clips(rng, composer, n_events, n_others))
+
+
+def lay_out(
+    rng: np.random.Generator, composer: Composer, scene: Scene, now: float, events: list[int], others: list[int]
+) -> SparseVideo:
+    """A video of these clips, with gaps between them; see `make_sparse_video`."""
     bank = composer.bank
-    events, others = draw_clips(
-        rng, composer, int(rng.integers(*_up_to(scene.events))), int(rng.integers(*_up_to(scene.others)))
-    )
     place = "mix"
     if others:
         place = scene.place or ("mix" if rng.random() < 0.35 else PLACES[int(rng.integers(3))])
@@ -135,10 +142,6 @@ def make_sparse_video(rng: np.random.Generator, composer: Composer, scene: Scene
         starts[-1] = free
     starts = starts + np.cumsum(lengths) - lengths
     return _show(rng, composer, clips, starts, lengths, span)
-
-
-def _up_to(bounds: tuple[int, int]) -> tuple[int, int]:
-    return bounds[0], bounds[1] + 1
 
 
 def _show(

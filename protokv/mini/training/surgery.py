@@ -1,21 +1,21 @@
 """Puts layers into a trained model that change nothing at first, and gives time the slow rotary pairs.
 
-Two of its six layers are new: the first, which will know what time it is, and the last but one, in which the second
-shape word of a question finds the first. The rotary pairs of rows and columns are not missed: the shipped weights
-read content as before with the pairs divided anew.
+The first layer of six is new and will know what time it is, and the last but one, in which the second shape word of a
+question finds the first. The rotary pairs of rows and columns are not missed: the shipped weights read content as
+before with the pairs divided anew. `time_surgery` has the layers that are put in later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.training.model import make_config
-from protokv.mini.vocabulary import words
+from protokv.mini.vocabulary import Extent, words
 
 SECTIONS: Final = (12, 2, 2)
 """With theta 2e4 the slowest pair of time turns once in 5,700 steps; of (8, 4, 4), once in 480."""
@@ -36,18 +36,23 @@ _SHARPNESS: Final = 4.75
 
 
 def insert_layers(
-    state: Mapping[str, Tensor], seed: int, *, inserted: tuple[int, ...] = INSERTED, hidden: int = 128
+    state: Mapping[str, Tensor],
+    seed: int,
+    *,
+    inserted: tuple[int, ...] = INSERTED,
+    reading: int = READING_LAYER,
+    hidden: int = 128,
 ) -> Qwen2_5_VLForConditionalGeneration:
     """The float32 model with the weights `state` and further layers, at the places `inserted` of the new stack.
 
-    The new layers add nothing: their o_proj and down_proj are zero.
+    The new layers add nothing: their o_proj and down_proj are zero. The attention of layer `reading` shows evidence.
     """
     layers = "model.language_model.layers."
     old = len({name.removeprefix(layers).split(".")[0] for name in state if name.startswith(layers)})
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(make_config(old + len(inserted), hidden, SECTIONS))
     kept = [i for i in range(old + len(inserted)) if i not in inserted]
-    model.config.protokv_reading_layers = [READING_LAYER]
+    model.config.protokv_reading_layers = [reading]
     moved = {}
     for name, tensor in state.items():
         if name.startswith(layers):
@@ -67,30 +72,37 @@ def insert_layers(
 
 
 @torch.no_grad()
-def tell_words_apart(model: Qwen2_5_VLForConditionalGeneration, seed: int) -> None:
-    """Add noise to the embeddings of words about order: those of words that were never asked or said are all alike."""
-    known, further = len(words()), len(words("order"))
-    embedding = model.model.language_model.embed_tokens.weight
+def tell_words_apart(embedding: Tensor, seed: int, known_by: Extent, to_learn: Extent) -> None:
+    """Add noise to the embeddings `[V, hidden]` of words that are to be learned.
+
+    Those of words that were never asked or said are all alike.
+    """
+    known, further = len(words(known_by)), len(words(to_learn))
     generator = torch.Generator().manual_seed(seed)
     embedding[known:further] += _WORD_NOISE * torch.randn(further - known, embedding.shape[1], generator=generator)
 
 
 @torch.no_grad()
 def look_back(model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK_LAYER) -> None:
-    """Let each group of heads of a layer attend to the token 3, or 4, before: where the first shape word stands.
-
-    Queries are a constant on the fastest rotary pairs, keys the same turned by the offset, so that they agree there.
-    """
-    config = model.config.text_config
-    D = config.hidden_size // config.num_attention_heads
+    """Let each group of heads of a layer attend to the token 3, or 4, before: where the first shape word stands."""
     attention = model.model.language_model.layers[number].self_attn
-    frequency = config.rope_parameters["rope_theta"] ** (-torch.arange(_FAST_PAIRS) / (D // 2))
-    query, key = torch.zeros(D), torch.zeros(len(_OFFSETS), D)
-    query[:_FAST_PAIRS] = _SHARPNESS
-    for i, offset in enumerate(_OFFSETS):
-        key[i, :_FAST_PAIRS] = _SHARPNESS * torch.cos(frequency * offset)
-        key[i, D // 2 : D // 2 + _FAST_PAIRS] = _SHARPNESS * torch.sin(frequency * offset)
-    attention.q_proj.bias.copy_(query.repeat(config.num_attention_heads))
-    heads = torch.arange(config.num_key_value_heads) % len(_OFFSETS)
-    attention.k_proj.bias.copy_(key[heads].flatten())
+    theta = model.config.text_config.rope_parameters["rope_theta"]
+    for group in range(model.config.text_config.num_key_value_heads):
+        point_back(attention, theta, group, _OFFSETS[group % len(_OFFSETS)])
     torch.nn.init.normal_(attention.v_proj.weight, std=0.06)
+
+
+@torch.no_grad()
+def point_back(attention: Any, theta: float, group: int, offset: int) -> None:
+    """Let a group of heads attend to the token `offset` before, by the biases of its queries and its key.
+
+    Queries are a constant on the fastest rotary pairs, the key is the same turned by the offset: they agree there.
+    """
+    D, each = attention.head_dim, attention.num_key_value_groups
+    turn = offset * theta ** (-torch.arange(_FAST_PAIRS) / (D // 2))
+    query, key = torch.zeros(D), torch.zeros(D)
+    query[:_FAST_PAIRS] = _SHARPNESS
+    key[:_FAST_PAIRS] = _SHARPNESS * torch.cos(turn)
+    key[D // 2 : D // 2 + _FAST_PAIRS] = _SHARPNESS * torch.sin(turn)
+    attention.q_proj.bias[group * each * D : (group + 1) * each * D] = query.repeat(each)
+    attention.k_proj.bias[group * D : (group + 1) * D] = key

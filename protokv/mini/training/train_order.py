@@ -1,8 +1,9 @@
-"""Teaches the shipped model order: `python -m protokv.mini.training.train_order --out DIR [--seed N] [--steps N]`.
+"""Teaches the shipped model order, then time: `python -m protokv.mini.training.train_order --out DIR [--seed N]`.
 
 One command makes the clip bank with the shipped vision tower, puts two layers into the shipped language model, trains
-it on the stages of `order_curriculum` and exports to DIR/weights. Every stage leaves a file in DIR, so the same
-command resumes after the last finished stage. DIR/log.jsonl has every measurement.
+it on the stages of `order_curriculum` and exports to DIR/weights-order; puts in two more, trains on those of
+`time_curriculum` and exports to DIR/weights-time. Every stage leaves a file in DIR, so the same command resumes after
+the last finished stage. DIR/log.jsonl has every measurement.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from protokv.mini.training.export import export
 from protokv.mini.training.order_curriculum import STEPS, OrderStage, make_curriculum
 from protokv.mini.training.order_trainer import OrderTrainer
 from protokv.mini.training.stages import Journal, run_bank_stage
+from protokv.mini.training.time_curriculum import TIME_STEPS, make_time_curriculum
+from protokv.mini.training.time_trainer import TimeTrainer
 
 _VISUAL: Final = "model.visual."
 
@@ -31,12 +34,13 @@ def train_order(
     folder: Path,
     seed: int,
     curriculum: Sequence[OrderStage],
+    time_curriculum: Sequence[OrderStage],
     *,
     weights: Path | None = None,
     dtype: torch.dtype = torch.float32,
     counts: Mapping[int, int] = COUNTS,
-) -> Path:
-    """Run what is still missing in `folder`, with one thread per process, and return the checkpoint folder.
+) -> tuple[Path, Path]:
+    """Run what is still missing in `folder`, with one thread per process, and return the two checkpoint folders.
 
     `weights` is a checkpoint folder of four layers that reads content (None: the shipped one).
     """
@@ -48,8 +52,13 @@ def train_order(
     bank = run_bank_stage(folder, seed, visual, say, counts=counts)
     trainer = OrderTrainer(state, bank, seed, say, dtype)
     trainer.run(folder, curriculum)
-    made = folder / "weights"
-    export(trainer.float_model(), made, "order")
+    made = folder / "weights-order", folder / "weights-time"
+    export(trainer.float_model(), made[0], "order")
+    longer = TimeTrainer(trainer.float_model().state_dict(), bank, seed, say, dtype)
+    known = trainer.optimizer.tensors().items()
+    longer.optimizer.load({name: tensor for name, tensor in known if name.startswith("master.links.")})
+    longer.run(folder, time_curriculum)
+    export(longer.float_model(), made[1], "time")
     say({"exported": True})
     return made
 
@@ -61,15 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for stages, log and the checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of all stages together")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of the stages of order together")
+    parser.add_argument("--time-steps", type=int, default=TIME_STEPS, help="steps of those behind them")
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="bfloat16 where its products are fast"
     )
     options = parser.parse_args(arguments)
     sys.stderr.write(f"training; measurements go to {options.out / 'log.jsonl'}\n")
     dtype = getattr(torch, options.dtype)
-    made = train_order(options.out, options.seed, make_curriculum(options.steps), dtype=dtype)
-    sys.stdout.write(f"{made}\n")
+    order, time = make_curriculum(options.steps), make_time_curriculum(options.time_steps)
+    made = train_order(options.out, options.seed, order, time, dtype=dtype)
+    sys.stdout.writelines(f"{path}\n" for path in made)
     return 0
 
 

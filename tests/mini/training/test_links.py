@@ -7,7 +7,6 @@ import torch
 
 from protokv.mini.palette import COLOUR_NAMES, SHAPES
 from protokv.mini.questions import Fact
-from protokv.mini.training.compose import Seen
 from protokv.mini.training.links import (
     BOUNDS,
     LINKS,
@@ -19,24 +18,8 @@ from protokv.mini.training.links import (
     make_readings,
     measure_links,
 )
-from protokv.mini.training.sparse import SparseVideo
 from protokv.mini.vocabulary import encode
-
-STAR, RING, BAR = (SHAPES.index(name) for name in ("star", "ring", "bar"))
-
-
-def _video():
-    """A star at second 2, a ring and a bar at 5, the star again at 9; unlit tokens between; 12 steps."""
-    events = [
-        Seen(STAR, 0, 4, 2.0, 4.0),
-        Seen(RING, 1, 0, 5.0, 6.0),
-        Seen(BAR, 2, 8, 5.0, 7.0),
-        Seen(STAR, 3, 4, 9.0, 10.0),
-    ]
-    tokens = [(2, 4), (3, 4), (4, 1), (5, 0), (5, 8), (6, 8), (9, 4), (11, 2)]
-    times, cells = np.array(tokens).T
-    lit = np.array([True, True, False, True, True, True, True, False])
-    return SparseVideo(np.zeros(8, np.int64), times, cells, lit, events, 12)
+from tests.mini.training.by_hand import make_video
 
 
 def _shapes(bits):
@@ -44,7 +27,7 @@ def _shapes(bits):
 
 
 def test_tokens_tell_which_shapes_began_before_their_event_began():
-    earlier = [_shapes(bits) for bits in find_earlier_shapes(_video())]
+    earlier = [_shapes(bits) for bits in find_earlier_shapes(make_video())]
     assert earlier[:2] == [set(), set()]
     # The bar's second step is not after the ring; the ring and the bar began in one second.
     assert earlier[3:6] == [{"star"}] * 3
@@ -53,12 +36,12 @@ def test_tokens_tell_which_shapes_began_before_their_event_began():
 
 def test_visual_tokens_tell_their_shifted_time_and_lit_ones_their_bag():
     labels = LinkLabels()
-    label_video(labels, 1, _video(), 100, 3)
+    label_video(labels, 1, make_video(), 100, 3)
     found = labels.tensors(False, False)
     clock, bag = found["clock"], found["bag"]
     assert clock.videos.tolist() == [1] * 8
     assert clock.positions.tolist() == list(range(3, 11))
-    assert [int(bits.sum()) for bits in clock.bits] == [int((t + 100 > BOUNDS).sum()) for t in _video().times]
+    assert [int(bits.sum()) for bits in clock.bits] == [int((t + 100 > BOUNDS).sum()) for t in make_video().times]
     assert bag.positions.tolist() == [3, 4, 6, 7, 8, 9]
     assert set(labels.tensors(True, True)) == set(labels.tensors(True, False)) == {"clock"}
 
@@ -66,7 +49,7 @@ def test_visual_tokens_tell_their_shifted_time_and_lit_ones_their_bag():
 def _told(text, evidence, shift=0):
     labels = LinkLabels()
     words = encode(text, "order")
-    label_question(labels, 0, _video(), shift, words, Fact("", evidence, 0.0), 40)
+    label_question(labels, 0, make_video(), shift, words, Fact("", evidence, 0.0), 40)
     return words, labels.tensors(False, False)
 
 
@@ -99,12 +82,12 @@ def test_the_shape_word_of_a_question_with_one_tells_its_part_of_the_stream():
 
 def test_losses_are_of_the_named_layer_and_position_and_fall_with_the_right_reading():
     labels = LinkLabels()
-    label_video(labels, 0, _video(), 0, 3)
+    label_video(labels, 0, make_video(), 0, 3)
     found = labels.tensors(False, False)
     torch.manual_seed(0)
     tapped = {layer: torch.randn(1, 12, 16) for layer in (1, 3)}
-    readings = make_readings(16)
-    bag = measure_links(readings, tapped, found, ("bag", "later"))
+    readings = make_readings(16, LINKS)
+    bag = measure_links(LINKS, readings, tapped, found, ("bag", "later"))
     assert set(bag) == {"bag"}
     loss, right = bag["bag"]
     assert right.shape == (6, LINKS["bag"].size)

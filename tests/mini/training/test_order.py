@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini import EMBEDDED_ORDER, weights_folder
-from protokv.mini.phrases import ORDER_TYPES
-from protokv.mini.seeds import CARD, ORDER_CARD
+from protokv.mini import EMBEDDED_ORDER, EMBEDDED_TIME, weights_folder
+from protokv.mini.palette import NUMBERS
+from protokv.mini.palette import PLACES as MINI_PLACES
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
+from protokv.mini.seeds import CARD, ORDER_CARD, TIME_CARD
 from protokv.mini.training import evaluate_order as evaluate_order_module
 from protokv.mini.training.evaluate import LENGTHS
 from protokv.mini.training.evaluate_order import (
@@ -20,6 +22,7 @@ from protokv.mini.training.evaluate_order import (
 )
 from protokv.mini.training.model import make_model
 from protokv.mini.training.order_worlds import ASKED, DISTRACTORS, PLACES, ask_order, make_order_world
+from protokv.mini.training.time_worlds import ask_time, make_time_world
 from tests.mini.training.tiny import SMALL
 
 
@@ -42,10 +45,31 @@ def test_the_evidence_is_the_same_wherever_it_lies_and_among_24_others():
         assert len(looks) == 1
 
 
+def test_what_lasts_for_minutes_is_asked_of_what_comes_again_and_of_what_crosses():
+    numbers, spread = set(), set()
+    for index in range(6):
+        for place in PLACES:
+            world = make_time_world(place, index)
+            assert world.config.seed in TIME_CARD
+            assert abs(len(list(world.events())) - len(world.counted) - len(world.crossing) - DISTRACTORS) <= 4
+            asked = ask_time(world)
+            assert asked == ask_time(world)
+            by_kind = {kind: [q for q in asked if q.type == kind] for kind in TIME_TYPES}
+            assert [len(found) for found in by_kind.values()] == [3, 1, 1]
+            assert by_kind["where_first"][0].answer == MINI_PLACES[world.crossing[0].place]
+            assert by_kind["where_last"][0].answer == MINI_PLACES[world.crossing[-1].place]
+            assert by_kind["where_last"][0].evidence_s == world.crossing[-1].end_s
+            numbers |= {question.answer for question in by_kind["times"]}
+            spread.add(len({int(event.start_s) // 60 for event in world.counted}) > 1)
+    assert numbers == set(NUMBERS[1:])
+    assert spread == {False, True}
+
+
 def test_worlds_of_order_are_of_the_card_and_of_no_other_table_of_it():
-    assert set(ORDER_CARD) < set(CARD)
+    assert set(ORDER_CARD) | set(TIME_CARD) < set(CARD)
+    assert not set(ORDER_CARD) & set(TIME_CARD)
     others = {CARD.start + 10_000 * length + index for length in LENGTHS for index in range(4 * 96)}
-    assert not others & set(ORDER_CARD)
+    assert not others & {*ORDER_CARD, *TIME_CARD}
     assert make_order_world("end", 63).config.seed in ORDER_CARD
 
 
@@ -65,6 +89,7 @@ def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_as
 def test_the_shipped_models_are_asked_what_they_have_words_for():
     assert set(find_known_types(weights_folder())) == set(ASKED) - {"third", "tenth", "middle_before", "middle_after"}
     assert set(find_known_types(weights_folder(EMBEDDED_ORDER))) == set(ASKED)
+    assert set(find_known_types(weights_folder(EMBEDDED_TIME))) == {*ASKED, *TIME_TYPES}
 
 
 def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
@@ -74,6 +99,19 @@ def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
     right = answer_all(model.eval(), world, asked)
     assert len(asked) > 10
     assert sum(right) >= 0.9 * len(asked)
+
+
+def test_the_largest_model_reads_what_happens_over_time():
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_TIME), dtype=torch.float32)
+    found = {kind: [] for kind in TIME_TYPES}
+    for index in range(6):
+        world = make_time_world(PLACES[index % 3], index)
+        asked = ask_time(world)
+        for question, right in zip(asked, answer_all(model.eval(), world, asked), strict=True):
+            found[question.type].append(right)
+    assert [len(right) for right in found.values()] == [18, 6, 6]
+    assert sum(found["times"]) >= 12
+    assert sum(found["where_first"]) + sum(found["where_last"]) >= 10
 
 
 def test_blocks_of_questions_are_read_as_one_by_one(monkeypatch):

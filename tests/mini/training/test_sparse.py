@@ -13,6 +13,7 @@ from protokv.mini.training.order_batches import find_mass, make_order_batch, sta
 from protokv.mini.training.order_curriculum import EASY, FINISH, HARD, HELD_OUT, make_curriculum
 from protokv.mini.training.order_worlds import PLACES
 from protokv.mini.training.sparse import make_sparse_video
+from protokv.mini.training.time_curriculum import make_time_curriculum
 from protokv.mini.training.visual_tokens import N_PREFIX
 
 
@@ -110,3 +111,17 @@ def test_a_run_has_the_steps_that_it_is_told():
         assert sum(stage.steps for stage in stages) == steps
         assert [stage.name for stage in stages] == ["clock", "compare", "order", "finish"]
         assert stages[-1].rate_end < 0.02 * stages[-1].rate
+
+
+def test_a_run_over_time_has_the_steps_that_it_is_told():
+    assert [stage.steps for stage in make_time_curriculum()] == [600, 2400, 2400, 1600, 1500]
+    stages = make_time_curriculum(2000)
+    assert sum(stage.steps for stage in stages) == 2000
+    assert [stage.name for stage in stages] == ["onset", "gather", "tally", "settle", "answer"]
+    assert all(stage.rate_end < 0.03 * stage.rate for stage in stages)
+    # What learns alone does not learn with the others, and neither does the clock in front of it.
+    alone = {layer for stage in stages for layer in stage.quiet}
+    assert alone == {1, 2}
+    for stage in stages:
+        own = tuple(f"layers.{i}." for i in ((0, *range(3, 8)) if stage.quiet else (0, *alone)))
+        assert not [name for name in stage.trains if name.endswith(own)]

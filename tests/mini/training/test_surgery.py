@@ -21,7 +21,7 @@ def shipped():
 @pytest.fixture
 def longer(shipped):
     model = insert_layers(shipped.state_dict(), 1)
-    tell_words_apart(model, 1)
+    tell_words_apart(model.model.language_model.embed_tokens.weight, 1, "content", "order")
     look_back(model)
     return model
 
@@ -55,6 +55,9 @@ def test_words_about_order_are_told_apart_and_others_stay(shipped, longer):
     assert apart < 0.9
     assert torch.equal(old[: len(words())], new[: len(words())])
     assert longer.lm_head.weight.data_ptr() == longer.model.language_model.embed_tokens.weight.data_ptr()
+    later = new.clone()
+    tell_words_apart(later, 1, "order", "time")
+    assert (later != new).any(1).nonzero().flatten().tolist() == [token_ids("time")["times"]]
 
 
 def test_a_layer_that_looks_back_attends_three_and_four_tokens_before(longer):

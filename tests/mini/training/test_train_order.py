@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
+from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.training import order_trainer
 from protokv.mini.training.evaluate_order import answer_all, find_known_types
 from protokv.mini.training.order_curriculum import make_curriculum
 from protokv.mini.training.order_trainer import OrderTrainer
 from protokv.mini.training.order_worlds import ASKED, ask_order, make_order_world
 from protokv.mini.training.stages import save_atomically
+from protokv.mini.training.time_curriculum import make_time_curriculum
 from protokv.mini.training.train_order import train_order
 
 
@@ -26,29 +28,39 @@ def curriculum(monkeypatch):
     return [replace(stage, steps=2, tokens=300, whole=0.5) for stage in make_curriculum() if stage.name != "order"]
 
 
+@pytest.fixture
+def time_curriculum():
+    return [replace(stage, steps=2, tokens=300, whole=0.5) for stage in make_time_curriculum()]
+
+
 def test_a_tiny_run_ends_in_a_checkpoint_that_is_asked_about_order_and_resumes_to_the_same_weights(
-    bank, curriculum, tmp_path
+    bank, curriculum, time_curriculum, tmp_path
 ):
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
         save_atomically(bank.tensors(), tmp_path / name / "bank.safetensors")
-    made = train_order(tmp_path / "whole", 1, curriculum)
-    train_order(tmp_path / "parts", 1, curriculum[:2])
-    resumed = train_order(tmp_path / "parts", 1, curriculum)
-    one, two = (load_file(folder / "model.safetensors") for folder in (made, resumed))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-    assert set(find_known_types(made)) == set(ASKED)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(made, dtype=torch.float32).eval()
-    assert len(model.model.language_model.layers) == 6
+    made = train_order(tmp_path / "whole", 1, curriculum, time_curriculum)
+    for done in (time_curriculum[:0], time_curriculum[:1]):
+        train_order(tmp_path / "parts", 1, curriculum[: 2 + len(done)], done)
+    resumed = train_order(tmp_path / "parts", 1, curriculum, time_curriculum)
+    for folders, known, layers in zip(
+        zip(made, resumed, strict=True), (set(ASKED), {*ASKED, *TIME_TYPES}), (6, 8), strict=True
+    ):
+        one, two = (load_file(folder / "model.safetensors") for folder in folders)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert set(find_known_types(folders[0])) == known
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folders[0], dtype=torch.float32).eval()
+        assert len(model.model.language_model.layers) == layers
     assert model.config.text_config.rope_parameters["mrope_section"] == [12, 2, 2]
     world = make_order_world("middle", 0)
     asked = ask_order(world, ("middle_before", "tenth"), 2)
     assert len(answer_all(model, world, asked)) == len(asked) == 4
     log = (tmp_path / "parts" / "log.jsonl").read_text()
     assert '"resumed_after": "compare"' in log
-    assert log.count("held_out") == 2
+    assert '"resumed_after": "onset"' in log
+    assert log.count("held_out") == 4
+    assert log.count('"crossing": {') == 2
 
 
 def test_the_clock_learns_alone_and_leaves_the_rest_as_it_was(bank, curriculum):
