@@ -1,7 +1,7 @@
 #!/bin/sh
 # The rows again, into the folder named as the first argument (default: ./again): about 11 minutes of CPU time for
-# `harder`, 4 before natural backdrops, 1 for centres of 8 bits, 3 for `decay`, 14 for `order`, at most 22
-# for `hour`, 15 for its middle, 6 for the full cache over an hour, and 9 for `modes`. A run goes on where it was
+# `harder`, 4 before natural backdrops, 1 for centres of 8 bits, 3 for `decay`, 14 for `order`, 20 for `time`,
+# at most 22 for `hour`, 15 for its middle, 6 for the full cache over an hour, and 9 for `modes`. A run goes on where it was
 # stopped, and how long it will take is measured, one stream at a time, and said before it begins.
 set -eu
 out=${1:-again}
@@ -20,5 +20,6 @@ replay --study hour --side-by-side 4 -o "$out/hour.jsonl"
 replay --study hour --before 30m --delays 0,10m,28m --side-by-side 4 -o "$out/hour-middle.jsonl"
 replay --study hour --memory full --side-by-side 4 -o "$out/hour-full.jsonl"
 replay --study order --side-by-side 16 -o "$out/order.jsonl"
+replay --study time --side-by-side 8 -o "$out/time.jsonl"
 replay --study modes --side-by-side 8 -o "$out/modes.jsonl"
 protokv replay --report "$out/harder.jsonl" --format table
