@@ -85,14 +85,14 @@ def evaluate_order(
     model: Qwen2_5_VLForConditionalGeneration, kinds: Sequence[str], worlds: int, per_type: int = 4
 ) -> Verdicts:
     """Right answers and questions by type and place of the evidence in `worlds` worlds a place."""
+    in_order, over_time = (
+        tuple(kind for kind in kinds if (kind in TIME_TYPES) == about_time) for about_time in (False, True)
+    )
     tally = {(kind, place): np.zeros((worlds, 2), np.int64) for kind in kinds for place in PLACES}
     for index in range(worlds):
         for place in PLACES:
             order, time = make_order_world(place, index), make_time_world(place, index)
-            for world, asked in (
-                (order, ask_order(order, tuple(kind for kind in kinds if kind not in TIME_TYPES), per_type)),
-                (time, ask_time(time, tuple(kind for kind in kinds if kind in TIME_TYPES))),
-            ):
+            for world, asked in ((order, ask_order(order, in_order, per_type)), (time, ask_time(time, over_time))):
                 for question, ok in zip(asked, answer_all(model, world, asked) if asked else [], strict=True):
                     tally[question.type, place][index] += (ok, 1)
     return tally

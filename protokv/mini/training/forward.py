@@ -92,8 +92,15 @@ def _causal(n: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(lower.shape, dtype=dtype).masked_fill_(~lower, HIDDEN)
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, 1e-6)
+def normalise(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """x `[..., hidden]` with root mean square 1, times `weight` if there is one: what a layer reads of a state."""
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x `[..., D]` with the two halves of each rotary pair turned; cos and sin `[..., D/2]`."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def run_language(
@@ -132,10 +139,9 @@ def run_language(
         attention = layer.self_attn
         weight = torch.cat([attention.q_proj.weight * D**-0.5, attention.k_proj.weight, attention.v_proj.weight])
         bias = torch.cat([attention.q_proj.bias * D**-0.5, attention.k_proj.bias, attention.v_proj.bias])
-        qkv = F.linear(_norm(x, layer.input_layernorm.weight), weight, bias).view(B, L, heads + 2 * H, D)
+        qkv = F.linear(normalise(x, layer.input_layernorm.weight), weight, bias).view(B, L, heads + 2 * H, D)
         turned, v = torch.split(qkv, [heads + H, H], 2)
-        a, b = turned.chunk(2, -1)
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).transpose(1, 2)
+        turned = turn_pairs(turned, cos, sin).transpose(1, 2)
         # Splits, since the gradient of a slice is as large as what it was cut from.
         q, k = torch.split(turned, [heads, H], 1)
         (video_q, own_q), (video_k, own_k), (video_v, own_v) = (
@@ -167,13 +173,13 @@ def run_language(
         x = x + attention.o_proj(mixed)
         mlp = layer.mlp
         up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        gate, value = F.linear(_norm(x, layer.post_attention_layernorm.weight), up).chunk(2, -1)
+        gate, value = F.linear(normalise(x, layer.post_attention_layernorm.weight), up).chunk(2, -1)
         x = x + mlp.down_proj(F.silu(gate) * value)
         if number in taps:
             tapped[number] = x
     if number < len(layers):
         x = x[:, nv:][select]
-    return _norm(x, model.model.language_model.norm.weight), tapped
+    return normalise(x, model.model.language_model.norm.weight), tapped
 
 
 def read_questions(

@@ -9,11 +9,10 @@ import math
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.training.forward import make_rotary_tables
+from protokv.mini.training.forward import make_rotary_tables, normalise, turn_pairs
 from protokv.mini.training.visual_tokens import N_PREFIX, VisualTokens, make_masks, make_positions
 
 _LEAST: Final = -60.0
@@ -35,15 +34,11 @@ def read_gaze(
     found = model.model.language_model.layers[layer]
     attention, D = found.self_attn, found.self_attn.head_dim
     nv = N_PREFIX + tokens.times.shape[1]
-    state = F.rms_norm(state, state.shape[-1:], found.input_layernorm.weight, 1e-6)
+    state = normalise(state, found.input_layernorm.weight)
     cos, sin = make_rotary_tables(model, make_positions(tokens, *questions.shape[1:]))
 
-    def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-    q = turn(attention.q_proj(state[rows]).unflatten(-1, (-1, D)), cos[rows], sin[rows])
-    k = turn(attention.k_proj(state[:, :nv]).unflatten(-1, (-1, D)), cos[:, :nv], sin[:, :nv])
+    q = turn_pairs(attention.q_proj(state[rows]).unflatten(-1, (-1, D)), cos[rows], sin[rows])
+    k = turn_pairs(attention.k_proj(state[:, :nv]).unflatten(-1, (-1, D)), cos[:, :nv], sin[:, :nv])
     k = k.repeat_interleave(q.shape[1] // k.shape[2], 2)
     scores = torch.einsum("nhd,nthd->nht", q, k[rows[0]]) * D**-0.5
     _, bias = make_masks(tokens, scores.dtype)

@@ -20,6 +20,7 @@ from torch import Tensor
 from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.questions import Fact
 from protokv.mini.training.compose import Seen
+from protokv.mini.training.forward import normalise
 from protokv.mini.training.sparse import SparseVideo
 from protokv.mini.vocabulary import token_ids
 
@@ -133,9 +134,9 @@ def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
     return began
 
 
-def find_earlier_shapes(video: SparseVideo) -> NDArray[np.bool_]:
-    """Which shapes began in an earlier second than the event of each token `[N, 8]` (of unlit ones: than itself)."""
-    return find_first_seconds(video.events) < find_beginnings(video)[:, None]
+def find_earlier_shapes(video: SparseVideo, began: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which shapes began in an earlier second than each token's event `[N, 8]`, which is `began`."""
+    return find_first_seconds(video.events) < began[:, None]
 
 
 def label_video(labels: LinkLabels, number: int, video: SparseVideo, shift: int, offset: int) -> None:
@@ -143,8 +144,9 @@ def label_video(labels: LinkLabels, number: int, video: SparseVideo, shift: int,
     places = offset + np.arange(len(video.times))
     labels.add("clock", number, places, (video.times + shift)[:, None] > BOUNDS)
     # A shape that stays in one cell for long does not tell when it came there.
-    told = video.lit & (video.times - find_beginnings(video) < LONGEST)
-    labels.add("bag", number, places[told], find_earlier_shapes(video)[told])
+    began = find_beginnings(video)
+    told = video.lit & (video.times - began < LONGEST)
+    labels.add("bag", number, places[told], find_earlier_shapes(video, began)[told])
 
 
 def mark_look(row: NDArray[np.bool_], event: Seen) -> None:
@@ -184,7 +186,7 @@ def make_readings(hidden: int, links: Mapping[str, Link]) -> torch.nn.ModuleDict
 
 def read_link(link: Link, reading: torch.nn.Module, state: Tensor) -> Tensor:
     """What a linear reading tells `[..., size]` of a state `[..., hidden]` that is normalised first."""
-    told: Tensor = link.gain * reading(F.rms_norm(state, state.shape[-1:], None, 1e-6)).float()
+    told: Tensor = link.gain * reading(normalise(state)).float()
     return told
 
 

@@ -97,14 +97,10 @@ class OrderTrainer(Loop[OrderStage]):
         losses: dict[str, float],
     ) -> tuple[Tensor, list[tuple[str, bool]]]:
         """`loss` and the weighed ones of all links, which are noted in `losses`; what is right by link."""
-        verdicts = []
         measured = measure_links(self.links, self.readings, tapped, batch.links, tuple(stage.links))
-        for name, (own, right) in measured.items():
-            loss = loss + stage.links[name] * own
-            losses[name] = own.item()
-            if name == "later":
-                verdicts += [(name, ok) for ok in right[:, 0].tolist()]
-        return loss, verdicts
+        loss = weigh(stage, {name: own for name, (own, _) in measured.items()}, loss, losses)
+        later = measured["later"][1][:, 0].tolist() if "later" in measured else []
+        return loss, [("later", ok) for ok in later]
 
     def _ask(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
         batch = make_order_batch(rng, self.composer, stage, progress)
@@ -149,3 +145,11 @@ class OrderTrainer(Loop[OrderStage]):
             for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
                 right.setdefault(kind, []).append(ok)
         return {kind: round(float(np.mean(ok)), 3) for kind, ok in sorted(right.items())}
+
+
+def weigh(stage: OrderStage, found: Mapping[str, Tensor], loss: Tensor, losses: dict[str, float]) -> Tensor:
+    """`loss` and what was found by link, as the stage weighs it; each is noted in `losses`."""
+    for name, own in found.items():
+        loss = loss + stage.links[name] * own
+        losses[name] = own.item()
+    return loss

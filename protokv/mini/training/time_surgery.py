@@ -56,11 +56,6 @@ def make_codes(n: int) -> Tensor:
     return F.normalize(directions[:, : n - 1], dim=1)
 
 
-def normalise(state: Tensor) -> Tensor:
-    """What a new layer reads of a state `[..., hidden]`."""
-    return F.rms_norm(state, state.shape[-1:], None, 1e-6)
-
-
 @torch.no_grad()
 def look_for_predecessors(attention: Any, theta: float, cells: Tensor, lit: Tensor, sink: Tensor, seed: int) -> None:
     """Let all heads look at what was lit in the same cell before, and at the sink where nothing was.

@@ -15,13 +15,13 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv.mini.palette import SHAPES
 from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.training.batches import IGNORED
-from protokv.mini.training.forward import read_questions
+from protokv.mini.training.forward import normalise, read_questions
 from protokv.mini.training.gaze import measure_gaze, measure_miss, read_gaze
 from protokv.mini.training.links import Link, read_link
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_batches import OrderBatch, make_order_batch
 from protokv.mini.training.order_curriculum import HELD_OUT, OrderStage
-from protokv.mini.training.order_trainer import OrderTrainer
+from protokv.mini.training.order_trainer import OrderTrainer, weigh
 from protokv.mini.training.surgery import insert_layers, tell_words_apart
 from protokv.mini.training.time_curriculum import GATHER, ONSET
 from protokv.mini.training.time_links import TIME_LINKS
@@ -36,7 +36,6 @@ from protokv.mini.training.time_surgery import (
     look_for_events,
     look_for_predecessors,
     make_codes,
-    normalise,
 )
 from protokv.mini.training.traces import measure_traces
 from protokv.mini.training.visual_tokens import N_PREFIX
@@ -80,7 +79,12 @@ class TimeTrainer(OrderTrainer):
         rng = np.random.default_rng([self.seed, self.stream, 200 + layer])
         shown = replace(stage, window=0.0, far=0.0, drop=0.0)
         batches = [make_order_batch(rng, self.composer, shown, 0.0) for _ in range(_EXAMPLES)]
-        return batches, [normalise(self._run(batch, (layer,), layer)[1][layer]) for batch in batches]
+        states = []
+        for batch in batches:
+            select = batch.labels != IGNORED
+            _, tapped = read_questions(self.model, batch.tokens, batch.questions, select, (layer,), layer)
+            states.append(normalise(tapped[layer]))
+        return batches, states
 
     def _prepare_onset(self, stage: OrderStage) -> None:
         """Read the cell of lit tokens and the first word from what the layer is going to see."""
@@ -91,11 +95,11 @@ class TimeTrainer(OrderTrainer):
             lit = find_bits(batch, "lit")
             bits = torch.cat([codes[batch.tokens.cells] * lit, lit, torch.zeros_like(lit)], -1)
             shown = state[:, N_PREFIX:nv]
-            if batch.tokens.present is not None:
-                bits, shown = bits[batch.tokens.present], shown[batch.tokens.present]
+            present = find_present(batch)
+            bits, shown = bits[present], shown[present]
             words = torch.cat([state[:, :N_PREFIX], state[:, nv:]], 1).flatten(0, 1)[: len(bits) // 8]
-            states += [shown.flatten(0, -2), words]
-            told += [bits.flatten(0, -2), torch.eye(bits.shape[-1])[-1].expand(len(words), -1)]
+            states += [shown, words]
+            told += [bits, torch.eye(bits.shape[-1])[-1].expand(len(words), -1)]
         cells, lit, sink = torch.split(fit(torch.cat(states), torch.cat(told)), [codes.shape[1], 1, 1], 1)
         text = self.model.config.text_config
         attention = self.model.model.language_model.layers[ONSET_LAYER].self_attn
@@ -117,8 +121,7 @@ class TimeTrainer(OrderTrainer):
             wanted[:, 0] = 1
             wanted[:, N_PREFIX:] = UNLIT * (1 - find_bits(batch, "lit"))
             shown = torch.ones(seen.shape[:2], dtype=torch.bool)
-            if batch.tokens.present is not None:
-                shown[:, N_PREFIX:] = batch.tokens.present
+            shown[:, N_PREFIX:] = find_present(batch)
             states.append(seen[shown])
             first.append(wanted[shown])
             videos, positions, bits = batch.links["follows"]
@@ -139,21 +142,32 @@ class TimeTrainer(OrderTrainer):
     ) -> tuple[Tensor, list[tuple[str, bool]]]:
         """As of order, and what is no yes or no: codes, and where shape words look."""
         loss, verdicts = super().teach(batch, tapped, stage, loss, losses)
-        nv = N_PREFIX + batch.tokens.times.shape[1]
-        for name, told_as in (("code", "onset"), ("marks", "marks")):
-            if name in stage.links:
-                told = read_link(self.links[name], self.readings[name], tapped[self.links[name].layer][:, N_PREFIX:nv])
-                wrong = (told - find_bits(batch, told_as)).square().sum(-1)
-                own = wrong.mean() if batch.tokens.present is None else wrong[batch.tokens.present].mean()
-                loss = loss + stage.links[name] * own
-                losses[name] = own.item()
+        loss = weigh(stage, self._tell_numbers(batch, tapped, stage), loss, losses)
         if "traces" in stage.links:
             traces, sizes = self._measure_traces(batch, tapped[GATHER_LAYER + 1] - tapped[ONSET_LAYER])
             loss = loss + stage.links["traces"] * traces
             losses |= sizes
+        return weigh(stage, self._look(batch, tapped, stage), loss, losses), verdicts
+
+    def _tell_numbers(self, batch: OrderBatch, tapped: Mapping[int, Tensor], stage: OrderStage) -> dict[str, Tensor]:
+        """The squared errors of what visual tokens tell as numbers."""
+        found = {}
+        present = find_present(batch)
+        nv = N_PREFIX + present.shape[1]
+        for name, told_as in (("code", "onset"), ("marks", "marks")):
+            if name in stage.links:
+                link = self.links[name]
+                told = read_link(link, self.readings[name], tapped[link.layer][:, N_PREFIX:nv])
+                found[name] = (told - find_bits(batch, told_as)).square().sum(-1)[present].mean()
+        return found
+
+    def _look(self, batch: OrderBatch, tapped: Mapping[int, Tensor], stage: OrderStage) -> dict[str, Tensor]:
+        """How far the shape words of questions over time are from looking where they should."""
+        found: dict[str, Tensor] = {}
         over_time = batch.links.get("until")
         if over_time is None:
-            return loss, verdicts
+            return found
+        nv = N_PREFIX + batch.tokens.times.shape[1]
         rows = over_time.videos, over_time.positions
         words = batch.questions.flatten(1)[rows[0], rows[1] - nv]
         shape = torch.tensor([token_ids()[shape] for shape in SHAPES]).eq(words[:, None]).int().argmax(-1)
@@ -162,26 +176,21 @@ class TimeTrainer(OrderTrainer):
             wanted = torch.zeros(len(words), nv)
             wanted[:, N_PREFIX:] = find_bits(batch, "onset")[rows[0], :, shape]
             wanted[:, 0] = 1
-            gaze = measure_gaze(seen(layer=GATHER_LAYER, state=tapped[GATHER_LAYER]), wanted)
-            loss = loss + stage.links["look_events"] * gaze
-            losses["look_events"] = gaze.item()
+            found["look_events"] = measure_gaze(seen(layer=GATHER_LAYER, state=tapped[GATHER_LAYER]), wanted)
         if "look_latest" in stage.links:
             latest = torch.zeros(len(words), nv)
             latest[:, N_PREFIX:] = find_bits(batch, "latest")[rows[0], :, shape]
             group = seen(layer=LATEST_LAYER, state=tapped[LATEST_LAYER])[:, :LATEST_HEADS]
-            miss = measure_miss(group, latest)
-            loss = loss + stage.links["look_latest"] * miss
-            losses["look_latest"] = miss.item()
-        return loss, verdicts
+            found["look_latest"] = measure_miss(group, latest)
+        return found
 
     def _measure_traces(self, batch: OrderBatch, moved: Tensor) -> tuple[Tensor, dict[str, float]]:
         """What the new layers leave behind, but on shape words that may be asked about over time."""
         lit = find_bits(batch, "lit")[..., 0] > 0
-        present = torch.ones_like(lit) if batch.tokens.present is None else batch.tokens.present
         videos, positions, bits = batch.links["follows"]
         followed = bits[:, 0] > 0
         written = batch.questions.flatten(1) != 0
-        return measure_traces(moved, lit, present, written, (videos[followed], positions[followed]))
+        return measure_traces(moved, lit, find_present(batch), written, (videos[followed], positions[followed]))
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
@@ -201,8 +210,11 @@ class TimeTrainer(OrderTrainer):
         gazes = {"look_events": GATHER_LAYER, "look_latest": LATEST_LAYER}
         return super().find_taps(stage) | {layer for name, layer in gazes.items() if name in stage.links}
 
-    def _run(self, batch: OrderBatch, taps: tuple[int, ...], depth: int) -> tuple[Tensor, dict[int, Tensor]]:
-        return read_questions(self.model, batch.tokens, batch.questions, batch.labels != IGNORED, taps, depth)
+
+def find_present(batch: OrderBatch) -> Tensor:
+    """Which visual tokens are no padding `[B, N]`."""
+    present = batch.tokens.present
+    return torch.ones_like(batch.tokens.times, dtype=torch.bool) if present is None else present
 
 
 def find_bits(batch: OrderBatch, name: str) -> Tensor:

@@ -12,6 +12,7 @@ from protokv.mini.training.links import (
     LINKS,
     PARTS,
     LinkLabels,
+    find_beginnings,
     find_earlier_shapes,
     label_question,
     label_video,
@@ -27,7 +28,7 @@ def _shapes(bits):
 
 
 def test_tokens_tell_which_shapes_began_before_their_event_began():
-    earlier = [_shapes(bits) for bits in find_earlier_shapes(make_video())]
+    earlier = [_shapes(bits) for bits in find_earlier_shapes(make_video(), find_beginnings(make_video()))]
     assert earlier[:2] == [set(), set()]
     # The bar's second step is not after the ring; the ring and the bar began in one second.
     assert earlier[3:6] == [{"star"}] * 3

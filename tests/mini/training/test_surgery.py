@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.training.forward import compute_logits, make_rotary_tables
+from protokv.mini.training.forward import compute_logits, make_rotary_tables, turn_pairs
 from protokv.mini.training.surgery import LOOK_BACK_LAYER, SECTIONS, insert_layers, look_back, tell_words_apart
 from protokv.mini.training.visual_tokens import show_whole_steps
 from protokv.mini.vocabulary import token_ids, words
@@ -63,13 +63,11 @@ def test_words_about_order_are_told_apart_and_others_stay(shipped, longer):
 def test_a_layer_that_looks_back_attends_three_and_four_tokens_before(longer):
     attention = longer.model.language_model.layers[LOOK_BACK_LAYER].self_attn
     place = torch.arange(50, 62).expand(3, 1, 12)
-    cos, sin = make_rotary_tables(longer, place)
-
-    def turn(bias, heads):
-        a, b = bias.detach().view(1, 1, heads, 32).chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)[0]
-
-    q, k = turn(attention.q_proj.bias, 4), turn(attention.k_proj.bias, 2)
+    turned = make_rotary_tables(longer, place)
+    q, k = (
+        turn_pairs(projection.bias.detach().view(1, 1, -1, 32), *turned)[0]
+        for projection in (attention.q_proj, attention.k_proj)
+    )
     for head, offset in enumerate((3, 3, 4, 4)):
         scores = q[-1, head] @ k[:, head // 2].T
         assert int(scores.argmax()) == 11 - offset

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.training.forward import make_rotary_tables
+from protokv.mini.training.forward import make_rotary_tables, turn_pairs
 from protokv.mini.training.gaze import read_gaze
 from protokv.mini.training.model import make_config
 from protokv.mini.training.surgery import SECTIONS
@@ -106,14 +106,12 @@ def test_one_group_of_heads_looks_at_the_word_that_leads_whatever_it_is(model):
     others = {name: tensor.clone() for name, tensor in attention.state_dict().items()}
     look_at_lead(attention, 2e4, 1, 1)
     state = torch.randn(1, 9, 128, generator=torch.Generator().manual_seed(0))
-    D, cos, sin = attention.head_dim, *make_rotary_tables(model, torch.arange(70, 79).expand(3, 1, 9))
-
-    def turn(x):
-        a, b = x.unflatten(-1, (-1, D)).chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)[0]
-
+    D, turned = attention.head_dim, make_rotary_tables(model, torch.arange(70, 79).expand(3, 1, 9))
     with torch.no_grad():
-        q, k = turn(attention.q_proj(state)), turn(attention.k_proj(state))
+        q, k = (
+            turn_pairs(projection(state).unflatten(-1, (-1, D)), *turned)[0]
+            for projection in (attention.q_proj, attention.k_proj)
+        )
     for head in (2, 3):
         scores = q[-1, head] @ k[:, 1].T * D**-0.5
         assert int(scores.argmax()) == 8 - LEAD
