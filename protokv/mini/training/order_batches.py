@@ -34,6 +34,7 @@ from protokv.mini.training.links import Labels, LinkLabels, label_question, labe
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_curriculum import EASY, OrderStage, Scene
 from protokv.mini.training.recurring import make_recurring_video
+from protokv.mini.training.repeated import CLEAR_TWICE, keep_clear, make_repeated_video
 from protokv.mini.training.sparse import SparseVideo, make_sparse_video
 from protokv.mini.training.time_links import label_beginnings, label_followed, label_over_time
 from protokv.mini.training.visual_tokens import N_PREFIX, VisualTokens
@@ -74,6 +75,8 @@ def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage,
     while n < stage.tokens and len(videos) < MOST_VIDEOS:
         if stage.recurring and rng.random() < stage.recurring:
             videos.append(make_recurring_video(rng, composer, scene, stage.now, stage.crossing))
+        elif stage.repeated and rng.random() < stage.repeated / (1 - stage.recurring):
+            videos.append(make_repeated_video(rng, composer, scene, stage.now))
         else:
             videos.append(make_sparse_video(rng, composer, scene, stage.now))
         n += len(videos[-1].times) + stage.questions * _USUAL_QUESTION
@@ -84,6 +87,8 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
     """Draw n questions about a video of which `shift` steps were never shown."""
     # Whether what crosses or what comes in the meantime is the last one has no one answer.
     types = [kind for kind in weights if not (video.slow and kind in _UNCLEAR)]
+    if video.repeats:
+        types = [kind for kind in types if kind in CLEAR_TWICE]
     share = share_of(types, weights)
     moved = [e._replace(start_s=e.start_s + shift, end_s=e.end_s + shift) for e in video.events]
 
@@ -96,7 +101,7 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
         return (
             find_facts(kind, moved, video.span + shift)
             if kind in _PARTS
-            else find_facts(kind, video.events, video.span)
+            else keep_clear(find_facts(kind, video.events, video.span), video)
         )
 
     return [draw_question(rng, types, share, find, video.events) for _ in range(n)]

@@ -56,6 +56,7 @@ class OrderStage:
             for fewer, as what a memory shows does, or for themselves.
         whole: share of batches of WHOLE, which has no links.
         recurring, crossing: share of videos in which shapes come again, and of these, in which one crosses slowly.
+        repeated: share of videos in which what is asked about is shown twice.
         quiet: layers that learn alone, nothing being answered and no layer behind the last of them run: penalties on
             the mean square of what each adds to visual tokens, and to words.
     """
@@ -82,6 +83,7 @@ class OrderStage:
     whole: float = 0.12
     recurring: float = 0.0
     crossing: float = 0.0
+    repeated: float = 0.0
     quiet: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     warm_up: int = 60
     gate: Mapping[str, float] = field(default_factory=dict)

@@ -32,6 +32,7 @@ class SparseVideo:
         events: in order of their beginning.
         span: steps.
         slow: shapes that cross the picture slowly: their events are a chain.
+        repeats: events that are shown once more, later; `events` has none of them.
     """
 
     rows: Array
@@ -41,6 +42,7 @@ class SparseVideo:
     events: list[Seen]
     span: int
     slow: frozenset[int] = frozenset()
+    repeats: tuple[Seen, ...] = ()
 
 
 def draw_clips(

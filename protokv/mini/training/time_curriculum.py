@@ -17,7 +17,7 @@ TIME_STEPS: Final = 8500
 """Steps of a full run, all stages together."""
 
 _LAYERS: Final = "model.language_model.layers."
-_SCENE: Final = Scene(events=(3, 6), others=(0, 36), span=(30, 480))
+_SCENE: Final = Scene(events=(3, 6), others=(0, 36), span=(30, 600))
 _ASKED: Final = {
     "where_first": 1.0,
     "where_last": 1.0,
@@ -94,8 +94,9 @@ TALLY: Final = OrderStage(
     window=0.1,
     far=0.2,
     drop=0.35,
-    recurring=0.7,
+    recurring=0.65,
     crossing=0.35,
+    repeated=0.2,
 )
 
 SETTLE: Final = replace(

@@ -22,6 +22,7 @@ from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_batches import OrderBatch, make_order_batch
 from protokv.mini.training.order_curriculum import HELD_OUT, OrderStage
 from protokv.mini.training.order_trainer import OrderTrainer, weigh
+from protokv.mini.training.repeated import PAIRS
 from protokv.mini.training.surgery import insert_layers, tell_words_apart
 from protokv.mini.training.time_curriculum import GATHER, ONSET
 from protokv.mini.training.time_links import TIME_LINKS
@@ -194,15 +195,19 @@ class TimeTrainer(OrderTrainer):
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
-        """As of order, and accuracy by type in crowded videos with shapes that come again, or with one that crosses."""
+        """As of order, and accuracy by type where shapes come again, where one crosses, and where all come twice."""
         if stage.quiet:
             return {}
         found = dict(super().measure(stage)["held_out"])
-        weights = dict.fromkeys(TIME_TYPES, 1.0)
-        for number, (name, crossing) in enumerate((("again", 0.0), ("crossing", 1.0))):
-            rng = np.random.default_rng([self.seed, self.stream, 110 + number])
-            held_out = OrderStage("held out", 0, 0.0, weights, {}, scene=HELD_OUT, shift=0.0, full_mass=1.0)
-            found[name] = self.answer(rng, replace(held_out, recurring=1.0, crossing=crossing))
+        plain = OrderStage("held out", 0, 0.0, {}, {}, scene=HELD_OUT, shift=0.0, full_mass=1.0)
+        over_time = replace(plain, weights=dict.fromkeys(TIME_TYPES, 1.0), recurring=1.0)
+        shown = {
+            "again": over_time,
+            "crossing": replace(over_time, crossing=1.0),
+            "twice": replace(plain, weights=dict.fromkeys(PAIRS, 1.0), repeated=1.0),
+        }
+        for number, (name, held_out) in enumerate(shown.items()):
+            found[name] = self.answer(np.random.default_rng([self.seed, self.stream, 110 + number]), held_out)
         return {"held_out": found}
 
     def find_taps(self, stage: OrderStage) -> set[int]:
