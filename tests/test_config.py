@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -114,10 +115,10 @@ OLD_CONTINUITY = {"pseudo_tokens": 1, "residual": False, "decay": "off", "recycl
         (OLD_CONTINUITY | {"recycle": True}, PaperConfig(budget=24, seed=5, mass_bias="off").with_fields(
             OLD_CONTINUITY | {"recycle": True})),
         ({"policy": "agglomerative", "pseudo_tokens": 1, "residual": False, "decay": "off", "merge": False},
-         DurableConfig(budget=24, seed=5, mass_bias="off", rule="exact")),
+         DurableConfig(budget=24, seed=5, mass_bias="off", rule="exact", center_bits=32)),
         ({"policy": "agglomerative", "merge_mass_power": 0.5, "pseudo_tokens": 4},
          DurableConfig(budget=24, seed=5, mass_bias="off", merge_mass_power=0.5, pseudo_tokens=4, residual=True,
-                       rule="exact")),
+                       rule="exact", center_bits=32)),
     ],
 )  # fmt: skip
 def test_settings_of_old_states_are_those_of_the_memory_that_they_named(
@@ -137,6 +138,56 @@ def test_a_state_goes_on_with_the_rule_that_made_it(budget: int, rule: str, bloc
     config = MemoryConfig.from_dict(migrate(settings))
     assert isinstance(config, DurableConfig)
     assert (config.is_blocked, config.blocked_from) == (blocked, blocked_from)
+
+
+@pytest.mark.parametrize("given", [None, 8, 32])
+def test_a_state_goes_on_with_the_bits_that_it_was_made_with(given: int | None) -> None:
+    # Until there was a setting, all centres were of 32 bits.
+    settings = DurableConfig(budget=40).to_dict()
+    del settings["center_bits"]
+    config = MemoryConfig.from_dict(migrate(settings if given is None else settings | {"center_bits": given}))
+    assert isinstance(config, DurableConfig)
+    assert config.center_bits == (given or 32)
+    assert config.is_coded == (given == 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "coded"),
+    [
+        ({"budget": 40}, True),
+        ({"budget": 682}, True),
+        ({"budget": 684}, False),
+        ({"budget": 684, "blocked_from": 600}, True),
+        ({"budget": 6000}, False),
+        ({"budget": 6000, "center_bits": 8}, True),
+        ({"budget": 40, "rule": "blocked"}, True),
+        ({"budget": 40, "split": (1, 0)}, False),
+        ({"budget": 40, "residual": True}, False),
+        ({"budget": 40, "pseudo_tokens": 2}, False),
+    ],
+)
+def test_centres_are_of_8_bits_where_the_bank_is_small_and_shows_each_once(
+    changes: dict[str, Any], coded: bool
+) -> None:
+    config = DurableConfig(**changes)
+    resolved = config.resolve()
+    assert config.is_coded == resolved.is_coded == coded
+    assert resolved.center_bits == (8 if coded else 32)
+    assert resolved.rule == ("blocked" if config.is_blocked else "exact")
+    assert resolved.resolve() == resolved
+
+
+def test_only_what_may_be_auto_is_resolved() -> None:
+    for name in CONFIGS:
+        config = MemoryConfig.of(name, budget=64)
+        changed = {key for key, value in config.resolve().to_dict().items() if config.to_dict()[key] != value}
+        assert changed == ({"rule", "center_bits"} if name == "durable" else set())
+
+
+@pytest.mark.parametrize("wrong", [16, True, 8.0, "8"])
+def test_a_setting_with_few_values_takes_no_other_one(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="center_bits: expected one of auto, 8, 32, got"):
+        MemoryConfig.of("durable", budget=40, center_bits=wrong)
 
 
 def test_migration_leaves_what_is_new_or_unknown_alone() -> None:

@@ -98,6 +98,10 @@ class MemoryConfig:
         ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).to_dict()
         return {name: value for name, value in ours.items() if value != defaults[name]}
 
+    def resolve(self) -> Self:
+        """This config with each setting that may be "auto" as what that stands for: equal ones keep equal states."""
+        return self
+
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
         """The settings of a memory by its name.
@@ -146,8 +150,9 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
 def check_type(name: str, value: object, hint: Any) -> None:
     """Refuse a value of another type than the annotation of its field says."""
     if get_origin(hint) is Literal:
-        if not isinstance(value, str) or value not in get_args(hint):
-            raise ConfigError(f"{name}: expected one of {', '.join(get_args(hint))}, got {shorten(value)}")
+        # True is 1 to Python, never to a setting.
+        if not any(type(value) is type(one) and value == one for one in get_args(hint)):
+            raise ConfigError(f"{name}: expected one of {', '.join(map(str, get_args(hint)))}, got {shorten(value)}")
         return
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Literal, Self
 
 from protokv.config.prototypes import PrototypeConfig
 from protokv.errors import ConfigError
 
 Rule = Literal["auto", "exact", "blocked"]
+CenterBits = Literal["auto", 8, 32]
 
 BLOCKED_FROM: Final = 512
 """Prototypes of a head from which on "auto" is the blocked rule; what it keeps and costs is measured in
@@ -34,14 +35,15 @@ class DurableConfig(PrototypeConfig):
             no notice of the mass.
         center_bits: of each number of a centre. 32 holds float32, and beside it what attention reads; 8 holds a byte
             and decodes it where it is read, in less than a quarter of the memory and for slower steps
-            (`protokv.memory.protokv.coded`). It goes without residuals and with S = 1.
+            (`protokv.memory.protokv.coded`). It goes without residuals and with S = 1. "auto" is 8 where it can be, in
+            banks of fewer than `blocked_from` prototypes, which answer as well in a third of the bytes
+            (`samples/harder-study/`), and 32 in larger ones, where decoding takes longer than all else.
     """
 
     name: ClassVar[str] = "durable"
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         "merge_mass_power": (0, 1),
         "blocked_from": (2, 2**31),
-        "center_bits": (8, 32),
     }
 
     pseudo_tokens: int = 1
@@ -49,7 +51,7 @@ class DurableConfig(PrototypeConfig):
     rule: Rule = "auto"
     blocked_from: int = BLOCKED_FROM
     merge_mass_power: float = 1.0
-    center_bits: int = 32
+    center_bits: CenterBits = "auto"
 
     def check(self) -> None:
         """Refuse a blocked rule where there is nothing to plan for, and what it or coded centres do not go with."""
@@ -58,11 +60,7 @@ class DurableConfig(PrototypeConfig):
             raise ConfigError("rule: 'blocked' merges prototypes with each other, and there is only one of them")
         if self.rule == "blocked" and self.residual:
             raise ConfigError("rule: 'blocked' keeps no residual statistics", hint="turn residual off")
-        if self.center_bits not in (8, 32):
-            raise ConfigError(f"center_bits: expected 8 or 32, got {self.center_bits}")
-        if not self.is_coded:
-            return
-        if self.residual or self.pseudo_tokens > 1:
+        if self.center_bits == 8 and not self._can_be_coded:
             raise ConfigError(
                 "center_bits: centres of 8 bits are shown once, and without residual statistics",
                 hint="turn residual off and leave pseudo_tokens at 1",
@@ -71,7 +69,13 @@ class DurableConfig(PrototypeConfig):
     @property
     def is_coded(self) -> bool:
         """Whether centres are held in fewer bits than they are shown in."""
-        return self.center_bits < 32
+        if self.center_bits == "auto":
+            return self._can_be_coded and 0 < self.prototypes < self.blocked_from
+        return self.center_bits == 8
+
+    @property
+    def _can_be_coded(self) -> bool:
+        return not self.residual and self.pseudo_tokens == 1
 
     @property
     def is_blocked(self) -> bool:
@@ -79,3 +83,7 @@ class DurableConfig(PrototypeConfig):
         if self.rule == "auto":
             return self.prototypes >= self.blocked_from and not self.residual
         return self.rule == "blocked"
+
+    def resolve(self) -> Self:
+        """This config with the rule and the bits that "auto" stands for."""
+        return replace(self, rule="blocked" if self.is_blocked else "exact", center_bits=8 if self.is_coded else 32)

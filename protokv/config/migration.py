@@ -2,7 +2,7 @@
 
 Until format 2 the memories `paper`, `continuity` and `durable` were one kind, `protokv`, with the settings of both
 rules and a setting `policy` between them. Later, `durable` took the blocked rule from 4,096 prototypes on, and had no
-setting that said so. Knows nothing of tensors.
+setting that said so; and all centres were of 32 bits, which no setting said either. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from protokv.config.paper import ContinuityConfig, PaperConfig
 _OLD_KIND: Final = "protokv"
 _OLD_BLOCKED_FROM: Final = 4096
 # What a setting was where a state does not say; all others had the paper's default.
-_OLD_DEFAULTS: Final[Mapping[str, Any]] = {"policy": "continuity", "merge_mass_power": 1.0, "rule": "exact"}
+_OLD_BITS: Final = 32
+_OLD_DEFAULTS: Final[Mapping[str, Any]] = {
+    "policy": "continuity",
+    "merge_mass_power": 1.0,
+    "rule": "exact",
+    "center_bits": _OLD_BITS,
+}
 
 
 def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,8 +34,10 @@ def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
     has all settings by which that differs from `paper`, else `paper`. Whatever is unknown stays, so that
     `MemoryConfig.from_dict` refuses it by name.
     """
-    if settings.get("kind") == DurableConfig.name and "blocked_from" not in settings:
-        return _with_its_rule(settings)
+    if settings.get("kind") == DurableConfig.name:
+        settings = {"center_bits": _OLD_BITS, **settings}
+        if "blocked_from" not in settings:
+            return _with_its_rule(settings)
     if settings.get("kind") != _OLD_KIND:
         return dict(settings)
     old = {**PaperConfig().to_dict(), **_OLD_DEFAULTS, **settings}

@@ -73,7 +73,7 @@ def damage_of(header: Header) -> str:
 def _check_recipe(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
     try:
         check_fits(header, identity)
-        theirs, ours = config_of(header).to_dict(), recipe.config.to_dict()
+        theirs, ours = config_of(header).resolve().to_dict(), recipe.config.resolve().to_dict()
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):
                 raise StateMismatch(f"its memory.{name} is {theirs.get(name)}, this run's is {ours.get(name)}")

@@ -97,7 +97,7 @@ def _another_source(path: StatePath, state: State, source: Source | LiveSource) 
 def check_memory(path: StatePath, state: State, config: MemoryConfig) -> None:
     """Refuse another memory than the state's. StateMismatch, naming the setting."""
     # Through the config, so that a setting which is newer than the state has its default there.
-    theirs, ours = config_of(state).to_dict(), config.to_dict()
+    theirs, ours = config_of(state).resolve().to_dict(), config.resolve().to_dict()
     for field in theirs:
         _compare(path, f"memory.{field}", theirs[field], ours.get(field))
 

@@ -249,18 +249,18 @@ def _compare_compact(budget: int) -> list[Variant]:
 # What a prototype may keep besides its centre, and in fewer bytes: each row with the budgets that it is run at. From 43
 # to 5 tokens, 1/100 to 1/1,000, they are compared at equal tokens; at the others one has about the bytes of another.
 _OF_MODES: Final[dict[str, tuple[dict[str, Any], tuple[int, ...]]]] = {
-    "durable": ({}, (43, 22, 11, 5, 61, 40, 30, 24, 13)),
+    "durable": ({}, (43, 22, 11, 5, 134, 68, 33, 13)),
+    "32 bits": ({"center_bits": 32}, (43, 22, 11, 5, 61, 40, 30, 24, 13)),
     "S = 1, residuals": ({"residual": True}, (22, 11)),
     "S = 2": ({"pseudo_tokens": 2, "residual": True}, (22,)),
     "S = 2, variance": ({"pseudo_tokens": 2, "residual": True, "allocation": "variance"}, (22, 11, 5)),
     "S = 4, variance": ({"pseudo_tokens": 4, "residual": True, "allocation": "variance"}, (22, 11)),
-    "8 bits": ({"center_bits": 8}, (43, 22, 11, 134, 68, 33, 13)),
 }
 
 
 def _compare_modes(budget: int) -> list[Variant]:
-    """`durable` with residual statistics: at equal tokens as many centres with S = 1, and a half or a quarter else; and
-    with coded centres. A budget that is none of the study has every row."""
+    """`durable`, with centres of 32 bits, and with residual statistics: at equal tokens as many centres with S = 1, and
+    a half or a quarter else. A budget that is none of the study has every row."""
     own = any(budget in budgets for _, budgets in _OF_MODES.values())
     rows = {row: fields for row, (fields, budgets) in _OF_MODES.items() if not own or budget in budgets}
     return [Variant(row, DurableConfig(budget=budget).with_fields(fields)) for row, fields in rows.items()]

@@ -90,8 +90,15 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
 
 
 def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
-    """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics."""
-    defaults = {"pseudo_tokens": 2, "residual": True, "subquantizers": 2, "codewords": 4, "warmup_residuals": 11}
+    """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics, its centres in float32."""
+    defaults = {
+        "pseudo_tokens": 2,
+        "residual": True,
+        "subquantizers": 2,
+        "codewords": 4,
+        "warmup_residuals": 11,
+        "center_bits": 32,
+    }
     return DurableConfig(budget=budget, **(defaults | changes))
 
 

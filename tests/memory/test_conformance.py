@@ -27,7 +27,7 @@ LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
 def configs() -> list[object]:
     variants = {
         "protokv": small_config(BUDGET),
-        "protokv-durable": DurableConfig(budget=BUDGET).with_fields({"subquantizers": 4, "warmup_residuals": 31}),
+        "protokv-durable": DurableConfig(budget=BUDGET, center_bits=32),
         "protokv-paper": PaperConfig(budget=BUDGET),
         "protokv-near-only": small_config(BUDGET, split=(1, 0)),
         "protokv-far-only": small_config(BUDGET, split=(0, 1)),
@@ -36,8 +36,10 @@ def configs() -> list[object]:
             BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
         ),
         "protokv-coded": DurableConfig(budget=BUDGET, center_bits=8),
-        "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked"),
-        "protokv-blocked-average": DurableConfig(budget=BUDGET, rule="blocked", split=(0, 1), anchor="average"),
+        "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "protokv-blocked-average": DurableConfig(
+            budget=BUDGET, rule="blocked", split=(0, 1), anchor="average", center_bits=32
+        ),
         "protokv-joint": small_config(BUDGET, histograms="joint"),
         "protokv-variance": small_config(BUDGET, allocation="variance"),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),

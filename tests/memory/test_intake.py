@@ -20,7 +20,7 @@ BUDGET = 29
 CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS} | {
     "paper, small": small_config(BUDGET),
     "durable with residuals": small_durable(BUDGET),
-    "durable, blocked": DurableConfig(budget=120, rule="blocked"),
+    "durable, blocked": DurableConfig(budget=120, rule="blocked", center_bits=32),
 }
 WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]
 
@@ -112,7 +112,7 @@ def test_the_bank_is_what_it_would_be_without_the_dropped_tokens(config: MemoryC
 @given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30), st.integers(0, 99))
 def test_the_blocked_rule_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
     world = World(shape_of(layers=1, heads=2, size=8), seed)
-    config = DurableConfig(budget=24, rule="blocked")
+    config = DurableConfig(budget=24, rule="blocked", center_bits=32)
     memory = build_memory(config, world.shape, world.rotary)
     memory.start(*world.sink())
     clock = stream(memory, world, len(bad), dict(enumerate(bad)))

@@ -33,15 +33,15 @@ REFUSED = ("dycoke-decode", "hermes")
 def configs() -> list[object]:
     variants = {
         "paper": small_config(BUDGET),
-        "durable": DurableConfig(budget=BUDGET),
+        "durable": DurableConfig(budget=BUDGET, center_bits=32),
         "durable, coded": DurableConfig(budget=BUDGET, center_bits=8),
         "residual, short warm-up": small_config(60, warmup_residuals=5),
         "residual, long warm-up": small_config(BUDGET, warmup_residuals=55, seed=7),
         "far only": small_config(BUDGET, split=(0, 1), anchor="first"),
         "no residual": small_config(BUDGET, residual=False, anchor="average"),
         "agglomerative": small_durable(BUDGET),
-        "blocked": DurableConfig(budget=BUDGET, rule="blocked"),
-        "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked"),
+        "blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked", center_bits=32),
     }
     others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]

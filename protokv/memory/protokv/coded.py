@@ -119,13 +119,16 @@ class CodedBank(PrototypeBank):
         )
         return decode(codes, exponents), decode(value_codes, value_exponents)
 
-    def show(self, layer: int, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What attention reads of some heads of a layer: keys turned to their anchors, and values, `[h, K, D]`."""
+    def show(self, layer: int | slice, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What attention reads of some heads of a layer: keys turned to their anchors, and values, `[h, K, D]`.
+
+        Of several layers `[l, h, K, D]`.
+        """
         codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
         anchors = self.position[layer, heads]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
-        for some in cut(codes.shape[1], _ROWS, codes.device):
-            part = (slice(None), some)
+        for some in cut(codes.shape[-2], _ROWS, codes.device):
+            part = (..., some, slice(None))
             angles = rotary(anchors[part].round().long())
             keys[part] = rotate(decode(codes[part], exponents[part]), *angles)
             values[part] = decode(value_codes[part], value_exponents[part])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
-from protokv.context import Context, DecodedContext
+from protokv.context import Context, DecodedContext, SlotContext
 from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
@@ -38,6 +38,8 @@ from protokv.rotary import Rotary, rotate, unrotate
 ROWS_AT_ONCE = 2**18
 # Numbers of pseudo-tokens, keys or values, that stay in the cache of a CPU until they are written.
 _CACHED_ELEMENTS = 2**17
+# Numbers of coded keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
+_DECODED_AT_ONCE = 2**23
 
 
 class ProtoKV(LocalMemory):
@@ -112,21 +114,24 @@ class ProtoKV(LocalMemory):
         return self._slots.context(self._near.positions, self._anchors)
 
     def _decoded_context(self) -> Context:
-        """All slots, of which those of prototypes are decoded when a layer is read."""
+        """All slots, those of prototypes decoded: at once where they are few, else when a layer is read."""
         slots, bank = self._slots, self._bank
         assert isinstance(bank, CodedBank)
         far = slice(slots.sink.stop, slots.sink.stop + bank.mass.shape[2])
         exact = slots.context(self._near.positions)
-        bias = torch.cat((slots.bias[:, :, : far.start], self._bias_of(bank.mass, 1), slots.bias[:, :, far.start :]), 2)
+        bias = _between(slots.bias, far.start, self._bias_of(bank.mass, 1))
 
         def positions() -> Tensor:
             assert exact.positions is not None
-            held = exact.positions()
-            return torch.cat((held[:, :, : far.start], self._anchors(), held[:, :, far.start :]), 2)
+            return _between(exact.positions(), far.start, self._anchors())
 
-        def decode(layer: int, heads: slice) -> tuple[Tensor, Tensor]:
+        def decode(layer: int | slice, heads: slice) -> tuple[Tensor, Tensor]:
             return bank.show(layer, heads, self._rotary, slots.keys.dtype)
 
+        if bank.mass.numel() * self._shape.head_size <= _DECODED_AT_ONCE:
+            pairs = zip((slots.keys, slots.values), decode(slice(None), slice(None)), strict=True)
+            keys, values = (_between(held, far.start, shown) for held, shown in pairs)
+            return SlotContext(keys, values, bias, far, positions)
         return DecodedContext(slots.keys, slots.values, bias, far, positions, decode=decode)
 
     def _allocate(self, residuals: Residuals) -> None:
@@ -154,7 +159,7 @@ class ProtoKV(LocalMemory):
     def _far_rows(self) -> Tensor:
         """Where the S slots of each prototype are among the slots of all heads, `[L * H * K, S]` int64."""
         L, H, N, _ = self._slots.keys.shape
-        head = torch.arange(0, L * H * N, N, device=self._shape.device)[:, None]
+        head = N * torch.arange(L * H, device=self._shape.device)[:, None]
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=self._shape.device)
         return (head + far).view(-1, self._config.pseudo_tokens)
 
@@ -238,3 +243,8 @@ class ProtoKV(LocalMemory):
 def _bank_of(config: PrototypeConfig) -> type[PrototypeBank]:
     """The bank that the settings ask for."""
     return CodedBank if config.is_coded else PrototypeBank
+
+
+def _between(held: Tensor, at: int, more: Tensor) -> Tensor:
+    """`held` with `more` put in at this slot, `[L, H, N, ...]`."""
+    return torch.cat((held[:, :, :at], more, held[:, :, at:]), 2)

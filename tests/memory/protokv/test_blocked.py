@@ -252,7 +252,7 @@ def test_every_token_is_in_some_prototype_and_none_is_hidden(lengths: list[int],
 def test_a_plan_that_no_stream_leaves_is_refused(name: str, change: Callable[[Tensor], Tensor]) -> None:
     shape = shape_of(heads=2)
     world = World(shape, 0)
-    memory = ProtoKV(DurableConfig(budget=60, split=(0, 1), rule="blocked"), shape, world.rotary)
+    memory = ProtoKV(DurableConfig(budget=60, split=(0, 1), rule="blocked", center_bits=32), shape, world.rotary)
     feed(memory, world, [40, 18, 1, 1, 1])
     state = copy_of(memory)
     if name == "plan.into":

@@ -13,6 +13,7 @@ from torch import Tensor
 from protokv.config import DurableConfig
 from protokv.context import Context, DecodedContext, SlotContext
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.memory.protokv import memory as memory_module
 from protokv.memory.protokv.coded import decode, encode
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive_ward import NaiveAgglomerative
@@ -127,8 +128,27 @@ def same_segments(one: Context, other: Context) -> bool:
     )
 
 
+def test_few_prototypes_are_decoded_at_once_as_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, world = memory_of()
+    feed(memory, world, [7] * 14)
+    at_once = memory.context()
+    assert type(at_once) is SlotContext
+    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
+    by_layer = memory.context()
+    assert isinstance(by_layer, DecodedContext)
+    assert same_segments(at_once, by_layer)
+    for layer in range(2):
+        places, expected = at_once.places(layer), by_layer.places(layer)
+        assert places is not None
+        assert expected is not None
+        assert torch.equal(places, expected)
+
+
 @pytest.mark.parametrize("begins", [0, 2**17])
-def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_held(begins: int) -> None:
+def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_held(
+    begins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
     memory, world = memory_of(center_bits=8)
     memory.start(*world.sink())
     for index in range(14):
