@@ -44,17 +44,25 @@ def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: B
     torch.testing.assert_close(cuda_logits.cpu(), cpu_logits, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("preset", ["paper", "durable"])
-def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, preset: str) -> None:
+# Of 8 bits, a centre differs by a whole unit where two sums differ in their last digit.
+NEAR = {
+    "paper": (PaperConfig(budget=48), 1e-3),
+    "durable, 32 bits": (DurableConfig(budget=48, center_bits=32), 1e-3),
+    "durable": (DurableConfig(budget=48), 1e-2),
+}
+
+
+@pytest.mark.parametrize(("config", "near"), NEAR.values(), ids=NEAR)
+def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, config: MemoryConfig, near: float) -> None:
     def logits() -> torch.Tensor:
-        session = Session.start(cuda, MemoryConfig.of(preset, budget=48))
+        session = Session.start(cuda, config)
         for step in range(30):
             session.watch(random_frames(step))
         return session.prefill(QUESTION)
 
     first = logits()
     assert first.isfinite().all()
-    torch.testing.assert_close(logits(), first, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(), first, rtol=near, atol=near)
 
 
 def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone) -> None:
