@@ -1,6 +1,6 @@
 #!/bin/sh
 # The rows again, into the folder named as the first argument (default: ./again): about 11 minutes of CPU time for
-# `harder`, 4 before natural backdrops, 1 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`,
+# `harder`, 4 before natural backdrops, 7 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`,
 # at most 22 for `hour`, 15 for its middle, 6 for the full cache over an hour, and 9 for `modes`. A run goes on where it was
 # stopped, and how long it will take is measured, one stream at a time, and said before it begins.
 set -eu
@@ -13,8 +13,9 @@ replay() {
 replay --study harder --side-by-side 24 -o "$out/harder.jsonl"
 replay --study harder --backdrop natural --world 5002500:16 --budget 173,43,22 \
   --memory full,durable,infinipot-v,sliding-window --side-by-side 16 -o "$out/natural.jsonl"
-replay --study harder --world 5002000:8 --budget 43,22 --memory durable --set center_bits=32 --side-by-side 8 \
-  -o "$out/bits.jsonl"
+replay --study harder --memory durable --set center_bits=32 --side-by-side 24 -o "$out/bits.jsonl"
+replay --study harder --backdrop natural --world 5002500:16 --budget 173,43,22 --memory durable --set center_bits=32 \
+  --side-by-side 16 -o "$out/bits-natural.jsonl"
 replay --study decay --side-by-side 4 -o "$out/decay.jsonl"
 replay --study hour --side-by-side 4 -o "$out/hour.jsonl"
 replay --study hour --before 30m --delays 0,10m,28m --side-by-side 4 -o "$out/hour-middle.jsonl"
