@@ -1,8 +1,8 @@
 """`CodedBank`: centres at a byte a feature (`center_bits=8`), decoded where they are read.
 
 32 features share a power of two, and each is a whole number from -127 to 127 of it, as in MXINT8 (OCP Microscaling
-Formats 1.0, 2023), which needs no codebook to be fitted. What is shown is decoded as well, one layer at a time, so
-that a prototype costs a quarter of a float32 one and nothing is held twice.
+Formats 1.0, 2023), which needs no codebook to be fitted. What is shown is decoded as well, when it is read, so that a
+prototype costs a quarter of a float32 one and nothing is held twice.
 
 A centre that has moved is rounded again, and a heavy one moves by less than half a unit at a time: rounded to nearest
 it would stop where it is. So from mass 2 on a number goes up to the next whole one as often as it is near it, by where
