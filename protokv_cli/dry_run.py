@@ -67,7 +67,7 @@ def show_estimate(out: Output, found: Estimate) -> None:
         "steps": unknown if found.steps is None else count_text(found.steps, "step"),
         "tokens": f"{found.tokens_per_step:g} a step" + ("" if found.tokens is None else f", {found.tokens:,} in all"),
         "state": f"{bytes_text(found.state_bytes)} in memory, on disk "
-        + ("growing with the stream" if found.most_bytes is None else f"at most {bytes_text(found.most_bytes)}"),
+        + ("growing with the stream" if found.most_bytes is None else f"about {bytes_text(found.most_bytes)}"),
         "takes": "unknown"
         if found.seconds is None
         else f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here",

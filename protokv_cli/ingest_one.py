@@ -67,7 +67,7 @@ def _begin(out: Output, started: Started, source: str, argument: str) -> None:
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     else:
-        most = "grows with the stream" if started.most_bytes is None else f"at most {bytes_text(started.most_bytes)}"
+        most = "grows with the stream" if started.most_bytes is None else f"about {bytes_text(started.most_bytes)}"
         out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
     if started.beyond_model and started.how != "finished":
         warn_of_source(out, source, argument)

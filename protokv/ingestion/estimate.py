@@ -27,7 +27,7 @@ class Estimate:
         steps, tokens: that it would have.
         tokens_per_step: of the steps that were tried.
         state_bytes: in memory.
-        most_bytes: on disk at the most; None where that grows with the stream.
+        most_bytes: of its tensors, on disk, once the memory is full; None where they grow with the stream.
         seconds: that the run would take at the speed of the steps that were tried.
         tried_steps: how many these were.
     """

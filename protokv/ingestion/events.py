@@ -17,7 +17,7 @@ class Started:
         fps: frames a second that are sampled.
         source_fps: frames a second that the source has; None where it does not say.
         state_bytes: of the state in memory.
-        most_bytes: that the state takes on disk once the memory is full; None where it grows with the stream.
+        most_bytes: of the tensors of the state on disk once the memory is full; None where they grow with the stream.
         beyond_model: the source is nothing that the model can make sense of (`protokv.watched.is_beyond`).
     """
 
