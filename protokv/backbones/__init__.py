@@ -45,8 +45,8 @@ def load_backbone(
     """Load a model. An embedded one, on a CPU, sets torch to one thread for this process.
 
     Args:
-        name: `protokv/mini`, `protokv/mini-order` or `protokv/mini-time` (embedded), a local folder, or a hub name
-            such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
+        name: `protokv/mini` or `protokv/mini-order` (embedded), a local folder, or a hub name such as
+            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
         device: `auto` (CUDA where there is one, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own on an accelerator and float32 on a
             CPU. As a state names it, `bfloat16+4bit`, it includes the quantisation.

@@ -33,7 +33,7 @@ IDENTITY = "identity.json"
 
 
 class Embedded(Backbone):
-    """`protokv/mini`, `protokv/mini-order` and `protokv/mini-time`."""
+    """`protokv/mini` and `protokv/mini-order`."""
 
     position_components = 3
 

@@ -1,4 +1,4 @@
-"""The embedded model `protokv/mini` and two larger ones: weights, vocabulary, the procedural world that they know.
+"""The embedded model `protokv/mini` and a larger one: weights, vocabulary, the procedural world that they know.
 
 Weights are a Qwen2.5-VL checkpoint that `from_pretrained` loads; `network` runs them without transformers, and is
 the only module here that needs torch. How they were trained is in `protokv.mini.training`, which is part of the
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["EMBEDDED", "EMBEDDED_ORDER", "EMBEDDED_TIME", "WORLD_MARK", "is_embedded", "weights_folder"]
+__all__ = ["EMBEDDED", "EMBEDDED_ORDER", "WORLD_MARK", "is_embedded", "weights_folder"]
 
 EMBEDDED = "protokv/mini"
 EMBEDDED_ORDER = "protokv/mini-order"
-"""The one that also reads order; larger, and slower by an eighth."""
-EMBEDDED_TIME = "protokv/mini-time"
-"""The one that also tells how often a shape came, where first and where last; the largest."""
+"""The one that also reads order, and how often a shape came; larger, and slower by a third."""
 
-_FOLDERS = {EMBEDDED: "weights", EMBEDDED_ORDER: "weights-order", EMBEDDED_TIME: "weights-time"}
+_FOLDERS = {EMBEDDED: "weights", EMBEDDED_ORDER: "weights-order"}
 
 WORLD_MARK = "drawn by the procedural world of protokv/mini"
 """The comment in files of its world: of whatever else the model watches, its answers mean nothing."""

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from protokv.config import DEFAULT, DurableConfig, FullConfig, MemoryConfig, PaperConfig
 from protokv.errors import ConfigError
-from protokv.mini import EMBEDDED, EMBEDDED_ORDER, EMBEDDED_TIME, is_embedded
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER, is_embedded
 from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.seeds import DEMONSTRATION, STUDY
 from protokv.replay.placement import Before, Evidence
@@ -325,7 +325,7 @@ STUDIES: Final[dict[str, Study]] = {
         evidence="minutes",
         delays_s=(0, 60, 220),
         types=TIME_TYPES,
-        model=EMBEDDED_TIME,
+        model=EMBEDDED_ORDER,
     ),
     "hour": Study(
         _compare_compact,

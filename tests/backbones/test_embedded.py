@@ -15,7 +15,7 @@ from protokv.backbones.embedded import Embedded
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.errors import ConfigError
-from protokv.mini import EMBEDDED, EMBEDDED_ORDER, EMBEDDED_TIME, weights_folder
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
 from protokv.session import Session
 from tests.conftest import random_frames
 
@@ -24,7 +24,7 @@ NEAR = {"rtol": 1e-4, "atol": 1e-4}
 TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  star\tzebra Xylophone", "it's, 3 stars!"]
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, EMBEDDED_ORDER, EMBEDDED_TIME])
+@pytest.fixture(scope="module", params=[EMBEDDED, EMBEDDED_ORDER])
 def name(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen

@@ -27,7 +27,7 @@ from protokv.mini.questions import Question
 from protokv.mini.training.batches import IGNORED, judge_answers, write_question
 from protokv.mini.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from protokv.mini.training.model import TOKENS
-from protokv.mini.training.order_worlds import ASKED, PLACES, ask_order, make_order_world
+from protokv.mini.training.order_worlds import ASKED, ASKED_TWICE, PLACES, TWICE, ask_order, make_order_world
 from protokv.mini.training.time_worlds import ask_time, make_time_world
 from protokv.mini.training.visual_tokens import show_whole_steps
 from protokv.mini.vocabulary import split
@@ -82,17 +82,25 @@ def answer_all(model: Qwen2_5_VLForConditionalGeneration, world: World, asked: S
 
 
 def evaluate_order(
-    model: Qwen2_5_VLForConditionalGeneration, kinds: Sequence[str], worlds: int, per_type: int = 4
+    model: Qwen2_5_VLForConditionalGeneration,
+    kinds: Sequence[str],
+    worlds: int,
+    per_type: int = 4,
+    places: Sequence[str] = PLACES,
 ) -> Verdicts:
     """Right answers and questions by type and place of the evidence in `worlds` worlds a place."""
     in_order, over_time = (
         tuple(kind for kind in kinds if (kind in TIME_TYPES) == about_time) for about_time in (False, True)
     )
-    tally = {(kind, place): np.zeros((worlds, 2), np.int64) for kind in kinds for place in PLACES}
+    tally = {(kind, place): np.zeros((worlds, 2), np.int64) for kind in kinds for place in places}
     for index in range(worlds):
-        for place in PLACES:
-            order, time = make_order_world(place, index), make_time_world(place, index)
-            for world, asked in ((order, ask_order(order, in_order, per_type)), (time, ask_time(time, over_time))):
+        for place in places:
+            order = make_order_world(place, index)
+            asked_of = [(order, ask_order(order, in_order, per_type))]
+            if over_time:
+                time = make_time_world(place, index)
+                asked_of.append((time, ask_time(time, over_time)))
+            for world, asked in asked_of:
                 for question, ok in zip(asked, answer_all(model, world, asked) if asked else [], strict=True):
                     tally[question.type, place][index] += (ok, 1)
     return tally
@@ -110,10 +118,11 @@ def bootstrap(counts: NDArray[np.int64], resamples: int = RESAMPLES, seed: int =
 
 def format_order_table(verdicts: Verdicts) -> Iterator[str]:
     """The lines of a markdown table: a row a type, the places side by side, then all of them together."""
-    yield f"| question | chance | {' | '.join(PLACES)} | all | interval | n |"
-    yield "|---|---|" + "---|" * (len(PLACES) + 3)
+    places = list(dict.fromkeys(place for _, place in verdicts))
+    yield f"| question | chance | {' | '.join(places)} | all | interval | n |"
+    yield "|---|---|" + "---|" * (len(places) + 3)
     for kind in dict.fromkeys(kind for kind, _ in verdicts):
-        by_place = [verdicts[kind, place] for place in PLACES]
+        by_place = [verdicts[kind, place] for place in places]
         shown = [f"{c[:, 0].sum() / c[:, 1].sum():.2f}" if c[:, 1].any() else "-" for c in by_place]
         together = np.sum(by_place, axis=0)
         right, asked = together.sum(0)
@@ -131,13 +140,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", type=Path, default=weights_folder(), help="checkpoint folder")
     parser.add_argument("--worlds", type=int, default=64, help="worlds for each place of the evidence")
+    parser.add_argument("--twice", action="store_true", help="worlds whose evidence is shown twice, instead")
     parser.add_argument("--types", help="question types, separated by commas (default: all that it has words for)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
-    kinds = options.types.split(",") if options.types else find_known_types(options.model)
-    for line in format_order_table(evaluate_order(model.eval(), kinds, options.worlds)):
+    asked, places = (ASKED_TWICE, (TWICE,)) if options.twice else ((*ASKED, *TIME_TYPES), PLACES)
+    kinds = options.types.split(",") if options.types else find_known_types(options.model, asked)
+    for line in format_order_table(evaluate_order(model.eval(), kinds, options.worlds, places=places)):
         sys.stdout.write(line + "\n")
     return 0
 

@@ -1,7 +1,8 @@
 """Worlds in which only reading time answers: four events at the start, in the middle or at the end among 24 others.
 
 The 24 others share no shape, colour or place with the four, which come within a minute or, in every second world,
-within 16 seconds. Owns what is shown and what is asked; knows no model.
+within 16 seconds. The four may be shown twice, at the start and in the middle. Owns what is shown and what is asked;
+knows no model.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from protokv.mini.seeds import ORDER_CARD
 from protokv.mini.world import World, WorldConfig
 
 PLACES: Final = ("start", "middle", "end")
+TWICE: Final = "twice"
 DISTRACTORS: Final = 24
 CONTENT: Final = ("colour", "shape", "where", "at", "whether")
 ASKED: Final = (*(kind for kind in ORDER_TYPES if kind not in ("before", "after")), *CONTENT, "first", "last", "now")
 """Types in the order of the table: order first, then what must not be lost for it."""
+ASKED_TWICE: Final = ("which_first", "which_last", "before", "after", "colour", "where")
+"""Types of which both showings give the same answer."""
 
 LENGTHS_S: Final = (180, 240, 300)
 _EVIDENCE_S: Final = (60, 16)
@@ -32,7 +36,8 @@ def make_order_world(place: str, index: int) -> World:
     """
     length_s = LENGTHS_S[index // 2 % len(LENGTHS_S)]
     evidence_s = _EVIDENCE_S[index % 2]
-    before_s = {"start": 0, "middle": length_s // 120 * 60, "end": length_s - evidence_s}[place]
+    middle_s = length_s // 120 * 60
+    before_s = {"start": 0, "middle": middle_s, "end": length_s - evidence_s, TWICE: 0}[place]
     return World(
         WorldConfig(
             ORDER_CARD[index],
@@ -41,14 +46,19 @@ def make_order_world(place: str, index: int) -> World:
             evidence_events=4,
             evidence_s=evidence_s,
             before_s=before_s,
+            again_s=middle_s if place == TWICE else None,
         )
     )
 
 
 def ask_order(world: World, kinds: tuple[str, ...] = ASKED, per_type: int = 4) -> list[Question]:
-    """Up to `per_type` different facts of each type about the whole of `world`; the same for the same world."""
+    """Up to `per_type` different facts of each type about the whole of `world`; the same for the same world.
+
+    A second showing adds nothing that could be asked.
+    """
     ask_s = world.config.length_s
-    events = world.events_until(ask_s)
+    repeats = world.repeats()
+    events = [event for event in world.events_until(ask_s) if event not in repeats]
     asked = []
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([world.config.seed, 32, number, world.config.before_s])

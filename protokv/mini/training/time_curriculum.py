@@ -1,9 +1,10 @@
-"""The curriculum of what happens to one shape over time, on weights that read order: five stages, pure data.
+"""The curriculum of what happens to one shape over time, on weights that read order: six stages, pure data.
 
 A layer learns where events begin, and a second one to gather the events of a shape, evenly; both alone, behind a
 network that stays as it is, and without a trace in what is not asked over time. Then the layers behind them learn to
-answer. The two learn alone once more, what begins is told in more detail, and the others follow. What is in front and
-the words stay: at a rate that answers need, even shares do not last.
+answer. The two learn alone once more, what begins is told in more detail, and the others follow; the last stage asks more
+of what suffers most from sharing a word with what is asked over time. What is in front and the words stay: at a rate
+that answers need, even shares do not last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from protokv.mini.training.order_curriculum import LATE, ORDER_LINKS, WEIGHTS, OrderStage, Scene
 
-TIME_STEPS: Final = 8500
+TIME_STEPS: Final = 8740
 """Steps of a full run, all stages together."""
 
 _LAYERS: Final = "model.language_model.layers."
@@ -122,10 +123,21 @@ ANSWER: Final = replace(
     links={**TALLY.links, "part": 3.0, "clock": 2.0},
 )
 
+POLISH: Final = replace(
+    ANSWER,
+    name="polish",
+    steps=240,
+    rate=1e-4,
+    rate_end=1e-6,
+    easy=0.0,
+    weights={**ANSWER.weights, "where": 4.0},
+    weights_end={"where": 4.0, "times": 4.0},
+)
+
 
 def make_time_curriculum(steps: int = TIME_STEPS) -> tuple[OrderStage, ...]:
-    """The stages of a run of `steps` steps: the first is as long in any, the others share the rest."""
-    rest = steps - ONSET.steps
+    """The stages of a run of `steps` steps: the first and the last are as long in any, the others share the rest."""
+    rest = steps - ONSET.steps - POLISH.steps
     shares = ((GATHER, 24), (TALLY, 24), (SETTLE, 16))
     middle = [replace(stage, steps=rest * share // 79) for stage, share in shares]
-    return ONSET, *middle, replace(ANSWER, steps=rest - sum(stage.steps for stage in middle))
+    return ONSET, *middle, replace(ANSWER, steps=rest - sum(stage.steps for stage in middle)), POLISH

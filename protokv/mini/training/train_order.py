@@ -1,9 +1,9 @@
 """Teaches the shipped model order, then time: `python -m protokv.mini.training.train_order --out DIR [--seed N]`.
 
 One command makes the clip bank with the shipped vision tower, puts two layers into the shipped language model, trains
-it on the stages of `order_curriculum` and exports to DIR/weights-order; puts in two more, trains on those of
-`time_curriculum` and exports to DIR/weights-time. Every stage leaves a file in DIR, so the same command resumes after
-the last finished stage. DIR/log.jsonl has every measurement.
+it on the stages of `order_curriculum`, puts in two more, trains on those of `time_curriculum` and exports to
+DIR/weights-order. Every stage leaves a file in DIR, so the same command resumes after the last finished stage.
+DIR/log.jsonl has every measurement.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def train_order(
     weights: Path | None = None,
     dtype: torch.dtype = torch.float32,
     counts: Mapping[int, int] = COUNTS,
-) -> tuple[Path, Path]:
-    """Run what is still missing in `folder`, with one thread per process, and return the two checkpoint folders.
+) -> Path:
+    """Run what is still missing in `folder`, with one thread per process, and return the checkpoint folder.
 
     `weights` is a checkpoint folder of four layers that reads content (None: the shipped one).
     """
@@ -52,13 +52,12 @@ def train_order(
     bank = run_bank_stage(folder, seed, visual, say, counts=counts)
     trainer = OrderTrainer(state, bank, seed, say, dtype)
     trainer.run(folder, curriculum)
-    made = folder / "weights-order", folder / "weights-time"
-    export(trainer.float_model(), made[0], "order")
     longer = TimeTrainer(trainer.float_model().state_dict(), bank, seed, say, dtype)
     known = trainer.optimizer.tensors().items()
     longer.optimizer.load({name: tensor for name, tensor in known if name.startswith("master.links.")})
     longer.run(folder, time_curriculum)
-    export(longer.float_model(), made[1], "time")
+    made = folder / "weights-order"
+    export(longer.float_model(), made, "time")
     say({"exported": True})
     return made
 
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dtype = getattr(torch, options.dtype)
     order, time = make_curriculum(options.steps), make_time_curriculum(options.time_steps)
     made = train_order(options.out, options.seed, order, time, dtype=dtype)
-    sys.stdout.writelines(f"{path}\n" for path in made)
+    sys.stdout.write(f"{made}\n")
     return 0
 
 

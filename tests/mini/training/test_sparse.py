@@ -114,10 +114,10 @@ def test_a_run_has_the_steps_that_it_is_told():
 
 
 def test_a_run_over_time_has_the_steps_that_it_is_told():
-    assert [stage.steps for stage in make_time_curriculum()] == [600, 2400, 2400, 1600, 1500]
+    assert [stage.steps for stage in make_time_curriculum()] == [600, 2400, 2400, 1600, 1500, 240]
     stages = make_time_curriculum(2000)
     assert sum(stage.steps for stage in stages) == 2000
-    assert [stage.name for stage in stages] == ["onset", "gather", "tally", "settle", "answer"]
+    assert [stage.name for stage in stages] == ["onset", "gather", "tally", "settle", "answer", "polish"]
     assert all(stage.rate_end < 0.03 * stage.rate for stage in stages)
     # What learns alone does not learn with the others, and neither does the clock in front of it.
     alone = {layer for stage in stages for layer in stage.quiet}

@@ -43,15 +43,12 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_is_asked_about_order_and_resumes_t
     for done in (time_curriculum[:0], time_curriculum[:1]):
         train_order(tmp_path / "parts", 1, curriculum[: 2 + len(done)], done)
     resumed = train_order(tmp_path / "parts", 1, curriculum, time_curriculum)
-    for folders, known, layers in zip(
-        zip(made, resumed, strict=True), (set(ASKED), {*ASKED, *TIME_TYPES}), (6, 8), strict=True
-    ):
-        one, two = (load_file(folder / "model.safetensors") for folder in folders)
-        assert one.keys() == two.keys()
-        assert all(torch.equal(one[name], two[name]) for name in one)
-        assert set(find_known_types(folders[0])) == known
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folders[0], dtype=torch.float32).eval()
-        assert len(model.model.language_model.layers) == layers
+    one, two = (load_file(folder / "model.safetensors") for folder in (made, resumed))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert set(find_known_types(made)) == {*ASKED, *TIME_TYPES}
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(made, dtype=torch.float32).eval()
+    assert len(model.model.language_model.layers) == 8
     assert model.config.text_config.rope_parameters["mrope_section"] == [12, 2, 2]
     world = make_order_world("middle", 0)
     asked = ask_order(world, ("middle_before", "tenth"), 2)
@@ -59,8 +56,8 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_is_asked_about_order_and_resumes_t
     log = (tmp_path / "parts" / "log.jsonl").read_text()
     assert '"resumed_after": "compare"' in log
     assert '"resumed_after": "onset"' in log
-    assert log.count("held_out") == 4
-    assert log.count('"crossing": {') == 2
+    assert log.count("held_out") == 5
+    assert log.count('"crossing": {') == 3
 
 
 def test_the_clock_learns_alone_and_leaves_the_rest_as_it_was(bank, curriculum):
