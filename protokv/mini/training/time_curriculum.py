@@ -2,9 +2,9 @@
 
 A layer learns where events begin, and a second one to gather the events of a shape, evenly; both alone, behind a
 network that stays as it is, and without a trace in what is not asked over time. Then the layers behind them learn to
-answer. The two learn alone once more, what begins is told in more detail, and the others follow; the last stage asks more
-of what suffers most from sharing a word with what is asked over time. What is in front and the words stay: at a rate
-that answers need, even shares do not last.
+answer. The two learn alone once more, what begins is told in more detail, and the others follow; the last stage asks
+more of what suffers most from sharing a word with what is asked over time. What is in front and the words stay: at a
+rate that answers need, even shares do not last.
 """
 
 from __future__ import annotations
