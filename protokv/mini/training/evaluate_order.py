@@ -37,11 +37,14 @@ RESAMPLES: Final = 10_000
 BLOCK: Final = 64
 """Questions that are read at once, as the video is run for each block; more would hold large attention scores."""
 
+EVERY_TYPE: Final = (*ASKED, *TIME_TYPES)
+"""What is asked where the evidence is shown once."""
+
 Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
 """(type, place) -> right answers and questions of each world, `[worlds, 2]`."""
 
 
-def find_known_types(folder: Path, kinds: Sequence[str] = (*ASKED, *TIME_TYPES)) -> tuple[str, ...]:
+def find_known_types(folder: Path, kinds: Sequence[str] = EVERY_TYPE) -> tuple[str, ...]:
     """Those of `kinds` of which the tokenizer in `folder` knows every word.
 
     What happens over time was taught together, so the words of one such type are those of all.
@@ -146,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
-    asked, places = (ASKED_TWICE, (TWICE,)) if options.twice else ((*ASKED, *TIME_TYPES), PLACES)
+    asked, places = (ASKED_TWICE, (TWICE,)) if options.twice else (EVERY_TYPE, PLACES)
     kinds = options.types.split(",") if options.types else find_known_types(options.model, asked)
     for line in format_order_table(evaluate_order(model.eval(), kinds, options.worlds, places=places)):
         sys.stdout.write(line + "\n")

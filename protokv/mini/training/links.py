@@ -126,7 +126,7 @@ def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
     """The second in which the event of each token began `[N]`; of unlit ones, their own."""
     began = video.times.copy()
     free = video.lit.copy()
-    for event in (*video.events, *video.repeats):
+    for event in video.showings:
         second = int(event.start_s)
         own = free & (video.cells == event.place) & (second <= video.times) & (video.times < event.end_s)
         began[own] = second

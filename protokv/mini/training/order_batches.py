@@ -172,9 +172,9 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
         label_beginnings(links, b, video, N_PREFIX)
         for q, (kind, fact, text) in enumerate(asked[b]):
             write_question(ids[b, q], labels[b, q], text, fact.answer)
-            label_followed(links, b, encode_question(text, fact.answer)[0], nv + q * R)
+            words, start, _ = encode_question(text, fact.answer)
+            label_followed(links, b, words, nv + q * R)
             if "shape" in fact.slots and kind != "whether":
-                words, start, _ = encode_question(text, fact.answer)
                 if kind in TIME_TYPES:
                     shape = SHAPES.index(fact.slots["shape"])
                     label_over_time(links, b, video, int(shift[b]), words[:start], shape, nv + q * R)

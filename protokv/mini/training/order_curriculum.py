@@ -90,6 +90,11 @@ class OrderStage:
     gate_times: int = 2
 
 
+HELD_OUT_STAGE: Final = OrderStage(
+    name="held out", steps=0, rate=0.0, weights={}, links={}, scene=HELD_OUT, shift=0.0, full_mass=1.0
+)
+"""Videos of HELD_OUT, never trained on; who measures says which types are asked."""
+
 WEIGHTS: Final = {
     "which_first": 2.0,
     "which_last": 2.0,

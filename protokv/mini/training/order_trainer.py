@@ -20,7 +20,7 @@ from protokv.mini.training.forward import compute_logits, read_questions
 from protokv.mini.training.links import LINKS, Link, make_readings, measure_links
 from protokv.mini.training.loop import Loop, Outcome
 from protokv.mini.training.order_batches import OrderBatch, make_order_batch
-from protokv.mini.training.order_curriculum import CLOCK, HELD_OUT, WHOLE, OrderStage
+from protokv.mini.training.order_curriculum import CLOCK, HELD_OUT, HELD_OUT_STAGE, WHOLE, OrderStage
 from protokv.mini.training.order_worlds import PLACES
 from protokv.mini.training.stages import Say
 from protokv.mini.training.surgery import insert_layers, look_back, tell_words_apart
@@ -127,14 +127,16 @@ class OrderTrainer(Loop[OrderStage]):
         """Accuracy by place of the evidence and type in crowded videos, the whole cache read."""
         if stage.quiet:
             return {}
-        found: dict[str, dict[str, float]] = {}
-        weights = dict.fromkeys((*MEASURED, *MEASURED_CONTENT), 1.0)
-        for number, place in enumerate(PLACES):
-            rng = np.random.default_rng([self.seed, self.stream, 100 + number])
-            scene = replace(HELD_OUT, place=place)
-            held_out = OrderStage("held out", 0, 0.0, weights, {}, scene=scene, shift=0.0, full_mass=1.0)
-            found[place] = self.answer(rng, held_out)
-        return {"held_out": found}
+        asked = replace(HELD_OUT_STAGE, weights=dict.fromkeys((*MEASURED, *MEASURED_CONTENT), 1.0))
+        shown = {place: replace(asked, scene=replace(HELD_OUT, place=place)) for place in PLACES}
+        return {"held_out": self.answer_each(shown, 100)}
+
+    def answer_each(self, shown: Mapping[str, OrderStage], first: int) -> dict[str, dict[str, float]]:
+        """What `answer` finds for each stage; their random streams are numbered from `first`."""
+        return {
+            name: self.answer(np.random.default_rng([self.seed, self.stream, first + number]), stage)
+            for number, (name, stage) in enumerate(shown.items())
+        }
 
     def answer(self, rng: np.random.Generator, held_out: OrderStage) -> dict[str, float]:
         """Accuracy by type of questions about videos of a stage that is not trained on."""

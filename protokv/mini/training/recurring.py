@@ -38,8 +38,7 @@ def make_recurring_video(
     rng: np.random.Generator, composer: Composer, scene: Scene, now: float, crossing: float
 ) -> SparseVideo:
     """One video of `scene` in which shapes come again; in the share `crossing` of them, one crosses the picture."""
-    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
-    events, others = draw_clips(rng, composer, n_events, n_others)
+    events, others = draw_clips(rng, composer, scene)
     again: list[int] = []
     for clip in events:
         if composer.bank.kind[clip] == SINGLE and rng.random() < RECURRING:

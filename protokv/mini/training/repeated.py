@@ -27,8 +27,7 @@ CLEAR_TWICE: Final = frozenset({"colour", "shape", "where", "at", "whether", "fi
 
 def make_repeated_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
     """One video of `scene` whose events stand together, twice; without others, or only with one, a plain one."""
-    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
-    events, others = draw_clips(rng, composer, n_events, n_others)
+    events, others = draw_clips(rng, composer, scene)
     if len(others) < 2:
         return lay_out(rng, composer, scene, now, events, others)
     # At least one other is left outside, or what stands together would be shuffled.
@@ -54,7 +53,7 @@ def split_showings(video: SparseVideo, shapes: set[int]) -> SparseVideo:
 
 def keep_clear(facts: Sequence[Fact], video: SparseVideo) -> list[Fact]:
     """The facts that are as true of the last showing of their events as of the first: no pair changes its order."""
-    last = {event.shape: event.start_s for event in (*video.events, *video.repeats)}
+    last = {event.shape: event.start_s for event in video.showings}
 
     def is_clear(fact: Fact) -> bool:
         if len(fact.evidence) != 2:

@@ -44,11 +44,15 @@ class SparseVideo:
     slow: frozenset[int] = frozenset()
     repeats: tuple[Seen, ...] = ()
 
+    @property
+    def showings(self) -> list[Seen]:
+        """All that is shown, repeats too, in order of their beginning."""
+        return sorted((*self.events, *self.repeats), key=lambda event: event.start_s)
 
-def draw_clips(
-    rng: np.random.Generator, composer: Composer, n_events: int, n_others: int
-) -> tuple[list[int], list[int]]:
-    """Clips with at least n_events events of different shapes, and of n_others that share no shape with them."""
+
+def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tuple[list[int], list[int]]:
+    """Clips of what `scene` asks about, all of different shapes, and of others that share no shape with them."""
+    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
     n_events = min(n_events, MOST_AMONG_OTHERS) if n_others else n_events
     looks, single, pairs = composer.looks, composer.by_kind[SINGLE], composer.by_kind[OVERLAPPING]
     events: list[int] = []
@@ -118,8 +122,7 @@ def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: 
 
 def make_sparse_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
     """One video of `scene`; `now` is the chance that it ends with an event."""
-    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
-    return lay_out(rng, composer, scene, now, *draw_clips(rng, composer, n_events, n_others))
+    return lay_out(rng, composer, scene, now, *draw_clips(rng, composer, scene))
 
 
 def lay_out(

@@ -38,8 +38,6 @@ _ASKED: Final = {
 }
 """What is asked while the two layers learn alone: what they are for, and all that they are to leave as it is."""
 
-_ONSET_QUIET: Final = {1: (0.01, 2.0)}
-
 ONSET: Final = OrderStage(
     name="onset",
     steps=600,
@@ -56,7 +54,7 @@ ONSET: Final = OrderStage(
     far=0.15,
     recurring=0.75,
     crossing=0.1,
-    quiet=_ONSET_QUIET,
+    quiet={1: (0.01, 2.0)},
 )
 
 GATHER: Final = replace(

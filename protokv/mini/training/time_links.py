@@ -58,7 +58,7 @@ def label_beginnings(labels: LinkLabels, number: int, video: SparseVideo, offset
     """
     begins, latest = (np.zeros((len(video.times), len(SHAPES)), np.bool_) for _ in range(2))
     marks = np.zeros((len(video.times), TIME_LINKS["marks"].size), np.bool_)
-    for event in sorted((*video.events, *video.repeats), key=lambda event: event.start_s):
+    for event in video.showings:
         own = video.lit & (video.cells == event.place)
         first = own & (video.times == int(event.start_s))
         begins[first, event.shape] = True

@@ -20,7 +20,7 @@ from protokv.mini.training.gaze import measure_gaze, measure_miss, read_gaze
 from protokv.mini.training.links import Link, read_link
 from protokv.mini.training.model import TOKENS
 from protokv.mini.training.order_batches import OrderBatch, make_order_batch
-from protokv.mini.training.order_curriculum import HELD_OUT, OrderStage
+from protokv.mini.training.order_curriculum import HELD_OUT_STAGE, OrderStage
 from protokv.mini.training.order_trainer import OrderTrainer, weigh
 from protokv.mini.training.repeated import PAIRS
 from protokv.mini.training.surgery import insert_layers, tell_words_apart
@@ -198,17 +198,13 @@ class TimeTrainer(OrderTrainer):
         """As of order, and accuracy by type where shapes come again, where one crosses, and where all come twice."""
         if stage.quiet:
             return {}
-        found = dict(super().measure(stage)["held_out"])
-        plain = OrderStage("held out", 0, 0.0, {}, {}, scene=HELD_OUT, shift=0.0, full_mass=1.0)
-        over_time = replace(plain, weights=dict.fromkeys(TIME_TYPES, 1.0), recurring=1.0)
+        over_time = replace(HELD_OUT_STAGE, weights=dict.fromkeys(TIME_TYPES, 1.0), recurring=1.0)
         shown = {
             "again": over_time,
             "crossing": replace(over_time, crossing=1.0),
-            "twice": replace(plain, weights=dict.fromkeys(PAIRS, 1.0), repeated=1.0),
+            "twice": replace(HELD_OUT_STAGE, weights=dict.fromkeys(PAIRS, 1.0), repeated=1.0),
         }
-        for number, (name, held_out) in enumerate(shown.items()):
-            found[name] = self.answer(np.random.default_rng([self.seed, self.stream, 110 + number]), held_out)
-        return {"held_out": found}
+        return {"held_out": super().measure(stage)["held_out"] | self.answer_each(shown, 110)}
 
     def find_taps(self, stage: OrderStage) -> set[int]:
         """As of order, and what the layers read that look at events."""
