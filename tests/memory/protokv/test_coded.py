@@ -128,6 +128,14 @@ def same_segments(one: Context, other: Context) -> bool:
     )
 
 
+def compare_places(one: Context, other: Context) -> None:
+    for layer in range(2):
+        places, expected = one.places(layer), other.places(layer)
+        assert places is not None
+        assert expected is not None
+        assert torch.equal(places, expected)
+
+
 def test_few_prototypes_are_decoded_at_once_as_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, world = memory_of()
     feed(memory, world, [7] * 14)
@@ -137,11 +145,7 @@ def test_few_prototypes_are_decoded_at_once_as_layer_by_layer(monkeypatch: pytes
     by_layer = memory.context()
     assert isinstance(by_layer, DecodedContext)
     assert same_segments(at_once, by_layer)
-    for layer in range(2):
-        places, expected = at_once.places(layer), by_layer.places(layer)
-        assert places is not None
-        assert expected is not None
-        assert torch.equal(places, expected)
+    compare_places(at_once, by_layer)
 
 
 @pytest.mark.parametrize("begins", [0, 2**17])
@@ -168,11 +172,7 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     assert type(pairs[2][0]) is not DecodedContext
     for one, other in pairs:
         assert same_segments(one, other)
-        for layer in range(2):
-            places, expected = one.places(layer), other.places(layer)
-            assert places is not None
-            assert expected is not None
-            assert torch.equal(places, expected)
+        compare_places(one, other)
 
 
 def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() -> None:

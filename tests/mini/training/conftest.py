@@ -1,4 +1,4 @@
-"""A small tower and a small bank of clips, shared by the tests of training."""
+"""A small tower, a small bank of clips and its composer, shared by the tests of training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from protokv.mini.training.bank import build_bank
 from protokv.mini.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
+from protokv.mini.training.compose import Composer
 from protokv.mini.training.model import make_model
 from tests.mini.training.tiny import SMALL
 
@@ -20,3 +21,8 @@ def visual():
 @pytest.fixture(scope="session")
 def bank(visual):
     return build_bank(visual, seed=1, counts=COUNTS, processes=1, **SMALL)
+
+
+@pytest.fixture(scope="session")
+def composer(bank):
+    return Composer(bank)

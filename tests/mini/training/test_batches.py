@@ -10,15 +10,13 @@ import torch
 
 from protokv.mini.phrases import TYPES
 from protokv.mini.training.batches import IGNORED, judge_answers, make_batch
-from protokv.mini.training.compose import Composer
 from protokv.mini.training.curriculum import CURRICULUM
 from protokv.mini.training.loop import rate_at
 
 
 @pytest.mark.parametrize("stage", CURRICULUM, ids=lambda s: s.name)
-def test_every_stage_of_the_curriculum_makes_batches(bank, stage):
+def test_every_stage_of_the_curriculum_makes_batches(composer, stage):
     rng = np.random.default_rng(6)
-    composer = Composer(bank)
     kinds = set()
     for i in range(6):
         batch = make_batch(rng, composer, replace(stage, tokens=400), i / 6)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from protokv.mini.training.compose import Composer
 from tests.mini.training.tiny import tiny
 
 
-def test_composed_videos_keep_every_event_and_leave_out_empty_steps_only(bank):
-    composer, rng = Composer(bank), np.random.default_rng(4)
+def test_composed_videos_keep_every_event_and_leave_out_empty_steps_only(composer):
+    rng = np.random.default_rng(4)
     stage = tiny(events=(1, 6), many=0.5, repeat=0.3)
     for _ in range(150):
         span, kept = [(4, 4), (9, 9), (64, 24), (640, 31)][int(rng.integers(4))]
@@ -26,8 +25,8 @@ def test_composed_videos_keep_every_event_and_leave_out_empty_steps_only(bank):
                 assert video.lit[np.flatnonzero(video.times == step)[0], event.place]
 
 
-def test_videos_of_many_events_ask_about_things_that_nothing_else_shares(bank):
-    composer, rng = Composer(bank), np.random.default_rng(5)
+def test_videos_of_many_events_ask_about_things_that_nothing_else_shares(composer):
+    rng = np.random.default_rng(5)
     sizes = []
     for _ in range(40):
         video = composer.compose(rng, tiny(many=1.0), 640, 60)

@@ -12,17 +12,11 @@ import pytest
 from protokv.mini.palette import NUMBERS, PLACES, SHAPES
 from protokv.mini.questions import find_facts
 from protokv.mini.training.clips import SINGLE
-from protokv.mini.training.compose import Composer
 from protokv.mini.training.order_batches import make_order_batch
 from protokv.mini.training.order_curriculum import EASY, HARD
 from protokv.mini.training.recurring import draw_again, draw_way, make_recurring_video
 from protokv.mini.training.time_curriculum import TALLY
 from protokv.mini.vocabulary import words
-
-
-@pytest.fixture(scope="module")
-def composer(bank):
-    return Composer(bank)
 
 
 def _look_of(composer, row, cell):

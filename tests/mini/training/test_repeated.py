@@ -9,7 +9,6 @@ import pytest
 
 from protokv.mini.palette import SHAPES
 from protokv.mini.questions import find_facts
-from protokv.mini.training.compose import Composer
 from protokv.mini.training.links import find_beginnings, find_earlier_shapes
 from protokv.mini.training.order_batches import ask, draw_videos
 from protokv.mini.training.order_curriculum import EASY, HARD
@@ -18,11 +17,6 @@ from protokv.mini.training.repeated import CLEAR_TWICE, PAIRS, keep_clear, make_
 from protokv.mini.training.sparse import make_sparse_video
 from protokv.mini.training.time_curriculum import ANSWER, TALLY
 from tests.mini.training.by_hand import BAR, RING, STAR, make_video
-
-
-@pytest.fixture(scope="module")
-def composer(bank):
-    return Composer(bank)
 
 
 @pytest.mark.parametrize("scene", [EASY, HARD], ids=["easy", "hard"])

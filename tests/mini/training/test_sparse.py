@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from protokv.mini.training.compose import Composer
 from protokv.mini.training.order_batches import find_mass, make_order_batch, stack
 from protokv.mini.training.order_curriculum import EASY, FINISH, HARD, HELD_OUT, make_curriculum
 from protokv.mini.training.order_worlds import PLACES
 from protokv.mini.training.sparse import make_sparse_video
 from protokv.mini.training.time_curriculum import make_time_curriculum
 from protokv.mini.training.visual_tokens import N_PREFIX
-
-
-@pytest.fixture(scope="module")
-def composer(bank):
-    return Composer(bank)
 
 
 @pytest.mark.parametrize("scene", [EASY, HARD], ids=["easy", "hard"])
