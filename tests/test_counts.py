@@ -25,6 +25,7 @@ from protokv.config.base import Positions
 from protokv.context import turning
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
+from protokv.memory.protokv import loops
 from protokv.memory.protokv.policies import assignment, candidates, merging
 from protokv.memory.protokv.policies.blocked import parts
 from protokv.rotary import rotate
@@ -177,7 +178,9 @@ SCENES = [
 def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
     memory: tuple[str, int, dict[str, Any]], scene: Any, merges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked.
+    # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked, and only
+    # there loops serve.
+    monkeypatch.setattr(loops, "serve", lambda _: False)
     for module in (assignment, candidates, merging):
         monkeypatch.setattr(module, "asks_freely", lambda _: False)
     layers, heads = 2, 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def sorted_from(numbers: Tensor, dim: int = -1) -> Tensor:
     """The numbers in ascending order along an axis, in their own place or in another: these are used up."""
-    if _has_data_here(numbers):
+    if has_data_here(numbers):
         numbers.numpy().sort(axis=dim)
         return numbers
     return numbers.sort(dim=dim).values
@@ -19,7 +19,7 @@ def sorted_from(numbers: Tensor, dim: int = -1) -> Tensor:
 
 def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The least number along the last axis and the first place where it stands."""
-    if _has_data_here(numbers):
+    if has_data_here(numbers):
         place = torch.from_numpy(numbers.numpy().argmin(-1))
         return numbers.gather(-1, place[..., None]).squeeze(-1), place
     least = numbers.min(-1)
@@ -31,6 +31,7 @@ def median_from(numbers: Tensor) -> Tensor:
     return sorted_from(numbers)[..., (numbers.shape[-1] - 1) // 2]
 
 
-def _has_data_here(numbers: Tensor) -> bool:
+def has_data_here(numbers: Tensor) -> bool:
+    """Whether the host may read the numbers where they are."""
     # A fake tensor has no data.
     return numbers.device.type == "cpu" and type(numbers) is Tensor

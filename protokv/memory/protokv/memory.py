@@ -27,17 +27,15 @@ from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv.coded import CodedBank
 from protokv.memory.protokv.policies import find_policy
 from protokv.memory.protokv.policy import FarTokens, Policy
+from protokv.memory.protokv.pseudo_tokens import write_pseudo_tokens_
 from protokv.memory.protokv.residuals import Residuals
 from protokv.memory.rows import write_rows_
 from protokv.memory.slots import Slots
 from protokv.memory.state import StatePart, TensorSpec, size_of
-from protokv.parts import cut
 from protokv.rotary import Rotary, rotate, unrotate
 
 # How many prototypes are made visible together where all are: in float32 they take several times their bytes.
 ROWS_AT_ONCE = 2**18
-# Numbers of pseudo-tokens, keys or values, that stay in the cache of a CPU until they are written.
-_CACHED_ELEMENTS = 2**17
 # Numbers of coded keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
 _DECODED_AT_ONCE = 2**23
 
@@ -196,25 +194,17 @@ class ProtoKV(LocalMemory):
 
     def _show(self, rows: Tensor, residuals: Residuals) -> None:
         """Write the pseudo-tokens of these prototypes into their slots."""
-        bank, held, D = self._bank, self._slots, self._shape.head_size
+        bank, held = self._bank, self._slots
         for which, slots, shown in self._layout.slots_of(rows, equal=self._config.allocation == "fixed"):
             some = rows[which]
             words, modes = residuals.modes(some, slots.shape[1])
-            position, *centers = (
-                part.flatten(0, 2).index_select(0, some)[:, None]
-                for part in (bank.position, bank.key_center, bank.value_center)
+            position, key, value = (
+                part.flatten(0, 2).index_select(0, some) for part in (bank.position, bank.key_center, bank.value_center)
             )
-            cos, sin = self._rotary(position.round().long())
             places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
-            for part in cut(len(some), _CACHED_ELEMENTS // (slots.shape[1] * D), rows.device):
-                there = places[part].reshape(-1) if shown is None else places[part][shown[part]]
-                keys, values = (
-                    words.index_select(0, mode[part].reshape(-1)).view(*slots[part].shape, D).add_(center[part])
-                    for mode, center in zip(modes, centers, strict=True)
-                )
-                for buffer, new in ((held.keys, rotate(keys, cos[part], sin[part])), (held.values, values)):
-                    new = new.to(buffer.dtype)
-                    write_rows_(buffer.flatten(0, 2), there, new.flatten(0, 1) if shown is None else new[shown[part]])
+            turn = self._rotary(position.round().long())
+            write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn)
+            write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1])
 
     def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor | int) -> Tensor:
         """The logit bias of prototypes of `mass` with so many pseudo-tokens each; log 0 = -inf hides free slots."""

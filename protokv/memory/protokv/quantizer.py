@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from protokv.memory.protokv import loops
 from protokv.memory.sorting import sorted_from
 
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
@@ -71,6 +72,10 @@ def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
     parts = vectors.view(B, T, G, d).transpose(1, 2).reshape(B * G, T, d)
     words = codebook.reshape(B * G, C, d)
     distance = torch.baddbmm(words.square().sum(2)[:, :, None], words, parts.transpose(1, 2), alpha=-2)
+    if loops.serve(distance):
+        from protokv.memory.protokv.loops.coding import find_nearest
+
+        return find_nearest(distance).view(B, G, T).transpose(1, 2)
     # The first of the nearest: whole columns are compared, where an indexed minimum goes from number to number.
     nearest = distance == distance.amin(1, keepdim=True)
     code = torch.arange(C, dtype=torch.int32, device=words.device)[:, None]
@@ -89,7 +94,11 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     What is sorted has its place in the lowest bits, so that no two numbers are equal. Scores of 128 subspaces sum to
     45 bits, which leaves 18 for the places of pairs.
     """
-    (n, G, _), S, device = counts.shape, modes, counts.device
+    (n, G, C), S, device = counts.shape, modes, counts.device
+    if loops.serve(counts):
+        from protokv.memory.protokv.loops.coding import find_modes
+
+        return find_modes(counts, S, smoothing, _SCORE_UNIT, _pairs(S, min(S, C), S, device))
     scores, codes = _likeliest(counts, S, smoothing)
     M = scores.shape[1]
     # The better, the lower, with its place below the score.

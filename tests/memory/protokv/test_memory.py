@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.memory.protokv import memory as memory_module
+from protokv.memory.protokv import loops, pseudo_tokens
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.rotary import rotate, unrotate
 from tests.memory.streams import PlainRotary, World, copy_of, feed, same, shape_of, small_config
@@ -81,7 +81,9 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
     memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_module, "_CACHED_ELEMENTS", few)
+        if few == 1:
+            patch.setattr(loops, "serve", lambda _: False)
+        patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
         for index, tokens in enumerate(lengths):
             memory.append(world.step(index, tokens))
             if reads[index]:

@@ -16,6 +16,8 @@ from protokv.memory.protokv import quantizer
 from protokv.memory.protokv.naive import NaiveProtoKV
 from tests.memory.streams import PlainRotary
 
+pytestmark = pytest.mark.usefixtures("computed_by")
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
+from protokv.memory.protokv import loops
 from protokv.memory.protokv.bank import PrototypeBank, first_of
 from protokv.memory.protokv.policies.candidates import Candidates
 from protokv.memory.protokv.policies.updates import Updates, first_to_choose
@@ -39,9 +40,13 @@ def assign_(
     B, T, _ = tokens.keys.shape
     if free is None:
         free = min(T, int((bank.mass == 0).sum(2).max()))
+    taken = _open_free(bank, tokens, step, free) if free else torch.zeros_like(bank.mass[:, :, 0]).view(B)
+    if loops.serve(bank.mass):
+        from protokv.memory.protokv.loops.assigning import assign_in_turn_
+
+        return assign_in_turn_(bank, tokens, taken, step, config, SIGMA_FLOOR)
     assigned = torch.full((B, T), -1, device=tokens.keys.device)
     residuals = torch.empty_like(tokens.keys), torch.empty_like(tokens.values)
-    taken = _open_free(bank, tokens, step, free) if free else assigned.new_zeros(B)
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         part = slice(start, min(start + block, T))
