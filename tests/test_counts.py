@@ -26,7 +26,7 @@ from protokv.context import turning
 from protokv.generate import Decoding
 from protokv.memory.base import StepKV
 from protokv.memory.protokv import loops
-from protokv.memory.protokv.policies import assignment, candidates, merging
+from protokv.memory.protokv.policies import assignment, candidates, closeness, merging
 from protokv.memory.protokv.policies.blocked import parts
 from protokv.rotary import rotate
 from protokv.session import Session
@@ -181,7 +181,7 @@ def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
     # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked, and only
     # there loops serve.
     monkeypatch.setattr(loops, "serve", lambda _: False)
-    for module in (assignment, candidates, merging):
+    for module in (assignment, candidates, closeness, merging):
         monkeypatch.setattr(module, "asks_freely", lambda _: False)
     layers, heads = 2, 2
     backbone = Scene(scene, layers=layers, kv_heads=heads, groups=2, head_size=32, grid=(7, 7))

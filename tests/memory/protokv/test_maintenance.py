@@ -15,11 +15,13 @@ from protokv.config import PaperConfig
 from protokv.config.prototypes import Anchor
 from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv.naive import NaiveProtoKV, Prototype
-from protokv.memory.protokv.policies import merging
+from protokv.memory.protokv.policies import closeness
 from protokv.memory.protokv.policies.maintenance import Recycler, decay_, recycle_
 from protokv.memory.protokv.policies.merging import merge_, turns
 from protokv.memory.protokv.policy import FarTokens
 from tests.memory.streams import World, shape_of
+
+pytestmark = pytest.mark.usefixtures("computed_by")
 
 
 class Followed:
@@ -206,7 +208,7 @@ def test_merging_side_by_side_is_what_is_written_out(
     for _ in range(3):
         naive, follower = heads_of(bank, config), Followed()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(merging, "_BLOCK_ELEMENTS", block)
+            patch.setattr(closeness, "_BLOCK_ELEMENTS", block)
             moved = merge_(bank, [follower], config, moved)
         merged = []
         for head, expected in enumerate(naive.heads[0]):

@@ -22,7 +22,7 @@ from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.protokv.loops import assigning
 from protokv.memory.protokv.memory import ProtoKV
 from protokv.memory.protokv.naive import Head, NaiveProtoKV, Prototype
-from protokv.memory.protokv.policies import assignment, merging
+from protokv.memory.protokv.policies import assignment, closeness
 from protokv.memory.protokv.policies import candidates as candidates_of
 from protokv.rotary import rotate
 from tests.memory.streams import World, feed, shape_of, small_config
@@ -279,7 +279,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
     monkeypatch.setattr(assigning, "_TOKENS", 3)
     monkeypatch.setattr(assigning, "_CACHED_ELEMENTS", 1)
-    monkeypatch.setattr(merging, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(closeness, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
         torch.testing.assert_close(cut[name], tensor, rtol=1e-5, atol=1e-5)

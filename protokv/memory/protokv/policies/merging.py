@@ -17,7 +17,7 @@ histograms; a `Follower` is told what was merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from hashlib import sha256
 
@@ -25,16 +25,14 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
+from protokv.memory.protokv import loops
 from protokv.memory.protokv.bank import PrototypeBank, first_of
+from protokv.memory.protokv.policies.closeness import find_close, radii_of
 from protokv.memory.protokv.policy import Follower, asks_freely
 from protokv.memory.rows import add_rows_
 
 # Passes of one step: more settle hardly more (`tests/memory/protokv/test_maintenance.py`).
 PASSES = 4
-# Products of one block of the search for pairs; more are done in turn.
-_BLOCK_ELEMENTS = 2**26
-# Components that are looked at first, where there are at least twice as many.
-_COMPONENTS = 32
 
 
 @cache
@@ -57,14 +55,15 @@ def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConf
     """
     K = bank.mass.shape[2]
     moved = K if moved is None else min(moved, K)
-    rows = (
-        _in_question(bank, moved, config)
-        if moved and config.merge_key_distance and config.merge_value_distance
-        else None
-    )
+    is_on = moved and config.merge_key_distance and config.merge_value_distance
+    asked = find_close(bank, moved, config) if is_on else None
     bank.moved.zero_()
-    if rows is None:
+    most = 0 if asked is None else int(asked.sum(1).max())
+    if asked is None or not most:
         return 0
+    rank = _ranks(K, asked.device)
+    heads = torch.arange(len(asked), device=asked.device)[:, None]
+    rows = heads * K + torch.where(asked, rank, rank + K).argsort(dim=1)[:, :most]
     owner, again = _plan(bank, rows, config)
     gone = _write(bank, rows, owner, config)
     for follower in followers:
@@ -72,73 +71,6 @@ def merge_(bank: PrototypeBank, followers: Sequence[Follower], config: PaperConf
     # A centre that changed may be close to any other; what was close and could not be settled is looked at again.
     bank.moved.view(-1)[rows] = again & ~gone
     return rows.shape[1]
-
-
-def _in_question(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor | None:
-    """Rows `[L * H, V]` of all prototypes that have a close one, in order of `turns`, and of some more; or None.
-
-    At least one of a close pair has moved. |a - b|^2 <= r is a b - h(b) >= h(a) with h(x) = |x|^2 / 2 - r / 4: one
-    product. It is wrong by rounding; the margin lets through whatever may be within. Two keys are not nearer than in
-    some of their components, so few of these are looked at first. Waits twice, once where there are none.
-    """
-    L, H, K, D = bank.key_center.shape
-    B = L * H
-    alive = (bank.mass > 0).view(B, K)
-    keys, values = bank.key_center.view(B, K, D), bank.value_center.view(B, K, D)
-    heads = torch.arange(B, device=keys.device)[:, None]
-    ask_more, asks = asks_freely(alive), bank.moved.view(B, K) & alive
-    if ask_more:
-        moved = int(asks.sum(1).max())
-    some = first_of(asks, moved)
-    coarse = keys[:, :, :: D // _COMPONENTS].contiguous() if D >= 2 * _COMPONENTS else keys
-    key_half = _half(coarse, D * config.merge_key_distance**2).masked_fill_(~alive, torch.inf)
-    mine = key_half.gather(1, some).masked_fill(~asks.gather(1, some), torch.inf)
-    # h(b) is one more component, so that it takes no pass of its own.
-    others = torch.cat((coarse, key_half.neg()[..., None]), 2)
-    asking = others[heads, some]
-    asking[..., -1] = 1.0
-    hit, met = torch.zeros_like(some, dtype=torch.bool), torch.full_like(alive, not ask_more)
-    for part in _blocks(B, moved * K):
-        product = torch.bmm(asking[part], others[part].transpose(1, 2))
-        product.scatter_(2, some[part, :, None], -torch.inf)
-        hit[part] = product.amax(2) >= mine[part]
-        if ask_more and hit[part].any():
-            met[part] = product.sub_(mine[part, :, None]).amax(1) >= 0
-    hits = int(hit.sum(1).max())
-    if not hits:
-        return None
-    chosen = first_of(hit, hits)
-    valid, some = hit.gather(1, chosen), some.gather(1, chosen)
-    key_half = _half(keys, D * config.merge_key_distance**2)
-    value_half = _half(values, D * config.merge_value_distance**2)
-    # Where the host may ask freely, only what came near to some is looked at.
-    width = int(met.sum(1).max()) if ask_more else K
-    other = first_of(met, width)
-    asked = torch.zeros_like(alive)
-    for part in _blocks(B, hits * width):
-        near = (met & alive)[part].gather(1, other[part])[:, None] & valid[part, :, None]
-        for center, half in ((keys[part], key_half[part]), (values[part], value_half[part])):
-            mine, theirs = (center[heads[: len(center)], which[part]] for which in (some, other))
-            product = torch.baddbmm(half.gather(1, other[part])[:, None], mine, theirs.transpose(1, 2), beta=-1)
-            near &= product >= half.gather(1, some[part])[:, :, None]
-        near &= some[part, :, None] != other[part, None]
-        for which, found in ((other, near.any(1)), (some, near.any(2))):
-            asked[part] = asked[part].scatter_reduce(1, which[part], found, "amax")
-    most = int(asked.sum(1).max())
-    if not most:
-        return None
-    rank = _ranks(K, keys.device)
-    return heads * K + torch.where(asked, rank, rank + K).argsort(dim=1)[:, :most]
-
-
-def _blocks(heads: int, products: int) -> Iterator[slice]:
-    """As many heads at once as their products, so many each, have room."""
-    some = max(1, _BLOCK_ELEMENTS // max(1, products))
-    return (slice(start, min(start + some, heads)) for start in range(0, heads, some))
-
-
-def _half(centers: Tensor, radius: float) -> Tensor:
-    return centers.square().sum(2) * (0.5 * (1 - 1e-5)) - radius * (1.001 / 4)
 
 
 @lru_cache(maxsize=32)
@@ -152,8 +84,13 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
     stays, `[B, V]`; and which had a close one when the step began, `[B, V]` bool."""
     B, V = rows.shape
     D = bank.key_center.shape[3]
-    centers = torch.cat([part.view(-1, D)[rows] for part in (bank.key_center, bank.value_center)], 2)
-    mass = bank.mass.view(-1)[rows].double()
+    keys, values = bank.centers(rows)
+    mass, radii = bank.mass.view(-1)[rows].double(), radii_of(config, keys)
+    if loops.serve(rows):
+        from protokv.memory.protokv.loops.merging import plan
+
+        return plan((keys, values), mass, radii, PASSES)
+    centers = torch.cat((keys, values), 2)
     place = torch.arange(V, device=rows.device)
     heads = torch.arange(0, B * V, V, device=rows.device)[:, None]
     sums, left, owner = centers.double() * mass[..., None], mass > 0, place.repeat(B, 1)
@@ -166,12 +103,10 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
         means = sums.view(B * V, 2 * D)[here] / n.clamp(min=1)[..., None]
         is_left = left.gather(1, some)
         close = is_left[:, :, None] & is_left[:, None]
-        for part, eps in zip(
-            torch.split(means, D, 2), (config.merge_key_distance, config.merge_value_distance), strict=True
-        ):
+        for part, radius in zip(torch.split(means, D, 2), radii, strict=True):
             norms = part.square().sum(2)
             squares = torch.baddbmm(norms[:, :, None] + norms[:, None], part, part.transpose(1, 2), alpha=-2)
-            close &= squares < D * eps**2
+            close &= squares < radius
         close = close.triu_(1)
         if turn == 0:
             is_left = close.any(1) | close.any(2)
