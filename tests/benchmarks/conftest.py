@@ -80,7 +80,8 @@ def finished(device: torch.device, call: Callable[..., object]) -> Callable[...,
 
 
 class Stream:
-    """Steps on a square grid: "moving" is new noise each time, "still" the same tokens with a tenth of it."""
+    """Steps on a square grid: "moving" is new noise each time, "still" the same tokens with a tenth of it,
+    "recurring" 200 things that come again and again, with three tenths of it."""
 
     def __init__(self, sizes: Sizes, device: torch.device, dtype: torch.dtype | None = None) -> None:
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -93,6 +94,7 @@ class Stream:
         self._coordinates = (torch.cartesian_prod(cells, cells).flip(1) + 0.5) / side
         self._size = (sizes.layers, sizes.kv_heads, sizes.tokens, sizes.head_size)
         self._still = self._noise(), self._noise()
+        self._things: tuple[Tensor, ...] = ()
         self._index = 0
 
     def _noise(self, *size: int) -> Tensor:
@@ -106,6 +108,10 @@ class Stream:
     def step(self, scene: str) -> StepKV:
         if scene == "still":
             keys, values = (part + 0.1 * self._noise() for part in self._still)
+        elif scene == "recurring":
+            self._things = self._things or tuple(self._noise(*self._size[:2], 200, self._size[3]) for _ in range(2))
+            which = torch.randint(200, (self._size[2],), generator=self._generator, device=self.shape.device)
+            keys, values = (part[:, :, which] + 0.3 * self._noise() for part in self._things)
         else:
             keys, values = self._noise(), self._noise()
         T = self._size[2]
@@ -137,13 +143,13 @@ def filled(
     # ProtoKV is full when every prototype is open; a few steps more, and its codebooks are fitted.
     room = config.near_tokens + config.prototypes if config.prototypes else config.budget
     moving = room // sizes.tokens + 5
-    if scene == "still":
+    if scene != "moving":
         # What stands still is merged where it could open a slot, so the bank is left half open for it. It is still
         # for the bank once it comes out of the near window.
         moving = config.prototypes // 2 // sizes.tokens
     for _ in range(moving):
         memory.append(stream.step("moving"))
-    for _ in range(config.near_tokens // sizes.tokens + 5 if scene == "still" else 0):
+    for _ in range(config.near_tokens // sizes.tokens + 5 if scene != "moving" else 0):
         memory.append(stream.step(scene))
     memory.context()
     return Filled(memory, stream, scene)

@@ -1,4 +1,4 @@
-"""The benchmarks of `shapes`, `flat` and `floor` at tiny sizes: they run, and they withhold what is not proven."""
+"""The benchmarks of `shapes`, `flat` and `loops` at tiny sizes: they run, and they withhold what is not proven."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memory import MEMORIES
-from tests.benchmarks import flat, floor
+from tests.benchmarks import flat, loops
 from tests.benchmarks.conftest import SMALL
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import MODELS, Shape, build
@@ -213,17 +213,15 @@ def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
     assert row["early_ms"] > 0
 
 
-def test_the_parts_of_a_step_of_paper_add_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A clock that is read a millisecond later each time: what is not called takes nothing, however short the rest is.
+@pytest.mark.parametrize("scene", ["moving", "recurring", "still"])
+def test_steps_by_loops_and_by_tensors_are_measured_in_turn(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that is read a millisecond later each time: a step is read three times, its context twice.
     seconds = (n / 1000 for n in count())
-    monkeypatch.setattr(floor, "time", SimpleNamespace(thread_time=lambda: next(seconds)))
-    rows, note = floor.measure(SMALL, budget=24 * SMALL.unit, rounds=2)
-    *parts, rest, whole = rows
-    assert {row["part"] for row in parts} == set(floor.STAGES)
-    assert all(row["ours, min"] > 0 and row["least, min"] > 0 for row in parts)
-    assert rest["ours, min"] >= 0
-    assert sum(row["ours, min"] for row in (*parts, rest)) <= whole["ours, min"] + 0.1
-    assert 0 < note["touched"] <= note["prototypes"] * SMALL.kv_heads
+    monkeypatch.setattr(loops, "time", SimpleNamespace(thread_time=lambda: next(seconds)))
+    row = loops.measure("paper", 24 * SMALL.unit, scene, SMALL, rounds=2, settled=1)
+    for name in ("loops", "tensors"):
+        assert row[f"{name}, least"] == row[f"{name}, median"] == 2
+        assert row[f"{name}, of that context"] == 1
 
 
 def test_a_peak_is_the_most_above_the_beginning_of_the_stage() -> None:
