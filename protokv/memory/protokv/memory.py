@@ -22,6 +22,7 @@ from protokv.memory.base import MemoryShape, StepKV
 from protokv.memory.intake import Intake
 from protokv.memory.local import LocalMemory
 from protokv.memory.near import NearWindow, Tokens
+from protokv.memory.protokv import loops
 from protokv.memory.protokv.allocation import Layout, by_variance
 from protokv.memory.protokv.bank import PrototypeBank, Seen
 from protokv.memory.protokv.coded import CodedBank
@@ -202,9 +203,9 @@ class ProtoKV(LocalMemory):
                 part.flatten(0, 2).index_select(0, some) for part in (bank.position, bank.key_center, bank.value_center)
             )
             places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
-            turn = self._rotary(position.round().long())
-            write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn)
-            write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1])
+            turn, looped = self._rotary(position.round().long()), loops.serve(bank.mass)
+            write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn, looped=looped)
+            write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1], looped=looped)
 
     def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor | int) -> Tensor:
         """The logit bias of prototypes of `mass` with so many pseudo-tokens each; log 0 = -inf hides free slots."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv import loops
 from protokv.memory.rows import write_rows_
 from protokv.parts import cut
 from protokv.rotary import rotate
@@ -27,6 +26,8 @@ def write_pseudo_tokens_(
     words: Tensor,
     modes: Tensor,
     turn: tuple[Tensor, Tensor] | None = None,
+    *,
+    looped: bool = False,
 ) -> None:
     """Write keys, or values, of n prototypes with up to S pseudo-tokens each.
 
@@ -38,8 +39,9 @@ def write_pseudo_tokens_(
         words: `[w, D / G]` float32, codewords.
         modes: `[n, S, G]` int64, those that are added to the centre.
         turn: cos and sin `[n, D]` float32 of the prototypes' positions; None: not turned.
+        looped: by `loops`, where these write such slots.
     """
-    if loops.serve(slots) and slots.dtype in _LOOPED:
+    if looped and slots.dtype in _LOOPED:
         from protokv.memory.protokv.loops import showing
 
         showing.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn)

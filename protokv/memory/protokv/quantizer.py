@@ -13,7 +13,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from protokv.memory.protokv import loops
 from protokv.memory.sorting import sorted_from
 
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
@@ -65,14 +64,15 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
     return torch.stack(chosen, 1)
 
 
-def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
-    """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
+def encode(codebook: Tensor, vectors: Tensor, *, looped: bool = False) -> Tensor:
+    """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`; `looped`: by
+    `loops`."""
     B, G, C, d = codebook.shape
     T = vectors.shape[1]
     parts = vectors.view(B, T, G, d).transpose(1, 2).reshape(B * G, T, d)
     words = codebook.reshape(B * G, C, d)
     distance = torch.baddbmm(words.square().sum(2)[:, :, None], words, parts.transpose(1, 2), alpha=-2)
-    if loops.serve(distance):
+    if looped:
         from protokv.memory.protokv.loops.coding import find_nearest
 
         return find_nearest(distance).view(B, G, T).transpose(1, 2)
@@ -82,8 +82,8 @@ def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
     return torch.where(nearest, code, C - 1).amin(1).long().view(B, G, T).transpose(1, 2)
 
 
-def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
-    """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64.
+def top_modes(counts: Tensor, modes: int, smoothing: float, *, looped: bool = False) -> Tensor:
+    """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64; `looped`: by `loops`.
 
     This is Algorithm 3 with a beam of S instead of B >= S. The beam is as good: the score of a tuple is a sum
     over subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. By the same
@@ -95,7 +95,7 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     45 bits, which leaves 18 for the places of pairs.
     """
     (n, G, C), S, device = counts.shape, modes, counts.device
-    if loops.serve(counts):
+    if looped:
         from protokv.memory.protokv.loops.coding import find_modes
 
         return find_modes(counts, S, smoothing, _SCORE_UNIT, _pairs(S, min(S, C), S, device))

@@ -19,7 +19,7 @@ from torch import Tensor
 from protokv.config import PrototypeConfig
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memory.base import MemoryShape
-from protokv.memory.protokv import quantizer
+from protokv.memory.protokv import loops, quantizer
 from protokv.memory.protokv.policy import Assigned
 from protokv.memory.state import LAYER, Clock, StatePart, TensorSpec
 
@@ -155,7 +155,7 @@ class Residuals(StatePart):
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
-            quantizer.encode(codebook.flatten(0, 1), residuals)
+            quantizer.encode(codebook.flatten(0, 1), residuals, looped=loops.serve(self.updates))
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         if self._config.histograms == "joint":
@@ -212,7 +212,7 @@ class Residuals(StatePart):
         heads = rows // K
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
-        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing)
+        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing, looped=loops.serve(self.updates))
         if self._config.histograms == "joint":
             codes = torch.cat((codes // C, codes % C))
         which = quantizer.rows_of(torch.cat((heads, heads + L * H)), codes, C).view(2, len(rows), S, G)

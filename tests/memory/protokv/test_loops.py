@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TypeVar
 
 import numpy as np
@@ -20,13 +20,9 @@ from protokv.memory.protokv.loops import compiling
 Result = TypeVar("Result")
 
 
-def by_both(compute: Callable[[], Result]) -> tuple[Result, Result]:
+def by_both(compute: Callable[[bool], Result]) -> tuple[Result, Result]:
     """What loops make of it, and what tensor operations do."""
-    assert loops.serve(torch.zeros(1))
-    looped = compute()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "serve", lambda _: False)
-        return looped, compute()
+    return compute(True), compute(False)
 
 
 @given(
@@ -44,7 +40,7 @@ def test_codes_are_the_same_and_of_equal_codewords_the_first(
     codebook = torch.randn(heads, parts, words, 4, generator=generator)
     codebook = codebook[:, :, torch.arange(words) % kinds]
     given = torch.randn(heads, vectors, parts * 4, generator=generator)
-    looped, plain = by_both(lambda: quantizer.encode(codebook, given))
+    looped, plain = by_both(lambda looped: quantizer.encode(codebook, given, looped=looped))
     assert torch.equal(looped, plain)
     assert not (looped >= kinds).any()
 
@@ -61,7 +57,7 @@ def test_modes_are_the_same_ties_included(seed: int, parts: int, codes: int, mod
     counts = torch.randint(0, most, (7, parts, codes), generator=generator, dtype=torch.int32)
     # As in a bank: every subspace has counted the same residuals, or (a row of its own) any number.
     counts[:6, :, 0] += counts[:6].sum(2).amax(1, keepdim=True) - counts[:6].sum(2)
-    looped, plain = by_both(lambda: quantizer.top_modes(counts, modes, 1e-5))
+    looped, plain = by_both(lambda looped: quantizer.top_modes(counts, modes, 1e-5, looped=looped))
     assert torch.equal(looped, plain)
 
 
@@ -94,10 +90,10 @@ def test_pseudo_tokens_are_the_same_bits(
     if is_partly_shown:
         shown = torch.arange(many) < torch.randint(1, many + 1, (rows, 1), generator=generator)
 
-    def write() -> Tensor:
+    def write(looped: bool) -> Tensor:
         slots = torch.full((rows * many + 3, size), 7.0, dtype=dtype)
         turn = (cos, sin) if is_turned else None
-        pseudo_tokens.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn)
+        pseudo_tokens.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn, looped=looped)
         return slots
 
     looped, plain = by_both(write)
@@ -106,20 +102,22 @@ def test_pseudo_tokens_are_the_same_bits(
     assert int((looped != 7).any(1).sum()) == written
 
 
-def test_loops_serve_where_numba_is_and_its_numbers_are_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert loops.serve(torch.zeros(1))
+def test_loops_serve_large_banks_where_numba_is_and_the_numbers_are_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    mass = torch.zeros(2, 3, loops.LEAST)
+    assert loops.serve(mass)
+    assert not loops.serve(mass[..., 1:])
     with FakeTensorMode():
-        assert not loops.serve(torch.zeros(1))
-    assert not loops.serve(torch.zeros(1, device="meta"))
+        assert not loops.serve(torch.zeros(loops.LEAST))
+    assert not loops.serve(mass.to("meta"))
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    assert not loops.serve(torch.zeros(1))
+    assert not loops.serve(mass)
     monkeypatch.delenv("NUMBA_DISABLE_JIT")
-    monkeypatch.setattr(loops, "find_spec", lambda name: None if name == "numba" else importlib.util.find_spec(name))
+    monkeypatch.setattr(loops, "find_spec", lambda name: None if name == "numba" else find_spec(name))
     loops._is_installed.cache_clear()
-    assert not loops.serve(torch.zeros(1))
+    assert not loops.serve(mass)
     monkeypatch.undo()
     loops._is_installed.cache_clear()
-    assert loops.serve(torch.zeros(1))
+    assert loops.serve(mass)
 
 
 def test_a_loop_is_compiled_where_no_cache_can_be_kept() -> None:

@@ -60,6 +60,7 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
     lengths=LENGTHS,
     reads=st.lists(st.booleans(), min_size=30, max_size=30),
     few=st.sampled_from([1, 2**17]),
+    looped=st.booleans(),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(
         {
@@ -74,15 +75,14 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
     ),
 )
 def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
-    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, object]
+    lengths: list[int], reads: list[bool], few: int, looped: bool, seed: int, changes: dict[str, object]
 ) -> None:
     shape, config = shape_of(heads=2, components=3), small_config(**changes)
     world = World(shape, seed)
     memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        if few == 1:
-            patch.setattr(loops, "serve", lambda _: False)
+        patch.setattr(loops, "LEAST", 0 if looped else 10**9)
         patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
         for index, tokens in enumerate(lengths):
             memory.append(world.step(index, tokens))

@@ -28,7 +28,7 @@ Whole = NDArray[np.int64]
 _TOKENS = 256
 # Costs that are made at once, of as many heads: they stay in the cache until the tokens have chosen.
 _CACHED_ELEMENTS = 2**19
-# What of a prototype is read for a cost: mu, the factors of its Sigma (`_see_`), and 1 / |c|.
+# What of a prototype is read for a cost: mu, the factors of its Sigma (`_factor`), and 1 / |c|.
 _FORM = 6
 
 

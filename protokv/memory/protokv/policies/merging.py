@@ -86,7 +86,7 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
     D = bank.key_center.shape[3]
     keys, values = bank.centers(rows)
     mass, radii = bank.mass.view(-1)[rows].double(), radii_of(config, keys)
-    if loops.serve(rows):
+    if loops.serve(bank.mass):
         from protokv.memory.protokv.loops.merging import plan
 
         return plan((keys, values), mass, radii, PASSES)
