@@ -218,7 +218,7 @@ def test_steps_by_loops_and_by_tensors_are_measured_in_turn(scene: str, monkeypa
     # A clock that is read a millisecond later each time: a step is read three times, its context twice.
     seconds = (n / 1000 for n in count())
     monkeypatch.setattr(loops, "time", SimpleNamespace(thread_time=lambda: next(seconds)))
-    row = loops.measure("paper", 24 * SMALL.unit, scene, SMALL, rounds=2, settled=1)
+    row = loops.measure("paper", 24 * SMALL.unit, scene, SMALL, rounds=5, settled=5)
     for name in ("loops", "tensors"):
         assert row[f"{name}, least"] == row[f"{name}, median"] == 2
         assert row[f"{name}, of that context"] == 1
