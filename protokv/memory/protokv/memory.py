@@ -203,7 +203,7 @@ class ProtoKV(LocalMemory):
                 part.flatten(0, 2).index_select(0, some) for part in (bank.position, bank.key_center, bank.value_center)
             )
             places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
-            turn, looped = self._rotary(position.round().long()), loops.serve(bank.mass)
+            turn, looped = self._rotary(position.round().long()), loops.serve(bank.mass, start=False)
             write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn, looped=looped)
             write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1], looped=looped)
 

@@ -212,7 +212,8 @@ class Residuals(StatePart):
         heads = rows // K
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
-        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing, looped=loops.serve(self.updates))
+        looped = loops.serve(self.updates, start=False)
+        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing, looped=looped)
         if self._config.histograms == "joint":
             codes = torch.cat((codes // C, codes % C))
         which = quantizer.rows_of(torch.cat((heads, heads + L * H)), codes, C).view(2, len(rows), S, G)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
@@ -106,6 +107,10 @@ def test_loops_serve_large_banks_where_numba_is_and_the_numbers_are_at_hand(monk
     mass = torch.zeros(2, 3, loops.LEAST)
     assert loops.serve(mass)
     assert not loops.serve(mass[..., 1:])
+    assert loops.serve(mass, start=False)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "numba")
+        assert not loops.serve(mass, start=False)
     with FakeTensorMode():
         assert not loops.serve(torch.zeros(loops.LEAST))
     assert not loops.serve(mass.to("meta"))

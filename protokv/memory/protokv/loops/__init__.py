@@ -8,6 +8,7 @@ who is served; knows nothing of what the loops do. Modules in here import numba,
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from importlib.util import find_spec
 
@@ -19,16 +20,17 @@ from protokv.memory.sorting import has_data_here
 LEAST = 128
 
 
-def serve(mass: Tensor) -> bool:
+def serve(mass: Tensor, *, start: bool = True) -> bool:
     """Whether loops serve a bank, told by what it holds of each prototype, `[..., K]`.
 
-    `NUMBA_DISABLE_JIT=1`, numba's own switch, turns them off: Python would run them.
+    `NUMBA_DISABLE_JIT=1`, numba's own switch, turns them off: Python would run them. Who computes once, as a question
+    does, does not `start` them: it is served where others have.
     """
     return (
         mass.shape[-1] >= LEAST
         and has_data_here(mass)
         and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
-        and _is_installed()
+        and (_is_installed() if start else "numba" in sys.modules)
     )
 
 
