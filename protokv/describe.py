@@ -71,6 +71,7 @@ def describe(
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "positions": config.positions,
             "config": config.to_dict(),
+            "resolved": _resolved(config),
         },
         "stream": {
             "source": source["name"],
@@ -94,6 +95,12 @@ def describe(
         **memory.report(),
         **({} if verified is None else {"verified": verified}),
     }
+
+
+def _resolved(config: MemoryConfig) -> dict[str, Any]:
+    """What the settings that are "auto" stand for."""
+    given = config.to_dict()
+    return {name: value for name, value in config.resolve().to_dict().items() if value != given[name]}
 
 
 def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:

@@ -34,8 +34,10 @@ def inner_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
         },
         title="stream",
     )
+    auto = memory["resolved"]
     shape = {
         "memory": ", ".join([memory["kind"], *(f"{name} = {value}" for name, value in memory["changes"].items())]),
+        **({"auto": ", ".join(f"{name} = {value}" for name, value in auto.items())} if auto else {}),
         "budget": f"{count_text(memory['budget'], 'token')} that attention reads",
         "positions": f"{memory['positions']}",
         "near": f"W = {memory['near_tokens']} exact tokens",

@@ -57,6 +57,15 @@ def test_it_leads_with_what_a_person_asks_and_shows_the_layers_when_asked_to(pro
         assert word in inner[len(text) :]
 
 
+def test_it_tells_what_a_setting_that_is_auto_stands_for(
+    protokv: Program, state: Path, watched: Callable[..., Path]
+) -> None:
+    assert protokv("inspect", state, "--json").rows()[0]["memory"]["resolved"] == {}
+    durable = shutil.copy(watched("--memory", "durable"), protokv.folder / "durable.safetensors")
+    assert protokv("inspect", durable, "--json").rows()[0]["memory"]["resolved"] == {"rule": "exact", "center_bits": 8}
+    assert "rule = exact, center_bits = 8" in protokv("inspect", durable, "--format", "table", "--layers").out
+
+
 def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, video: Path, tmp_path: Path) -> None:
     cut = write_video(tmp_path / "cut.mkv", 12)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 2 // 3])
