@@ -5,7 +5,6 @@ Knows nothing of which prototypes are shown and where.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from protokv.memory.rows import write_rows_
@@ -14,8 +13,6 @@ from protokv.rotary import rotate
 
 # Numbers of pseudo-tokens, keys or values, that stay in the cache of a CPU until they are written.
 _CACHED_ELEMENTS = 2**17
-# What the loops write; numba has no float16.
-_LOOPED = (torch.float32, torch.bfloat16)
 
 
 def write_pseudo_tokens_(
@@ -41,11 +38,12 @@ def write_pseudo_tokens_(
         turn: cos and sin `[n, D]` float32 of the prototypes' positions; None: not turned.
         looped: by `loops`, where these write such slots.
     """
-    if looped and slots.dtype in _LOOPED:
+    if looped:
         from protokv.memory.protokv.loops import showing
 
-        showing.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn)
-        return
+        if slots.dtype in showing.BITS:
+            showing.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn)
+            return
     (n, S), D = places.shape, center.shape[1]
     for part in cut(n, _CACHED_ELEMENTS // (S * D), slots.device):
         new = words.index_select(0, modes[part].reshape(-1)).view(-1, S, D).add_(center[part, None])

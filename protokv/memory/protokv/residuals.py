@@ -154,8 +154,9 @@ class Residuals(StatePart):
         """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
+        looped = loops.serve(self.updates)
         codes = [
-            quantizer.encode(codebook.flatten(0, 1), residuals, looped=loops.serve(self.updates))
+            quantizer.encode(codebook.flatten(0, 1), residuals, looped=looped)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         if self._config.histograms == "joint":

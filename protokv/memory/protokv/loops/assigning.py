@@ -17,6 +17,7 @@ from torch import Tensor
 from protokv.config import PaperConfig
 from protokv.memory.protokv.bank import PrototypeBank
 from protokv.memory.protokv.loops.compiling import compiled, compiled_in_any_order
+from protokv.memory.protokv.policies.assignment import SIGMA_FLOOR, unit_of
 from protokv.memory.protokv.policy import Assigned, FarTokens
 from protokv.parts import cut
 
@@ -44,8 +45,10 @@ class _Held(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """The tokens, and what becomes of them: their prototype and what they are less its centre."""
+    """The tokens, their keys at length 1 too, and what becomes of them: their prototype and what they are less its
+    centre."""
 
+    directions: Floats
     keys: Floats
     values: Floats
     coordinates: Floats
@@ -66,18 +69,17 @@ class _Rule(NamedTuple):
     anchor: int
 
 
-def assign_in_turn_(
-    bank: PrototypeBank, tokens: FarTokens, taken: Tensor, step: int, config: PaperConfig, floor: float
-) -> Assigned:
+def assign_in_turn_(bank: PrototypeBank, tokens: FarTokens, taken: Tensor, step: int, config: PaperConfig) -> Assigned:
     """Let the tokens behind the first `taken` `[B]` of each head, which have opened slots, choose prototypes and move
-    them, at time `step`; `floor` is added to the diagonal of Sigma."""
+    them, at time `step`."""
     B, T, D = tokens.keys.shape
     K = bank.mass.shape[2]
     centers = bank.key_center.view(B, K, D)
     keys, values = tokens.keys.contiguous(), tokens.values.contiguous()
+    directions = unit_of(keys)
     made = torch.full((B, T), -1), torch.empty_like(keys), torch.empty_like(values)
     seen = tokens.seen.coordinates.contiguous(), tokens.seen.positions.contiguous()
-    given = _Given(*(part.numpy() for part in (keys, values, *seen, *made)))
+    given = _Given(*(part.numpy() for part in (directions, keys, values, *seen, *made)))
     parts = (centers, bank.value_center, bank.mean, bank.covariance, bank.position, bank.mass[..., None])
     held = _Held(*(part.view(B, K, -1).numpy() for part in parts))
     rule = _Rule(
@@ -85,14 +87,14 @@ def assign_in_turn_(
         np.float32(config.value_rate),
         np.float32(config.spatial_rate),
         float(config.spatial_weight),
-        floor,
+        SIGMA_FLOOR,
         ("first", "recent", "average").index(config.anchor),
     )
     idle = config.idle_weight * (step - bank.last_step > config.idle_steps)
     extra = idle.float().masked_fill_(bank.mass == 0, torch.inf).view(B, K).numpy()
     for part in cut(T, _TOKENS, keys.device):
         for heads in cut(B, _CACHED_ELEMENTS // (K * (part.stop - part.start)), keys.device):
-            costs = torch.bmm(keys[heads, part], centers[heads].transpose(1, 2)).numpy()
+            costs = torch.bmm(directions[heads, part], centers[heads].transpose(1, 2)).numpy()
             form = np.empty((len(costs), _FORM, K), np.float32)
             _price_(costs, form, extra, heads.start, part.start, given, held, rule)
             cheapest = costs.argmin(2)
@@ -125,13 +127,9 @@ def _price_(
             form[h, 5, k] = _invert(square)
         for n in range(N):
             x, y = given.coordinates[token + n, 0], given.coordinates[token + n, 1]
-            square = np.float32(0)
-            for d in range(D):
-                square += given.keys[b, token + n, d] * given.keys[b, token + n, d]
-            shorten = _invert(square)
             for k in range(K):
                 far = _square(x - form[h, 0, k], y - form[h, 1, k], form[h, 2, k], form[h, 3, k], form[h, 4, k])
-                costs[h, n, k] = far + extra[b, k] - costs[h, n, k] * (form[h, 5, k] * shorten)
+                costs[h, n, k] = far + extra[b, k] - costs[h, n, k] * form[h, 5, k]
 
 
 @compiled_in_any_order
@@ -164,17 +162,13 @@ def _choose_(
                 for k in range(K):
                     if not has_moved[k] and (best < 0 or costs[h, n, k] < least):
                         best, least = k, costs[h, n, k]
-            square = np.float32(0)
-            for d in range(D):
-                square += given.keys[b, t, d] * given.keys[b, t, d]
-            shorten = _invert(square)
             for m in range(many):
                 k = moved[m]
                 product = np.float32(0)
                 for d in range(D):
-                    product += given.keys[b, t, d] * held.keys[b, k, d]
+                    product += given.directions[b, t, d] * held.keys[b, k, d]
                 far = _square(x - form[h, 0, k], y - form[h, 1, k], form[h, 2, k], form[h, 3, k], form[h, 4, k])
-                cost = far - product * (form[h, 5, k] * shorten)
+                cost = far - product * form[h, 5, k]
                 if best < 0 or cost < least or (cost == least and k < best):
                     best, least = k, cost
             if not has_moved[best]:

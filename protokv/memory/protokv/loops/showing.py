@@ -17,8 +17,9 @@ from protokv.memory.protokv.loops.compiling import compiled
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
 
-# As which whole numbers the slots' numbers are written, and by how many bits they are shorter than float32.
-_BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16, 16)}
+# As which whole numbers slots are written, and by how many bits they are shorter than float32; there is no float16 in
+# numba.
+BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16, 16)}
 
 
 def write_pseudo_tokens_(
@@ -31,7 +32,7 @@ def write_pseudo_tokens_(
     turn: tuple[Tensor, Tensor] | None,
 ) -> None:
     """As `pseudo_tokens.write_pseudo_tokens_`, into `slots` of float32 or bfloat16."""
-    bits, shorter = _BITS[slots.dtype]
+    bits, shorter = BITS[slots.dtype]
     cos, sin = (center, center) if turn is None else turn
     many = torch.full_like(places[:, 0], places.shape[1]) if shown is None else shown.sum(1)
     given = (part.contiguous().numpy() for part in (places, many, center, words, modes, cos, sin))

@@ -44,7 +44,7 @@ def assign_(
     if loops.serve(bank.mass):
         from protokv.memory.protokv.loops.assigning import assign_in_turn_
 
-        return assign_in_turn_(bank, tokens, taken, step, config, SIGMA_FLOOR)
+        return assign_in_turn_(bank, tokens, taken, step, config)
     assigned = torch.full((B, T), -1, device=tokens.keys.device)
     residuals = torch.empty_like(tokens.keys), torch.empty_like(tokens.values)
     block = max(1, _BLOCK_ELEMENTS // (B * K))
@@ -83,7 +83,7 @@ def _chosen(
     which heads take which."""
     K = bank.mass.shape[2]
     features = _features(tokens.seen.coordinates[part])
-    directions = _unit(tokens.keys[:, part])
+    directions = unit_of(tokens.keys[:, part])
     cost = _costs(bank, directions, features, step, config)
     candidates = Candidates(cost)
     ask_each = asks_freely(cost)
@@ -114,7 +114,7 @@ def _choose(
     token, prototype = updates.token, candidates.prototype
     moved = updates.first.gather(1, prototype.flatten(1)).view_as(prototype) < token[:, None]
     still, which = least_from(candidates.cost.masked_fill(moved, torch.inf))
-    unit = _unit(updates.keys)
+    unit = unit_of(updates.keys)
     if config.spatial_weight:
         form = _form(updates.means, updates.covariances, config)
         spatial = torch.bmm(features.expand(len(form), -1, -1), form).float()
@@ -152,12 +152,12 @@ def _costs(bank: PrototypeBank, directions: Tensor, features: Tensor, step: int,
         else:
             for part in cut(n, _CACHED_ELEMENTS // K, cost.device):
                 cost[heads, part] = torch.bmm(features[part].expand(len(form[heads]), -1, -1), form[heads])
-        unit = _unit(centers[heads])
+        unit = unit_of(centers[heads])
         cost[heads].baddbmm_(directions[heads], unit.transpose(1, 2), alpha=-1)
     return cost
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def unit_of(vectors: Tensor) -> Tensor:
     """Vectors `[..., D]` of length 1; of length 0 where they are 0."""
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / length.clamp_min_(1e-12)
