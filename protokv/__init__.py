@@ -13,11 +13,11 @@ from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
-    from protokv.checkpoint import load, save
     from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-    from protokv.generate import Decoding
+    from protokv.core.decoding import Decoding
+    from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest
-    from protokv.session import Answer, Session
+    from protokv.storage.checkpoint import load, save
     from protokv.video import open_source, read_steps
 
 
@@ -39,19 +39,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "protokv.session",
-    "Decoding": "protokv.generate",
+    "Answer": "protokv.core.session",
+    "Decoding": "protokv.core.decoding",
     "DurableConfig": "protokv.config",
     "Every": "protokv.ingestion",
     "MemoryConfig": "protokv.config",
     "PaperConfig": "protokv.config",
-    "Session": "protokv.session",
+    "Session": "protokv.core.session",
     "ingest": "protokv.ingestion",
-    "load": "protokv.checkpoint",
+    "load": "protokv.storage.checkpoint",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.checkpoint",
+    "save": "protokv.storage.checkpoint",
 }
 
 

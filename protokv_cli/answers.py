@@ -13,8 +13,8 @@ from protokv_cli.questions import Question
 from protokv_cli.timings import rounded
 
 if TYPE_CHECKING:
-    from protokv.generate import Decoding
-    from protokv.session import Answer, Session
+    from protokv.core.decoding import Decoding
+    from protokv.core.session import Answer, Session
     from protokv.timings import Timings
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.evidence import Evidence
+    from protokv.extras.evidence import Evidence
 
 
 def evidence_text(evidence: Evidence) -> str:

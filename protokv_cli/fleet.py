@@ -42,8 +42,7 @@ class FleetOptions:
     @property
     def wanted(self) -> bool:
         """Whether this is not simply one video into one state."""
-        from protokv.fleet.places import is_place
-        from protokv.fleet.plan import several
+        from protokv.fleet.plan import is_place, several
 
         told = (self.listing, self.workers, self.ray, self.max_failures, self.failures)
         return (
@@ -56,7 +55,7 @@ class FleetOptions:
     @property
     def place(self) -> str:
         """Where the states go; the current folder where nothing is said. ConfigError if that is a single state."""
-        from protokv.snapshot.form import is_url, suffix_of
+        from protokv.storage.form import is_url, suffix_of
 
         place = self.output or "."
         if suffix_of(place) is not None and not Path(place).is_dir():
@@ -141,13 +140,13 @@ def _pool(options: FleetOptions, recipe: Recipe) -> Any:
 
 def _failures_file(options: FleetOptions, place: str) -> Path:
     from protokv.fleet.survey import FAILURES
-    from protokv.snapshot import is_url
+    from protokv.storage.form import is_url
 
     return options.failures or Path("." if is_url(place) else place, FAILURES)
 
 
 def _tell_plan(out: Output, found: Iterator[Looked], total: int) -> None:
-    from protokv.video.address import told
+    from protokv.video.connection import told
 
     counts = Counter[str]()
     for looked in found:

@@ -15,7 +15,7 @@ import typer
 from protokv.config import MemoryConfig
 from protokv.ingestion import Started, Summary, ingest
 from protokv.timings import Timings
-from protokv.video.address import told
+from protokv.video.connection import told
 from protokv_cli import live
 from protokv_cli.beyond import warn_of_source
 from protokv_cli.exits import Exit

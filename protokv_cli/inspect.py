@@ -76,7 +76,7 @@ def inspect(
             raise ConfigError("--watch shows the last commit of one state", hint="leave the other options out")
         if sum((other is not None, output is not None, verify is True)) > 1:
             raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
-        from protokv.fleet.places import is_place
+        from protokv.fleet.plan import is_place
 
         if is_place(state):
             if other is not None or output is not None or at is not None or verify or watch:
@@ -85,8 +85,8 @@ def inspect(
                 )
             inspect_fleet(out, state)
             return
-        from protokv.describe import convert, describe, differences
-        from protokv.snapshot import read_header
+        from protokv.inspection.describe import convert, describe, differences
+        from protokv.storage.api import read_header
 
         digests = verify is not False
         if other is not None:
@@ -107,7 +107,7 @@ def inspect(
 
 def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
     """Show a state whenever it has changed; on a terminal in the place where it was shown before."""
-    from protokv.describe import describe
+    from protokv.inspection.describe import describe
 
     shown: dict[str, Any] = {}
     await_first_commit(out, state)

@@ -80,7 +80,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def is_stream(sources: list[str]) -> bool:
     """Whether there is one source, and it is no file."""
-    from protokv.video.address import kind_of
+    from protokv.video.connection import kind_of
 
     return len(sources) == 1 and kind_of(sources[0]) != "file"
 
@@ -96,13 +96,13 @@ def piped(source: str, stdin: IO[str] | None) -> str:
 
 def news_of(event: Event) -> str | None:
     """What happened to a live source, in a line; None of any other event."""
-    from protokv.ingestion import Back, Lost, Slow
+    from protokv.ingestion import FramesDropped, SourceLost, SourceRecovered
 
-    if isinstance(event, Lost):
+    if isinstance(event, SourceLost):
         return f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again"
-    if isinstance(event, Back):
+    if isinstance(event, SourceRecovered):
         return f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}"
-    if isinstance(event, Slow):
+    if isinstance(event, FramesDropped):
         return (
             f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
             "sample fewer with --fps, or let the camera send smaller ones"

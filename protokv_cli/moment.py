@@ -17,7 +17,7 @@ from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.state import Header
+    from protokv.core.snapshot import Header
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 
@@ -52,10 +52,10 @@ def _at_real_time(text: str, state: str, lived: list[Any], now: float) -> float:
 
 def _lived(header: Header) -> list[Any]:
     """The chronicles of the live sources of a state, in order."""
-    from protokv.chronicle import Chronicle
-    from protokv.segments import records_of
+    from protokv.ingestion.live.wall_clock import WallClockLog
+    from protokv.storage.watched import records_of
 
-    return [found for one in records_of(header) if (found := Chronicle.of(one)) is not None]
+    return [found for one in records_of(header) if (found := WallClockLog.of(one)) is not None]
 
 
 def commit_age_s(header: Header, now: float) -> float | None:

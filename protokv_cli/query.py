@@ -83,7 +83,7 @@ def query(
         clock = Timings()
         clock.add("start", time.process_time())
         with uncollected(), clock.stage("imports"):
-            from protokv.fleet.places import is_place
+            from protokv.fleet.plan import is_place
 
         if watch is not None and (at is not None or top is not None or is_place(state)):
             raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")

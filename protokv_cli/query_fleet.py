@@ -36,7 +36,7 @@ def query_fleet(
         out: where to.
         place: where the states are.
         questions: what to ask.
-        sampling: the fields of `protokv.generate.Decoding`.
+        sampling: the fields of `protokv.core.decoding.Decoding`.
         model: its name or folder; None: what the first state names.
         revision: of a hub model; None: what the first state names.
         device: where to load it; this and the next as for `load_backbone`.
@@ -45,9 +45,9 @@ def query_fleet(
         at_s: of the commits to ask.
         verify: whether to check digests.
     """
+    from protokv.core.decoding import Decoding
     from protokv.fleet.ask import Surest, ask_all, load_backbone_for
-    from protokv.fleet.places import find_states
-    from protokv.generate import Decoding
+    from protokv.fleet.plan import find_states
 
     states = find_states(place)
     decoding = Decoding(**sampling)

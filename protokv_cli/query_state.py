@@ -25,7 +25,7 @@ class Asking:
     """How a state is asked.
 
     Attributes:
-        sampling: the fields of `protokv.generate.Decoding`.
+        sampling: the fields of `protokv.core.decoding.Decoding`.
         at: of which time, as the user wrote it; None: the last commit.
         watch_s: seconds after which all is asked again; None: once.
         verify: check that every byte of the state is the one that was saved.
@@ -75,10 +75,10 @@ def query_state(
             await_first_commit(out, state)
     with uncollected(), loading(out, model, revision):
         with clock.stage("imports"):
-            from protokv.checkpoint import load
-            from protokv.generate import Decoding
-            from protokv.snapshot import read_header
-            from protokv.watched import beyond_model
+            from protokv.core.decoding import Decoding
+            from protokv.storage.api import read_header
+            from protokv.storage.checkpoint import load
+            from protokv.storage.watched import beyond_model
 
         with clock.stage("state"):
             header = read_header(state)

@@ -214,13 +214,13 @@ def replay(
 
         if model is not None and not report:
             require_model(model, revision)
-        from protokv.overwriting import check_not_read
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
         from protokv.replay.presets import PRESETS as TABLES
         from protokv.replay.request import Request, Worlds
         from protokv.replay.rows import RowFile, check_trials, read_rows
-        from protokv.watched import is_beyond
+        from protokv.storage.overwriting import check_not_read
+        from protokv.storage.watched import is_beyond
         from protokv_cli.replay_plan import show_cost, show_preset
         from protokv_cli.replay_progress import following, judging
         from protokv_cli.replay_tables import show

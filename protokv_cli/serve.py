@@ -72,7 +72,7 @@ def serve(
 
 
 def _found(folder: Path) -> list[str]:
-    from protokv.fleet.places import find_states
+    from protokv.fleet.plan import find_states
 
     try:
         return find_states(str(folder))

@@ -37,7 +37,7 @@ def interruptible() -> Iterator[None]:
 def await_first_commit(out: Output, state: str) -> None:
     """Return once a state is there; while it is not, say so once."""
     from protokv.errors import StateNotFound
-    from protokv.snapshot import read_header
+    from protokv.storage.api import read_header
 
     for n, _ in enumerate(rounds(LOOK_S)):
         try:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.video import process
+from protokv.video import isolated as process
 from tests.backbones.tiny import write_qwen2_5_vl
 
 settings.register_profile(

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.attention import Tail
 from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.context import Context
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context
+from protokv.core.records import BackboneIdentity
 from protokv.errors import ConfigError
-from protokv.records import BackboneIdentity
 
 WORDS = ("red", "green", "blue", "star", "ring", "left", "right", "<end>")
 GRID = (2, 3)
@@ -75,7 +75,13 @@ class MockBackbone(Backbone):
         return torch.ones(size), torch.zeros(size)
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail, *, steps: Sequence[StepTokens] = ()
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: Context,
+        tail: LocalKV,
+        *,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         for layer in range(self.layers):
             tail.append(layer, embeddings[None] + layer, embeddings[None])

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.attention.hook import _attention
 from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.records import BackboneIdentity
-from tests.memory.streams import PlainRotary
+from protokv.core.hook import _attention
+from protokv.core.records import BackboneIdentity
+from tests.core.streams import PlainRotary
 
 VOCABULARY = 50
 

@@ -148,7 +148,7 @@ def test_a_state_goes_on_with_the_bits_that_it_was_made_with(given: int | None) 
     config = MemoryConfig.from_dict(migrate(settings if given is None else settings | {"center_bits": given}))
     assert isinstance(config, DurableConfig)
     assert config.center_bits == (given or 32)
-    assert config.is_coded == (given == 8)
+    assert config.is_quantized == (given == 8)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_centres_are_of_8_bits_where_the_bank_is_small_and_shows_each_once(
 ) -> None:
     config = DurableConfig(**changes)
     resolved = config.resolve()
-    assert config.is_coded == resolved.is_coded == coded
+    assert config.is_quantized == resolved.is_quantized == coded
     assert resolved.center_bits == (8 if coded else 32)
     assert resolved.rule == ("blocked" if config.is_blocked else "exact")
     assert resolved.resolve() == resolved

@@ -204,10 +204,10 @@ def _load_program() -> Callable[[], None]:
     import zarr  # noqa: F401
 
     import protokv.backbones
-    import protokv.checkpoint
     import protokv.ingestion
     import protokv.replay
     import protokv.snapshot
+    import protokv.storage.checkpoint
     import protokv.video  # noqa: F401
     from protokv_cli.main import run
 

@@ -18,7 +18,7 @@ from protokv.mini import EMBEDDED, is_embedded, weights_folder
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
     from protokv.backbones.placement import Placement
-    from protokv.records import BackboneIdentity
+    from protokv.core.records import BackboneIdentity
 
 __all__ = ["EMBEDDED", "FAMILIES", "identify_backbone", "load_backbone", "require_model"]
 
@@ -117,7 +117,7 @@ def _resolved(
             kind = "float32" if request.device.type == "cpu" else config["dtype"]
         yield Embedded, path, config, Placement(getattr(torch, kind), request.device)
         return
-    from protokv.backbones.failure import quiet_transformers, translate_errors
+    from protokv.backbones.hub import quiet_transformers, translate_errors
 
     with translate_errors(name):
         if is_folder:
@@ -158,8 +158,7 @@ def require_model(name: str, revision: str | None = None) -> None:
     check_revision(name, revision)
     if is_embedded(name) or _is_folder(name):
         return
-    from protokv.backbones.failure import translate_errors
-    from protokv.backbones.hub import require
+    from protokv.backbones.hub import require, translate_errors
 
     with translate_errors(name):
         require(name, revision)

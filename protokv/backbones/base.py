@@ -1,8 +1,8 @@
 """What a vision-language model must offer to be streamed: the `Backbone` interface.
 
 A backbone turns frames and text into embeddings, assigns stream positions, and runs the language model with a
-`Context` and a `Tail` (`protokv.attention`). It knows nothing of memories, snapshots or the command line. A family is
-one file that implements this class and one line in `protokv.backbones.FAMILIES`.
+`Context` and a `LocalKV` (`protokv.core.attention`). It knows nothing of memories, snapshots or the command line. A
+family is one file that implements this class and one line in `protokv.backbones.FAMILIES`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.attention import Tail
 from protokv.backbones.placement import Placement
-from protokv.context import Context, EmptyContext
-from protokv.records import BackboneIdentity, StreamClock
-from protokv.rotary import PreciseRotary
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context, EmptyContext
+from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.rotary import PreciseRotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Backbone(ABC):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: Tail,
+        tail: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
@@ -236,9 +236,9 @@ class Backbone(ABC):
         """A context of no slots, for the prompt prefix."""
         return EmptyContext()
 
-    def new_tail(self, capacity: int) -> Tail:
+    def new_local_kv(self, capacity: int) -> LocalKV:
         """An empty tail for `capacity` tokens."""
-        return Tail(
+        return LocalKV(
             self.layers,
             self.kv_heads,
             capacity,

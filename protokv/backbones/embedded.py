@@ -18,16 +18,15 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from protokv.attention import Tail
+from protokv.backbones.adapter import check_question
 from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.backbones.grid import check_images, place_on_grid, times_on_grid
 from protokv.backbones.identity import digest_weights, read_json
-from protokv.backbones.pixels import PixelConfig, patchify
+from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
 from protokv.backbones.placement import Placement
-from protokv.backbones.prompt import check_question
-from protokv.context import Context
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context
+from protokv.core.records import BackboneIdentity, StreamClock
 from protokv.mini.network import LanguageModel, VisionTower
-from protokv.records import BackboneIdentity, StreamClock
 
 IDENTITY = "identity.json"
 
@@ -160,7 +159,7 @@ class Embedded(Backbone):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: Tail,
+        tail: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:

@@ -15,16 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.frames import FrameConfig, normalise
-from protokv.backbones.grid import check_images
-from protokv.backbones.loading import identify, load_model, load_tokenizer
+from protokv.backbones.loading import identify, load_model, load_tokenizer, read_video_processor
+from protokv.backbones.pixels import FrameConfig, check_images, normalise
 from protokv.backbones.placement import Placement
-from protokv.backbones.processor_files import read_video_processor
-from protokv.backbones.prompt import ChatPrompt
+from protokv.core.records import BackboneIdentity
 from protokv.errors import ModelError
-from protokv.records import BackboneIdentity
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5

@@ -2,6 +2,10 @@
 
 Only safetensors files are read, no code of a checkpoint is run, and an incomplete checkpoint is refused, where
 transformers would fill in random weights and warn. Knows no family.
+
+What transformers' processors leave beside a model: the preprocessing of video and the chat template.
+
+Both have had several file names; the order here is that of transformers. Knows no family and no arithmetic.
 """
 
 from __future__ import annotations
@@ -14,13 +18,12 @@ from typing import Any
 
 import torch
 
-from protokv.attention import NAME, register
-from protokv.backbones.cache import commit_of
+from protokv.backbones.hub import commit_of
 from protokv.backbones.identity import digest_weights, find_file, hash_config, read_json
 from protokv.backbones.placement import Placement
-from protokv.backbones.processor_files import read_template
+from protokv.core.hook import NAME, register
+from protokv.core.records import BackboneIdentity
 from protokv.errors import ModelError
-from protokv.records import BackboneIdentity
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -194,3 +197,28 @@ def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | Non
         place = placed[max(holders, key=len)] if holders else main
         devices.append(torch.device(main if place in ("cpu", "disk") else place))
     return devices
+
+
+def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
+    """Settings of the video processor of a folder or hub name; empty where there are none.
+
+    Returns:
+        The settings without those that are null, and whether they were written for video: an older folder may have
+        those of still images only, which stand in for them.
+    """
+    nested = read_json(path, "processor_config.json").get("video_processor") or {}
+    of_video = nested or read_json(path, "video_preprocessor_config.json")
+    raw = of_video or read_json(path, "preprocessor_config.json")
+    return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
+
+
+def read_template(path: str) -> str | None:
+    """The chat template that a processor saved in its older form; None where the tokenizer carries the right one.
+
+    A tokenizer reads `chat_template.jinja` by itself, but not the older `chat_template.json`, and then may carry the
+    template of the text-only model that it was made from.
+    """
+    if find_file(path, "chat_template.jinja"):
+        return None
+    template: str | None = read_json(path, "chat_template.json").get("chat_template")
+    return template

@@ -27,9 +27,8 @@ from typing import Any, ClassVar
 import torch
 
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.grid import cells
-from protokv.backbones.pixels import PixelConfig
-from protokv.backbones.processor_files import read_video_processor
+from protokv.backbones.loading import read_video_processor
+from protokv.backbones.pixels import PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 
 # Of the family's video processor, where a folder does not say.

@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.grid import check_images, place_on_grid, times_on_grid
-from protokv.backbones.loading import identify, load_model, load_tokenizer
-from protokv.backbones.pixels import PixelConfig, patchify
+from protokv.backbones.loading import identify, load_model, load_tokenizer, read_video_processor
+from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
 from protokv.backbones.placement import Placement
-from protokv.backbones.processor_files import read_video_processor
-from protokv.backbones.prompt import ChatPrompt
-from protokv.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity, StreamClock
 
 VIDEO_TOKEN = "<|video_pad|>"
 DEFAULT_FPS = 2.0

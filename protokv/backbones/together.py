@@ -1,7 +1,7 @@
 """One model for several streams at a time: forwards that are asked for in several threads run as one.
 
 Each stream has a member of the model, which shares its weights, in a thread of its own; a forward waits until every
-member has asked for one or has left, and the last to come runs them all (`protokv.attention.joint`). Frames go through
+member has asked for one or has left, and the last to come runs them all (`protokv.core.hook`). Frames go through
 the vision tower one stream at a time. What a stream computes does not depend on who is with it, up to the order of
 sums.
 """
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.attention import Tail
-from protokv.attention.joint import Joint, Stream
 from protokv.backbones.base import Backbone, StepTokens
-from protokv.context import Context
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context
+from protokv.core.hook import Joint, Stream
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Request:
     embeddings: Tensor
     positions: Tensor
     context: Context
-    tail: Tail
+    tail: LocalKV
     steps: Sequence[StepTokens]
     hidden: Tensor | None = None
     error: BaseException | None = None
@@ -119,7 +119,7 @@ class _Member:
     meeting: Together
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail, *, steps: Sequence[Any] = ()
+        self, embeddings: Tensor, positions: Tensor, context: Context, tail: LocalKV, *, steps: Sequence[Any] = ()
     ) -> Tensor:
         """As `Backbone.forward`, with those of the other members."""
         return self.meeting.run(_Request(embeddings, positions, context, tail, steps))

@@ -7,15 +7,20 @@ its dataclass here. Nothing in this package imports torch, so that settings can 
 from __future__ import annotations
 
 from protokv.config.base import MemoryConfig
+from protokv.config.baselines import (
+    DyCokeConfig,
+    DyCokeDecodeConfig,
+    FullConfig,
+    HermesConfig,
+    InfiniPotVConfig,
+    LastFramesConfig,
+    ReKVConfig,
+    SlidingWindowConfig,
+)
 from protokv.config.durable import DurableConfig
-from protokv.config.dycoke import DyCokeConfig, DyCokeDecodeConfig
-from protokv.config.exact import FullConfig, LastFramesConfig, SlidingWindowConfig
-from protokv.config.hermes import HermesConfig
-from protokv.config.infinipot_v import InfiniPotVConfig
 from protokv.config.migration import migrate
 from protokv.config.paper import ContinuityConfig, PaperConfig
 from protokv.config.prototypes import PrototypeConfig
-from protokv.config.rekv import ReKVConfig
 
 __all__ = [
     "CONFIGS",

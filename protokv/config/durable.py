@@ -14,28 +14,28 @@ CenterBits = Literal["auto", 8, 32]
 
 BLOCKED_FROM: Final = 512
 """Prototypes of a head from which on "auto" is the blocked rule; what it keeps and costs is measured in
-`protokv.memory.protokv.policies.blocked`."""
+`protokv.durable`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig(PrototypeConfig):
     """What keeps evidence longest by our own study (`samples/delay-study/`): the agglomerative bank, S = 1.
 
-    What is distinct stays and what is redundant is merged (`protokv.memory.protokv.policies.agglomerative`), so a brief
+    What is distinct stays and what is redundant is merged (`protokv.durable.agglomerative`), so a brief
     cue that is not seen again, the very evidence that a late question is about, is the last thing to go. Residual
     statistics are off: at no budget are they worth their bytes (`samples/harder-study/`).
 
     Attributes:
         rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
             grows with the bank and with what happens in the video; "blocked" plans many at once in bounded, fixed work
-            (`protokv.memory.protokv.policies.blocked`); "auto" is exact in banks of fewer than `blocked_from`
+            (`protokv.durable`); "auto" is exact in banks of fewer than `blocked_from`
             prototypes and blocked in larger ones, where it keeps what the exact one keeps.
         blocked_from: prototypes of a head.
         merge_mass_power: in the cost of a merge a prototype of mass n weighs n to this power: 1 is Ward's cost, 0 takes
             no notice of the mass.
         center_bits: of each number of a centre. 32 holds float32, and beside it what attention reads; 8 holds a byte
             and decodes it where it is read, in less than a quarter of the memory and for slower steps
-            (`protokv.memory.protokv.coded`). It goes without residuals and with S = 1. "auto" is 8 where it can be, in
+            (`protokv.durable.quantized`). It goes without residuals and with S = 1. "auto" is 8 where it can be, in
             banks of fewer than `blocked_from` prototypes, which answer as well in a third of the bytes
             (`samples/harder-study/`), and 32 in larger ones, where decoding takes longer than all else.
     """
@@ -67,7 +67,7 @@ class DurableConfig(PrototypeConfig):
             )
 
     @property
-    def is_coded(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether centres are held in fewer bits than they are shown in."""
         if self.center_bits == "auto":
             return self._can_be_coded and 0 < self.prototypes < self.blocked_from
@@ -86,4 +86,4 @@ class DurableConfig(PrototypeConfig):
 
     def resolve(self) -> Self:
         """This config with the rule and the bits that "auto" stands for."""
-        return replace(self, rule="blocked" if self.is_blocked else "exact", center_bits=8 if self.is_coded else 32)
+        return replace(self, rule="blocked" if self.is_blocked else "exact", center_bits=8 if self.is_quantized else 32)

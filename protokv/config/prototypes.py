@@ -33,7 +33,7 @@ class PrototypeConfig(MemoryConfig):
         histograms: what is counted: the codes of keys and of values apart, whose modes are then paired by rank; or
             "joint", pairs of a key code and a value code (the paper's H^KV), at C times half the bytes.
         allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
-            to the variance of the residuals of each (`protokv.memory.protokv.allocation`).
+            to the variance of the residuals of each (`protokv.extras.allocation`).
         beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
         smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
             first author's code.
@@ -91,7 +91,7 @@ class PrototypeConfig(MemoryConfig):
             )
 
     @property
-    def is_coded(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether centres are held in fewer bits than they are shown in."""
         return False
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from protokv.fleet.local import LocalPool
 from protokv.fleet.outcome import Failure, Looked, Outcome
-from protokv.fleet.places import find_states, target_of
-from protokv.fleet.plan import Job, plan, read_manifest
+from protokv.fleet.plan import Job, find_states, plan, read_manifest, target_of
 from protokv.fleet.recipe import Model, Recipe
 from protokv.fleet.run import Pool, Slot, look_fleet, run_fleet
 

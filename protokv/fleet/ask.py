@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
+from protokv.core.decoding import Decoding
+from protokv.core.session import Answer
 from protokv.errors import StateError
 from protokv.fleet.outcome import Failure
-from protokv.generate import Decoding
-from protokv.session import Answer
-from protokv.watched import beyond_model
+from protokv.storage.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
+from protokv.storage.watched import beyond_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def load_backbone_for(
     reason: StateError | None = None
     for state in states:
         try:
-            header = snapshot.read_header(state)
+            header = storage.read_header(state)
             recorded_dtype(header)  # one that names none is damaged
         except StateError as error:
             reason = reason or error
@@ -87,7 +87,7 @@ def ask_all(
     """
     for state in states:
         try:
-            found = snapshot.load(state, verify=verify, at_s=at_s, admit=admit)
+            found = storage.load(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
             beyond = tuple(beyond_model(found))
         except StateError as error:

@@ -4,6 +4,11 @@ A source may be a file, a folder, a glob, an object or a prefix in an object sto
 takes; a manifest lists such sources, one a line. The key of a file is its stem, of a file below a folder or a glob its
 path from there without the suffix. Nothing is opened here, and whether a single video exists is not asked: that is
 found out, and reported, when its turn comes. What is planned is held in memory, two short texts a video.
+
+Where the states of a fleet are: below a folder, or below a prefix in an object store; naming and finding them.
+
+In a folder the state of the key `monday/door` is `monday/door.safetensors`. In an object store it is a repository of
+many objects, so its name says where it ends: `monday/door.icechunk`.
 """
 
 from __future__ import annotations
@@ -15,9 +20,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from protokv.errors import ConfigError, SourceNotFound
-from protokv.object_store import is_object, list_objects
-from protokv.video.address import LIVE, kind_of, shown, stem, told
+from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.storage.form import DEFAULT_SUFFIX, FORMS, is_url
+from protokv.storage.objects import is_object, list_folders, list_objects
+from protokv.video.connection import LIVE, kind_of, shown, stem, told
 
 # fmt: off
 SUFFIXES = frozenset((
@@ -170,3 +176,40 @@ def _parse(text: str, where: str) -> tuple[str, str | None]:
 
 def _is_key(key: str) -> bool:
     return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in key.split("/"))
+
+
+REPOSITORY = ".icechunk"
+
+
+def target_of(place: str, key: str) -> str:
+    """Where the state of a key is."""
+    return f"{place.rstrip('/')}/{key}{REPOSITORY}" if is_url(place) else str(Path(place, key + DEFAULT_SUFFIX))
+
+
+def is_place(path: str) -> bool:
+    """Whether a path stands for the states below it, and not for one."""
+    if is_url(path):
+        return path.endswith("/")
+    folder = Path(path)
+    return folder.suffix not in FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
+
+
+def find_states(place: str) -> list[str]:
+    """The states below a place, sorted by name; whether they can be read is not asked.
+
+    Raises:
+        StateNotFound: there is none.
+    """
+    found = sorted(list_folders(place, REPOSITORY) if is_url(place) else _below_places(Path(place)))
+    if not found:
+        raise StateNotFound(f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/")
+    return found
+
+
+def _below_places(folder: Path) -> Iterator[str]:
+    for where, folders, names in os.walk(folder):
+        # A .zarr is a folder itself. The name of a kept commit ends in its time.
+        for name in [*folders, *names]:
+            if name.endswith(tuple(FORMS)) and not name.startswith("."):
+                yield str(Path(where, name))
+        folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(tuple(FORMS))]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.ingestion.every import MINUTELY, Every
+from protokv.ingestion.schedule import MINUTELY, Every
 from protokv.video.registry import Decoder
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.records import BackboneIdentity
+    from protokv.core.records import BackboneIdentity
 
 
 @dataclass(frozen=True, kw_only=True)

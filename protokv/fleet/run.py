@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from protokv.errors import ModelError, ProtoKVError
 from protokv.fleet.outcome import Failure, Looked, Outcome, Verdict
-from protokv.fleet.places import target_of
-from protokv.fleet.plan import Job
+from protokv.fleet.plan import Job, target_of
 
 ATTEMPTS = 2
 """How often a video is begun that takes its worker with it."""

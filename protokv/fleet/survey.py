@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from protokv import snapshot
-from protokv.checkpoint import config_of
+from protokv import storage
 from protokv.errors import StateError
-from protokv.fleet.done import damage_of
-from protokv.fleet.outcome import Failure
-from protokv.fleet.places import find_states
-from protokv.snapshot import is_url
+from protokv.fleet.outcome import Failure, damage_of
+from protokv.fleet.plan import find_states
+from protokv.storage.checkpoint import config_of
+from protokv.storage.form import is_url
 
 FAILURES = "failures.jsonl"
 """What the last run of a fleet could not do, a JSON object a line, beside its states."""
@@ -47,7 +46,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 
 def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
-        header, size = snapshot.read_header(state), snapshot.stored_bytes(state)
+        header, size = storage.read_header(state), storage.stored_bytes(state)
         config = config_of(header)
     except StateError as error:
         return _empty(state, {"message": Failure.of(error).message})

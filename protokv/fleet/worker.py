@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING
 
 from protokv.backbones.together import Together
 from protokv.errors import PositionWarning, StateLocked
-from protokv.fleet.done import look_at
-from protokv.fleet.outcome import Failure, Outcome, Verdict
-from protokv.fleet.places import target_of
-from protokv.fleet.plan import Job
+from protokv.fleet.outcome import Failure, Outcome, Verdict, look_at
+from protokv.fleet.plan import Job, target_of
 from protokv.fleet.recipe import Recipe
 from protokv.ingestion.events import Started, Summary
 from protokv.ingestion.run import ingest
-from protokv.snapshot import is_url
+from protokv.storage.form import is_url
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.records import BackboneIdentity
+    from protokv.core.records import BackboneIdentity
 
 
 class Worker:

@@ -5,23 +5,32 @@ The package is not called `ingest` because `protokv.ingest` is the function.
 
 from __future__ import annotations
 
-from protokv.ingestion.events import Back, Commit, Event, Lost, Progress, Slow, Started, Summary
-from protokv.ingestion.every import LIVE, MINUTELY, NEVER, Every
-from protokv.ingestion.live_options import LiveOptions
+from protokv.ingestion.events import (
+    Commit,
+    Event,
+    FramesDropped,
+    Progress,
+    SourceLost,
+    SourceRecovered,
+    Started,
+    Summary,
+)
+from protokv.ingestion.live.options import LiveOptions
 from protokv.ingestion.run import default_target, ingest
+from protokv.ingestion.schedule import LIVE, MINUTELY, NEVER, Every
 
 __all__ = [
     "LIVE",
     "MINUTELY",
     "NEVER",
-    "Back",
     "Commit",
     "Event",
     "Every",
+    "FramesDropped",
     "LiveOptions",
-    "Lost",
     "Progress",
-    "Slow",
+    "SourceLost",
+    "SourceRecovered",
     "Started",
     "Summary",
     "default_target",

@@ -10,28 +10,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import admit, config_of
 from protokv.config import MemoryConfig
+from protokv.core.snapshot import State
 from protokv.errors import StateMismatch, StateNotFound
-from protokv.ingestion.growth import Growth, fingerprint_of
-from protokv.ingestion.live import LiveSource
-from protokv.segments import Segment, next_segment, records_of, segment_of
-from protokv.snapshot import State, StatePath
+from protokv.ingestion.live.growing_file import GrowingFile, fingerprint_of
+from protokv.ingestion.live.source import LiveSource
+from protokv.storage.checkpoint import admit, config_of
+from protokv.storage.form import StatePath
+from protokv.storage.watched import Segment, next_segment, records_of, segment_of
 from protokv.video import Source
 
 
 def existing_state(path: StatePath) -> State | None:
     """The state at a path; None where there is none. StateError where it cannot be read."""
     try:
-        return snapshot.load(path, admit=admit)
+        return storage.load(path, admit=admit)
     except StateNotFound:
         return None
 
 
 def find_segment(
-    path: StatePath, state: State, source: Source | LiveSource, growth: Growth, *, append: bool
+    path: StatePath, state: State, source: Source | LiveSource, growth: GrowingFile, *, append: bool
 ) -> Segment:
     """Where the source begins in the stream of a state, or stands in it already.
 

@@ -9,8 +9,8 @@ from itertools import islice
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
+from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
-from protokv.session import Session
 from protokv.video import Source, read_steps
 
 # Timed; the first of them warms up and does not count.

@@ -18,7 +18,7 @@ class Started:
         source_fps: frames a second that the source has; None where it does not say.
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None where they grow with the stream.
-        beyond_model: the source is nothing that the model can make sense of (`protokv.watched.is_beyond`).
+        beyond_model: the source is nothing that the model can make sense of (`protokv.storage.watched.is_beyond`).
     """
 
     state: str
@@ -47,7 +47,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class SourceLost:
     """The source gives no more frames, and is tried again until it is back or given up."""
 
     source: str
@@ -56,8 +56,8 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
-    """The source gives frames again, after a gap of so much stream time; or its first ones, so long after `Lost`."""
+class SourceRecovered:
+    """The source recovered after `gap_s`, or gives its first frames after `SourceLost`."""
 
     source: str
     stream_time_s: float
@@ -65,7 +65,7 @@ class Back:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class FramesDropped:
     """Frames are dropped, because the model is slower than the stream. Told once a run.
 
     Attributes:
@@ -119,4 +119,4 @@ class Summary:
     gaps: int = 0
 
 
-Event = Started | Progress | Lost | Back | Slow | Commit | Summary
+Event = Started | Progress | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

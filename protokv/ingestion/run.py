@@ -16,27 +16,28 @@ from typing import Any, cast
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import from_state, load_backbone_of
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.core.session import Session
+from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import check_chunk, check_memory, check_sampling, existing_state, find_segment
-from protokv.ingestion.ending import Ending
 from protokv.ingestion.events import Event
-from protokv.ingestion.every import LIVE, MINUTELY, Every
-from protokv.ingestion.growth import Growth, fingerprint_of
-from protokv.ingestion.live import LiveSource
-from protokv.ingestion.live_input import open_input
-from protokv.ingestion.live_options import LiveOptions
-from protokv.ingestion.live_run import LiveRun
+from protokv.ingestion.live.growing_file import GrowingFile, fingerprint_of
+from protokv.ingestion.live.options import LiveOptions
+from protokv.ingestion.live.run import LiveRun
+from protokv.ingestion.live.source import LiveSource, open_input
+from protokv.ingestion.schedule import LIVE, MINUTELY, Ending, Every
 from protokv.ingestion.watching import Run
-from protokv.object_store import is_object
-from protokv.overwriting import check_not_read
-from protokv.segments import Segment, records_of
-from protokv.session import Session
-from protokv.snapshot import DEFAULT_SUFFIX, State, StatePath, check_target
-from protokv.snapshot.writer import Writer
+from protokv.storage.api import check_target
+from protokv.storage.checkpoint import from_state, load_backbone_of
+from protokv.storage.form import DEFAULT_SUFFIX, StatePath
+from protokv.storage.objects import is_object
+from protokv.storage.overwriting import check_not_read
+from protokv.storage.watched import Segment, records_of
+from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
-from protokv.video import Decoder, Source, address, open_source
+from protokv.video import Decoder, Source, open_source
+from protokv.video import connection as address
 from protokv.video.part import Part
 
 # Of a chunk: a forward of thousands of tokens gains nothing more, and its attention grows with their square.
@@ -77,7 +78,7 @@ def ingest(
     before the first event is asked for.
 
     Args:
-        source: a path, an address (`protokv.video.address`), or an open source, which is left open.
+        source: a path, an address (`protokv.video.connection`), or an open source, which is left open.
         target: where the state goes; the name of the source with `.safetensors`, in the current folder, where None.
         config: the memory; `durable` with its default budget where None.
         backbone: the model, loaded already, so that one process can ingest many sources; or its name or folder; where
@@ -150,7 +151,7 @@ def ingest(
         # Locked before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=keep, background=background))
         path_of_file = None if video is source or isinstance(video, Part) else cast("str | os.PathLike[str]", source)
-        growth = Growth(video, path_of_file, followed=options.follow)
+        growth = GrowingFile(video, path_of_file, followed=options.follow)
         state = None if overwrite else existing_state(path)
         if state is None and resume and not overwrite:
             raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
@@ -183,7 +184,7 @@ def default_target(source: str | os.PathLike[str] | Source | LiveSource) -> str:
 def _open(
     state: State | None,
     video: Source | LiveSource,
-    growth: Growth,
+    growth: GrowingFile,
     path: StatePath,
     config: MemoryConfig,
     backbone: Backbone | str | None,
@@ -222,7 +223,7 @@ def _load(wanted: Backbone | str | None, state: State | None, placement: dict[st
     return load_backbone_of(state, wanted, **placement)
 
 
-def record_of(state: State, fingerprint: str | None, growth: Growth) -> Mapping[str, Any]:
+def record_of(state: State, fingerprint: str | None, growth: GrowingFile) -> Mapping[str, Any]:
     """What a state says of the source with this fingerprint, or of what it has grown from; empty if nothing."""
     last = state.source or {}
     if growth.has_grown_from(last):

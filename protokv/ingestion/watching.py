@@ -14,20 +14,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from protokv.checkpoint import to_state
+from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
-from protokv.ingestion.ahead import AHEAD, ReadyStep, Stop, read_ahead
 from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
-from protokv.ingestion.every import Every
-from protokv.ingestion.growth import Growth
-from protokv.segments import Segment
-from protokv.session import Session
-from protokv.snapshot import stored_bytes
-from protokv.snapshot.writer import Committed, Writer
+from protokv.ingestion.live.growing_file import GrowingFile
+from protokv.ingestion.prefetch import AHEAD, ReadyStep, Stop, read_ahead
+from protokv.ingestion.schedule import Every
+from protokv.storage.api import stored_bytes
+from protokv.storage.checkpoint import to_state
+from protokv.storage.watched import Segment, end_of, frames_by_decoder, is_beyond
+from protokv.storage.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
-from protokv.watched import end_of, frames_by_decoder, is_beyond
 
 
 class Run:
@@ -37,7 +36,7 @@ class Run:
         self,
         session: Session,
         source: Source,
-        growth: Growth,
+        growth: GrowingFile,
         writer: Writer,
         segment: Segment,
         record: Mapping[str, Any],

@@ -1,7 +1,7 @@
 """The embedded model `protokv/mini` and a larger one: weights, vocabulary, the procedural world that they know.
 
 Weights are a Qwen2.5-VL checkpoint that `from_pretrained` loads; `network` runs them without transformers, and is
-the only module here that needs torch. How they were trained is in `protokv.mini.training`, which is part of the
+the only module here that needs torch. How they were trained is in `samples.training`, which is part of the
 repository but not of the installed package.
 """
 

@@ -4,19 +4,25 @@ Slow change, as a bar that fills is: the model of this world sees shapes and pla
 shape. It moves steadily along a straight line from the middle of one cell to that of another two rows or columns away,
 through those between. In events it is a chain: one a cell, each of which begins where and when the one before it ends.
 Unlike any other event, one of these may last longer than 4 seconds and lie across the border of a block.
+
+Shapes that appear one to four times, each time in another colour and at another place.
+
+Owns when and as what they appear. A minute has twelve slots of five seconds, and an appearance takes the first two or
+three seconds of one, so that any two of them are at least two seconds apart and none crosses a full minute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
-from protokv.mini.events import CELL, Event, make_event
-from protokv.mini.palette import PLACES
+from protokv.mini.events import BLOCK_S, CELL, Event, Pools, make_event, time_event
+from protokv.mini.sprites import PLACES
 
 
 def draw_crossing(rng: np.random.Generator, shape: int, colour: int, start_s: int, end_s: int) -> tuple[Event, ...]:
@@ -70,3 +76,36 @@ def find_touched(crossing: Sequence[Event], start_s: float, end_s: float) -> set
 def _steps(one: int, other: int) -> tuple[int, int]:
     """How many rows and columns are between two places."""
     return abs(one // 3 - other // 3), abs(one % 3 - other % 3)
+
+
+MOST_SHAPES: Final = 3
+MOST_TIMES: Final = 4
+SLOT_S: Final = 5
+
+
+def draw_counted(
+    rng: np.random.Generator,
+    shapes: Sequence[int],
+    pools: Pools,
+    minutes: range,
+    moving: float,
+    taken: Callable[[int, int], set[int]],
+) -> tuple[Event, ...]:
+    """All appearances in order of time.
+
+    Each shape appears in as many different ones of the `minutes` as it can, with colours and places of `pools`, where
+    possible at none of the places that are `taken` in [start_s, end_s).
+    """
+    slots = {minute: rng.permutation(BLOCK_S // SLOT_S).tolist() for minute in minutes}
+    found = []
+    for shape in shapes:
+        colours, places = rng.permutation(pools.colours).tolist(), rng.permutation(pools.places).tolist()
+        order = rng.permutation(minutes)
+        for k in range(int(rng.integers(1, MOST_TIMES + 1))):
+            minute = int(order[k % len(order)])
+            start = BLOCK_S * minute + SLOT_S * int(slots[minute].pop())
+            end = start + int(rng.integers(2, 4))
+            place = next((place for place in places if place not in taken(start, end)), places[0])
+            places.remove(place)
+            found.append(make_event(rng, (shape, colours.pop(), place), *time_event(rng, start, end), moving))
+    return tuple(sorted(found, key=lambda event: event.start_s))

@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.palette import COLOUR_NAMES, COLOURS, PLACES, SHAPES
-from protokv.mini.sprites import SIZES, UNITS
+from protokv.mini.sprites import COLOUR_NAMES, COLOURS, PLACES, SHAPES, SIZES, UNITS
 
 BLOCK_S: Final = 60
 """Seconds that are generated at once."""

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.attention import Tail, attend_to
-from protokv.context import Context
-from protokv.rotary import rotate
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context
+from protokv.core.hook import attend_to
+from protokv.core.rotary import rotate
 
 EPSILON = 1e-6
 
@@ -95,7 +96,7 @@ class LanguageModel:
         cos, sin = angle.cos(), angle.sin()
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, tail: Tail) -> Tensor:
+    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, tail: LocalKV) -> Tensor:
         """Final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
         x, T, D = embeddings, len(embeddings), self.head_size
         both = self._query_heads + self._heads

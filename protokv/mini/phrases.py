@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 
 TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "colour": (

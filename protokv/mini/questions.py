@@ -50,8 +50,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.phrases import EVERY_TEMPLATE, TYPES
+from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World
 
 MOST_COUNTED: Final = 4

@@ -5,7 +5,7 @@
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which are drawn from beyond all ranges too |
 | ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables of order, and of what happens over time |
-| DEVELOPMENT | trying out rules, and fitting what is fitted, such as the layers and shares of `protokv.evidence` |
+| DEVELOPMENT | trying out rules, and fitting, such as the layers and shares of `protokv.extras.evidence` |
 | STUDY | reported figures, and nothing else |
 
 Training renders no world of any seed: its clips are drawn by generators that no world uses (`TRAINING_STREAM`).

@@ -2,6 +2,10 @@
 
 A sprite is drawn once as if the frame were 672 pixels wide and box-reduced to 84, 168, 336 or 672, so that a large
 frame, resized by area, equals the small one. Positions are multiples of a quarter of a world unit.
+
+The things that exist in the procedural world: eight shapes, eight colours, nine places.
+
+Everything else refers to them by index. Knows nothing of frames, time or words beyond these names.
 """
 
 from __future__ import annotations
@@ -13,8 +17,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-
-from protokv.mini.palette import SHAPES
 
 UNITS: Final = 84
 """The frame side in world units: one unit is one pixel of a training frame."""
@@ -93,3 +95,41 @@ def paint(
     region = frame[y0 : y0 + mask.shape[0], x0 : x0 + mask.shape[1]]
     cut = mask[: region.shape[0], : region.shape[1]]
     region += cut * (np.asarray(colour, np.float32) - region)
+
+
+SHAPES: Final = ("star", "ring", "square", "triangle", "cross", "disk", "diamond", "bar")
+
+COLOURS: Final[dict[str, tuple[int, int, int]]] = {
+    "red": (225, 40, 40),
+    "green": (40, 190, 60),
+    "blue": (50, 80, 235),
+    "yellow": (240, 220, 40),
+    "purple": (150, 50, 190),
+    "orange": (250, 140, 20),
+    "cyan": (50, 215, 225),
+    "white": (250, 250, 250),
+}
+
+COLOUR_NAMES: Final = tuple(COLOURS)
+
+# Row by row, three per row: place p is row p // 3, column p % 3 of the frame.
+PLACES: Final = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "center",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
+
+NUMBERS: Final = ("zero", "one", "two", "three", "four")
+"""Words for 0 to 4; no question counts further."""
+
+PARTS: Final = ("start", "middle", "end")
+"""The thirds of a stream."""
+
+TENTHS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+"""The tenths of a stream, from its start."""

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final, Literal
 
-from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, TEMPLATES, TIME_ANSWERS, TIME_TEMPLATES
+from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 
 SPECIAL: Final = (
     "<|endoftext|>",

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.counted import MOST_SHAPES, draw_counted
-from protokv.mini.crossing import draw_crossing, find_touched
+from protokv.mini.crossing import MOST_SHAPES, draw_counted, draw_crossing, find_touched
 from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
-from protokv.mini.noise import draw_noise
-from protokv.mini.scenery import Scenery, draw, make_scenery
+from protokv.mini.scenery import Scenery, draw, draw_noise, make_scenery
 from protokv.mini.sprites import SIDES, paint
 
 TRAINING_SIDE: Final = 84
@@ -51,7 +49,7 @@ class WorldConfig:
     natural images behind everything.
 
     Evidence may also last for minutes instead (then `evidence_events` is 0): `counted` shapes appear one to four times
-    each, within so many minutes from minute `counted_in[0]` on as `counted_in[1]` says (`protokv.mini.counted`); and in
+    each, within `counted_in[1]` minutes from minute `counted_in[0]` on (`protokv.mini.crossing`); and in
     the seconds `crossing_s` one shape crosses the picture, drawn above everything else (`protokv.mini.crossing`). What
     distracts has none of these shapes and not the colour of the crossing one, and keeps out of its way.
     """

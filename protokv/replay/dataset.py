@@ -1,6 +1,11 @@
 """A benchmark on disk as streams: its videos found, opened and joined with their questions.
 
 What is missing or cannot be read is named, never skipped in silence. Knows benchmarks by their interface, and no model.
+
+What stands beside every memory of a benchmark: the text alone, and the last 4 and 16 frames.
+
+Four recent frames beat most memories where the evidence is recent (SimpleStream, arXiv 2604.02317), and many questions
+need no video at all, so no number of a memory is shown without them.
 """
 
 from __future__ import annotations
@@ -9,17 +14,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import torch
 
+from protokv.backbones.base import Backbone
+from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.replay.benchmarks import Benchmark, Video
 from protokv.replay.benchmarks.files import find_video
 from protokv.replay.questions import Question
+from protokv.replay.runner import Variant
 from protokv.replay.streams import FileStream, Stream
 from protokv.video import Step
-from protokv.video.fingerprint import fingerprint
+from protokv.video.probe import fingerprint
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
 
@@ -132,3 +141,37 @@ def _place(question: Question, video: Video, length_s: float, notes: Counter[str
         notes["questions behind the end of their video, asked at its end"] += 1
         at_s = length_s
     return replace(question, reference_s=at_s)
+
+
+FRAMES: Final = (4, 16)
+TEXT_ONLY: Final = "text only"
+
+# Beyond the largest frame that any processor keeps, so that a step has as many tokens as the model allows.
+_LARGE: Final = 2048
+
+
+def name_baselines(backbone: Backbone) -> list[Variant]:
+    """The text alone, and the last frames at whatever budget these need."""
+    tokens = measure_step(backbone)
+    found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
+    for frames in FRAMES:
+        steps = -(-frames // backbone.frames_per_step)
+        # As SimpleStream has it: encoded anew for each question, right behind the prompt.
+        config = LastFramesConfig(
+            budget=steps * tokens, last_steps=steps, recent_frames=steps * backbone.frames_per_step, positions="compact"
+        )
+        found.append(Variant(f"last {frames} frames", config))
+    return found
+
+
+def with_baselines(variants: Sequence[Variant], backbone: Backbone) -> list[Variant]:
+    """Memories and behind them the baselines that are not among them."""
+    named = {variant.label for variant in variants}
+    return [*variants, *(variant for variant in name_baselines(backbone) if variant.label not in named)]
+
+
+@torch.inference_mode()
+def measure_step(backbone: Backbone) -> int:
+    """Tokens of the largest step that the model's preprocessing allows."""
+    images = np.zeros((backbone.frames_per_step, _LARGE, _LARGE, 3), dtype=np.uint8)
+    return len(backbone.embed_step(images).embeddings)

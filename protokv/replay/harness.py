@@ -12,8 +12,8 @@ from typing import Any
 
 from protokv.backbones import load_backbone
 from protokv.config import DEFAULT, MemoryConfig
-from protokv.generate import Decoding
-from protokv.session import Session
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
 from protokv.video import Step, open_source, read_steps
 
 

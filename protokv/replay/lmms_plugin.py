@@ -16,8 +16,8 @@ from typing import Any, Final
 from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
 
+from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
-from protokv.generate import Decoding
 from protokv.replay.harness import Answerer
 
 MANIFEST: Final = ModelManifest("protokv", chat_class_path="protokv.replay.lmms_plugin.ProtoKV")

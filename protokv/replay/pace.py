@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from protokv.backbones.base import Backbone
+from protokv.core.session import Session
 from protokv.replay.plan import Plan
 from protokv.replay.runner import synchronise
-from protokv.session import Session
 
 
 @dataclass(frozen=True, slots=True)

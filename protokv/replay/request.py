@@ -14,22 +14,20 @@ from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
+from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
-from protokv.generate import Decoding
 from protokv.mini import EMBEDDED, is_embedded
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
 from protokv.mini.world import Backdrop
-from protokv.replay.baselines import with_baselines
 from protokv.replay.benchmarks import Benchmark, find_benchmark
-from protokv.replay.dataset import Opened, open_dataset
+from protokv.replay.dataset import Opened, open_dataset, with_baselines
 from protokv.replay.judges import Judge, select_judge
 from protokv.replay.pace import measure_pace
-from protokv.replay.placement import Before
 from protokv.replay.plan import Plan, make_plan
 from protokv.replay.presets import PRESETS, Cell
 from protokv.replay.runner import SHORT, Setup, Variant
 from protokv.replay.schedule import LADDER
-from protokv.replay.streams import Stream, make_worlds, open_files
+from protokv.replay.streams import Before, Stream, make_worlds, open_files
 from protokv.replay.studies import Study, Variation, default_budgets, find_study, name_memories, vary_memories
 
 PROMPTS = ("official", "bare")

@@ -1,6 +1,6 @@
 """One pass over a stream serves all memories, questions and delays: steps are embedded once, asking is read-only.
 
-Several streams of one length may be watched side by side (`protokv.side_by_side`): the steps of all of them share a
+Several streams of one length may be watched side by side (`protokv.replay.batched`): the steps of all of them share a
 forward and a memory, which with a small model is several times as fast and gives the same answers.
 
 Owns the order of things and the clock of the latencies: every answer is timed around the same boundary (question in,
@@ -22,14 +22,14 @@ import torch
 
 from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
-from protokv.generate import Decoding
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.replay.batched import SideBySide
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
 from protokv.replay.scoring import score
 from protokv.replay.streams import Stream
-from protokv.session import Session
-from protokv.side_by_side import SideBySide
 
 SHORT = Decoding(max_new_tokens=16)
 

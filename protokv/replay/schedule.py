@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protokv.errors import ConfigError
-from protokv.replay.question_types import find_type
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, find_type
 
 # Container durations are rounded: an ask this far behind the end still counts as at the end.
 SLACK_S = 1e-6

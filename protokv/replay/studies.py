@@ -17,7 +17,7 @@
 | splits | 1:5, 1:3, 1:2, 3:1 and S = 1, 2, 4, 8, 16 | budget allocation |
 | coefficients | each constant halved and doubled | coefficient sweep |
 
-The evidence of the streams lies in a mixture of places (`protokv.replay.placement`), that of the ablation after two
+The evidence of the streams lies in a mixture of places (`protokv.replay.streams`), that of the ablation after two
 minutes, when the codebooks of the residuals are fitted. That of `time` lasts for minutes: shapes that appear one to
 four times, and one that slowly crosses the picture, since the embedded models see shapes and places and know no
 amounts. The rows of the paper's tables are variations of its own configuration (`PaperConfig`).
@@ -34,10 +34,9 @@ from protokv.errors import ConfigError
 from protokv.mini import EMBEDDED, EMBEDDED_ORDER, is_embedded
 from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.seeds import DEMONSTRATION, STUDY
-from protokv.replay.placement import Before, Evidence
-from protokv.replay.question_types import WORLD
+from protokv.replay.questions import WORLD
 from protokv.replay.runner import Variant
-from protokv.replay.streams import Pressure
+from protokv.replay.streams import Before, Evidence, Pressure
 
 _CALM: Final = Pressure()
 _ALIKE: Final = Pressure(events_per_minute=20.0, alike=0.5)

@@ -25,10 +25,10 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat
 from protokv.serve.states import States
-from protokv.session import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from protokv.core.decoding import Decoding
+from protokv.core.session import Answer
 from protokv.errors import ConfigError
-from protokv.generate import Decoding
-from protokv.session import Answer
 
 MOST_TOKENS = 1024
 

@@ -10,12 +10,12 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import from_state
+from protokv.core.session import Session
 from protokv.errors import StateNotFound
-from protokv.fleet.places import find_states
-from protokv.session import Session
+from protokv.fleet.plan import find_states
+from protokv.storage.checkpoint import from_state
 
 # Sessions that are kept for the next question.
 MOST_SESSIONS = 8
@@ -73,7 +73,7 @@ class States:
             version = _version(path)
             known = self._sessions.pop(path, None)
             if known is None or known[0] != version:
-                known = (version, from_state(snapshot.load(path), self._backbone))
+                known = (version, from_state(storage.load(path), self._backbone))
             self._sessions[path] = known
             while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import av
 
 from protokv.errors import SourceUnreadable
-from protokv.video.report import DecodeReport
+from protokv.video.stamps import DecodeReport
 
 if TYPE_CHECKING:
     from protokv.video.probe import Probe

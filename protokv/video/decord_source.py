@@ -27,10 +27,9 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import expected_s, opened, packets
 from protokv.video.probe import Probe
 from protokv.video.pyav_source import PyAVSource, Wanted
-from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, Image
-from protokv.video.timeline import HOLE_S
+from protokv.video.stamps import HOLE_S, DecodeReport
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
 CHUNK_BYTES = 128 << 20

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from protokv.video.timeline import HOLE_S, Timeline
+from protokv.video.stamps import HOLE_S, Timeline
 
 # A hole is believed when the stream goes on for so long behind it: Matroska has one time for up to 5 s of frames.
 CONFIRM_S = 10.0
@@ -35,7 +35,7 @@ MOST_BACK = 32
 ALIKE = 4
 
 
-class Ahead:
+class PacketLookahead:
     """Packets, in order, and the times of those that come next."""
 
     def __init__(self, packets: Iterable[Any], time_of: Callable[[Any], float | None]) -> None:
@@ -103,7 +103,7 @@ class Clock:
         whole: all packets are there, so looking ahead costs no waiting.
     """
 
-    def __init__(self, timeline: Timeline, ahead: Ahead, begin_s: float = 0.0, *, whole: bool = True) -> None:
+    def __init__(self, timeline: Timeline, ahead: PacketLookahead, begin_s: float = 0.0, *, whole: bool = True) -> None:
         self._timeline, self._ahead, self._whole = timeline, ahead, whole
         self._last_s = begin_s
         self._frames = 0

@@ -14,10 +14,10 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import WITHOUT_INDEX, expected_s, opened, packets, reason, skip_to_key
-from protokv.video.holes import Ahead, Clock
+from protokv.video.holes import Clock, PacketLookahead
 from protokv.video.probe import Probe
-from protokv.video.report import DecodeReport
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+from protokv.video.stamps import DecodeReport
 
 # Seconds to look back, in turn, where a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
@@ -158,7 +158,7 @@ def decode(
     last_s = max(0.0, report.start_s if drop_leading else 0.0)
     interval_s = 1 / (probe.rate_fps or 25.0)
     marked: set[float] = set()
-    ahead = Ahead(packets, lambda packet: expected_s(probe, packet))
+    ahead = PacketLookahead(packets, lambda packet: expected_s(probe, packet))
     clock = Clock(probe.timeline, ahead, last_s)
     for packet in chain(ahead, [None]):
         if should_stop():

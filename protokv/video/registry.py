@@ -1,7 +1,7 @@
 """Which kinds of video source there are, and which decoders read files: the registries and `open_source`.
 
-A source is told by its text (`protokv.video.address`). Adding a kind is a module with a function that opens it, and a
-line here. Nothing is imported before it is needed: decord only where it is asked for.
+A source is told by its text (`protokv.video.connection`). Adding a kind is a module with a function that opens it,
+and a line here. Nothing is imported before it is needed: decord only where it is asked for.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.object_store import is_object
-from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
+from protokv.storage.objects import is_object
+from protokv.video.connection import DEVICES, NETWORK, PIPE, kind_of
 
 if TYPE_CHECKING:
     from protokv.video.source import Source
@@ -21,7 +21,7 @@ _STREAM = ("protokv.video.stream", "open_stream")
 
 # kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {
-    "file": ("protokv.video.file", "open_file"),
+    "file": ("protokv.video.probe", "open_file"),
     **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
 }
 

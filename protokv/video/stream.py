@@ -23,15 +23,14 @@ from typing import Any
 import av
 
 from protokv.errors import SourceUnreadable
-from protokv.video import address
+from protokv.video import connection as address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
 from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
-from protokv.video.fingerprint import fingerprint
-from protokv.video.holes import Ahead, Clock
+from protokv.video.holes import Clock, PacketLookahead
+from protokv.video.probe import fingerprint
 from protokv.video.pyav_source import turned
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
-from protokv.video.stamps import Stamps
-from protokv.video.timeline import Timeline
+from protokv.video.stamps import Stamps, Timeline
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
@@ -60,7 +59,7 @@ def open_stream(
     """Connect to a stream, and wait for its first frame.
 
     Args:
-        source: an address (`protokv.video.address`), or with `follow` the path of a file.
+        source: an address (`protokv.video.connection`), or with `follow` the path of a file.
         decoder: PyAV, whatever is asked for: nothing else reads streams.
         max_pixels: the most that a frame may have; 8K where None.
         options: for FFmpeg.
@@ -197,7 +196,7 @@ class StreamSource(Closing):
         self._stream = stream
         self._should_stop = should_stop
         self._sent: deque[float | None] = deque(maxlen=MOST_SENT)
-        self._ahead = Ahead(self._packets(self._container, stream), self._own_s)
+        self._ahead = PacketLookahead(self._packets(self._container, stream), self._own_s)
         return self._decode(stream)
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:

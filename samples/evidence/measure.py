@@ -22,13 +22,13 @@ import numpy as np
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import DurableConfig
-from protokv.evidence import FAINT
-from protokv.mini.palette import SHAPES
+from protokv.core.session import Session
+from protokv.extras.evidence import FAINT
 from protokv.mini.seeds import STUDY
-from protokv.replay.question_types import find_type
+from protokv.mini.sprites import SHAPES
+from protokv.replay.questions import find_type
 from protokv.replay.streams import Pressure, WorldStream
 from protokv.replay.texts import is_expected
-from protokv.session import Session
 
 SEEDS = STUDY[1000:1016]
 BUDGETS = (86, 22, 9)

@@ -23,12 +23,12 @@ from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import MemoryConfig
-from protokv.context.base import EMPTY
-from protokv.replay.question_types import find_type
+from protokv.core.context import EMPTY
+from protokv.core.session import Session
+from protokv.replay.batched import SideBySide
+from protokv.replay.questions import find_type
 from protokv.replay.streams import Pressure, WorldStream
 from protokv.replay.texts import is_expected
-from protokv.session import Session
-from protokv.side_by_side import SideBySide
 
 MEMORIES = ("durable", "infinipot-v")
 BUDGETS = (86, 43, 22, 11)

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv import checkpoint
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-from protokv.context import SlotContext
+from protokv.core.context import SlotContext
+from protokv.core.decoding import Decoding
+from protokv.core.rotary import turn, unrotate
+from protokv.core.session import Session
 from protokv.errors import ConfigError, PositionWarning, StateMismatch
-from protokv.generate import Decoding
-from protokv.rotary import turn, unrotate
-from protokv.session import Session
+from protokv.storage import checkpoint
 from protokv.video import Sample
 from protokv.video import steps as steps_of
 from tests.backbones.tiny import BUILDERS

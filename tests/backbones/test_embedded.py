@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv import checkpoint
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.embedded import Embedded
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
-from protokv.session import Session
+from protokv.storage import checkpoint
 from tests.conftest import random_frames
 
 # float32; the tower's sums run in another order.
@@ -97,7 +97,7 @@ def test_the_language_model_gives_the_same_bits(
     embeddings = torch.randn(n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
     seen = []
     for backbone in (ours, theirs):
-        tail = backbone.new_tail(n + 1)
+        tail = backbone.new_local_kv(n + 1)
         hidden = backbone.forward(embeddings, backbone.text_positions(7, n), backbone.empty_context(), tail)
         last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), backbone.empty_context(), tail)
         seen.append((hidden, backbone.logits(hidden), last, *tail.read_all()))

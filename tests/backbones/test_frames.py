@@ -11,8 +11,8 @@ import torch
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from protokv.backbones.frames import FrameConfig, normalise
-from protokv.backbones.processor_files import read_template, read_video_processor
+from protokv.backbones.loading import read_template, read_video_processor
+from protokv.backbones.pixels import FrameConfig, normalise
 from protokv.errors import ModelError
 from tests.backbones.pictures import picture, sample_frames
 

@@ -15,8 +15,8 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.llava_onevision import NEWLINE, LlavaOnevision
 from protokv.config import MemoryConfig
+from protokv.core.session import Session
 from protokv.errors import ModelError
-from protokv.session import Session
 from tests.backbones.pictures import sample_frames
 from tests.backbones.tiny import LLAVA_SPECIAL, QWEN_TEMPLATE, write_llava_onevision, write_tokenizer
 from tests.backbones.upstream import Upstream

@@ -14,15 +14,15 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv import checkpoint
 from protokv.backbones import FAMILIES, load_backbone, loading
 from protokv.backbones.base import Backbone
 from protokv.backbones.loading import find_devices
 from protokv.config import MemoryConfig
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError, StateMismatch
-from protokv.generate import Decoding
-from protokv.memory.sharded import LayerShards
-from protokv.session import Session
+from protokv.extras.sharding import LayerShards
+from protokv.storage import checkpoint
 from tests.conftest import random_frames
 
 QUESTION = "what is the first star ?"

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from protokv.backbones.prompt import ChatPrompt
+from protokv.backbones.adapter import ChatPrompt
 from protokv.errors import ConfigError, ModelError
 
 VIDEO = "<|video_pad|>"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.memory import Memory, build_memory
-from protokv.memory.base import MemoryShape, StepKV
-from protokv.rotary import rotate
-from tests.memory.streams import PlainRotary
+from protokv.core.memory import Memory, MemoryShape, StepKV
+from protokv.core.registry import build_memory
+from protokv.core.rotary import rotate
+from tests.core.streams import PlainRotary
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from protokv.config import DurableConfig
-from protokv.memory import Memory, StepKV, build_memory
-from protokv.memory.base import MemoryShape
+from protokv.core.memory import Memory, MemoryShape, StepKV
+from protokv.core.registry import build_memory
 from tests.benchmarks.paired import write_table
-from tests.memory.streams import PlainRotary, shape_of
+from tests.core.streams import PlainRotary, shape_of
 
 NOTE = (
     "L 1, H 1, D 8, {tokens} tokens a step, {prototypes} prototypes; CPU milliseconds of one step on a busy machine. "

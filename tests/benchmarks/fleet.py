@@ -127,7 +127,7 @@ def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
     from protokv.backbones import load_backbone
     from protokv.config import DurableConfig
     from protokv.ingestion import Commit, Every, ingest
-    from tests.snapshot.s3 import S3Server
+    from tests.storage.s3 import S3Server
 
     backbone, rows = load_backbone(device="cpu"), []
     with S3Server() as server:

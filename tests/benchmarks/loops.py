@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 from protokv.config import MemoryConfig
-from protokv.memory.protokv import loops
+from protokv.core import loops
 from tests.benchmarks.conftest import FULL, Sizes, filled
 from tests.benchmarks.paired import write_table
 

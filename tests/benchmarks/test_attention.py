@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protokv.attention import attend, plain
-from protokv.attention.kernels import attention
-from protokv.attention.tail import causal_mask
-from protokv.context import Segment
+from protokv.core.attention import attend, attention, causal_mask
+from protokv.core.context import Segment
 from tests.benchmarks.conftest import Sizes
 from tests.benchmarks.paired import paired, write_table
+from tests.oracles import attention as plain
 
 NOTE = (
     "One layer. `ms`: attention over N slots with a bias, merged with a causal tail. `other_ms`: one call of the same "

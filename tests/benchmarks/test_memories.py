@@ -10,14 +10,14 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from protokv.attention import attend
 from protokv.config import MemoryConfig, PaperConfig
-from protokv.memory import MEMORIES
-from protokv.memory.protokv import memory as protokv
-from protokv.memory.protokv.policies import paper
-from protokv.memory.protokv.policies.agglomerative import Agglomerative
-from protokv.memory.protokv.policies.blocked.rule import BlockedRule
-from protokv.memory.protokv.residuals import Residuals
+from protokv.core import paper_rule as paper
+from protokv.core import prototypes as protokv
+from protokv.core.attention import attend
+from protokv.core.registry import MEMORIES
+from protokv.core.residuals import Residuals
+from protokv.durable.agglomerative import Agglomerative
+from protokv.durable.blocked import BlockedRule
 from tests.benchmarks.conftest import Filled, Sizes, filled, finished
 
 # Filling a memory of 24k tokens takes minutes on a CPU; once for all that is measured of it.

@@ -20,10 +20,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protokv.snapshot import load, save
-from protokv.snapshot.digest import raw
+from protokv.core.digest import raw
+from protokv.storage.api import load, save
 from tests.benchmarks.paired import write_table
-from tests.snapshot.conftest import make
+from tests.storage.conftest import make
 
 NOTE = (
     "A state of a 7B model at a budget of 24k. Measured in turn, by the clock, after one round that does not count. "

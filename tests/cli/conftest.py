@@ -119,5 +119,5 @@ def start(protokv: Program, warmed: Warmed) -> Callable[..., WarmedProgram]:
 @pytest.fixture
 def mocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is loaded in this process: whatever is named is the mock."""
-    for home in ("protokv.ingestion.run", "protokv.checkpoint", "protokv.backbones"):
+    for home in ("protokv.ingestion.run", "protokv.storage.checkpoint", "protokv.backbones"):
         monkeypatch.setattr(f"{home}.load_backbone", MockBackbone)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from protokv import snapshot
+from protokv import storage
 from protokv.fleet import Model, Recipe
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
@@ -81,7 +81,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    mine, theirs = (snapshot.load(path) for path in ("states/one.safetensors", "single.safetensors"))
+    mine, theirs = (storage.load(path) for path in ("states/one.safetensors", "single.safetensors"))
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
@@ -151,7 +151,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     # The second may not have been begun.
     assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
-    assert snapshot.read_header("states/one.safetensors").complete
+    assert storage.read_header("states/one.safetensors").complete
 
 
 def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv import snapshot
+from protokv import storage
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 
@@ -76,8 +76,8 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
         if source == cut:
             # What is behind a damaged source can be watched when that is taken as it is.
             assert result.code == Exit.PARTIAL
-            state = snapshot.load("s.safetensors")
-            snapshot.save(replace(state, complete=True), "s.safetensors")
+            state = storage.load("s.safetensors")
+            storage.save(replace(state, complete=True), "s.safetensors")
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
     names = [one["name"] for one in stream["sources"]]
     assert names == ["clip.mp4", "cut.mkv", "last [x].mp4"]
@@ -221,10 +221,10 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
 
 
 def test_one_number_that_differs_is_found(protokv: Program, state: Path) -> None:
-    found = snapshot.load(state)
+    found = storage.load(state)
     mass = found.tensors["bank.mass"].clone()
     mass[1, 0, 1] += 3
-    snapshot.save(replace(found, tensors={**found.tensors, "bank.mass": mass}), protokv.folder / "two.pt")
+    storage.save(replace(found, tensors={**found.tensors, "bank.mass": mass}), protokv.folder / "two.pt")
     (document,) = protokv("inspect", state, "two.pt", "--json").rows()
     (row,) = document["tensors"]
     assert (row["name"], row["differing"], row["elements"], row["max_abs_difference"]) == (
@@ -259,10 +259,10 @@ def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(prot
 
 
 def test_a_state_that_no_stream_leaves_is_corrupt(protokv: Program, state: Path) -> None:
-    found = snapshot.load(state)
+    found = storage.load(state)
     keys = found.tensors["near.keys"].clone()
     keys[0, 0, 0, 0] = float("nan")
-    snapshot.save(replace(found, tensors={**found.tensors, "near.keys": keys}), state)
+    storage.save(replace(found, tensors={**found.tensors, "near.keys": keys}), state)
     for arguments in ([], ["--verify"]):
         result = protokv("inspect", state, *arguments)
         assert result.code == Exit.CORRUPT
@@ -283,9 +283,9 @@ def test_the_help_says_what_the_exit_code_of_a_comparison_means(protokv: Program
 
 
 def test_texts_out_of_a_state_are_shown_and_not_obeyed(protokv: Program, state: Path) -> None:
-    found = snapshot.load(state)
+    found = storage.load(state)
     evil = "[/red][link=https://x]a\x1b[31m\nb"
-    snapshot.save(replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors")
+    storage.save(replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors")
     for arguments in (["evil.safetensors"], [state, "evil.safetensors"]):
         for form in ("table", "plain"):
             result = protokv("inspect", *arguments, "--format", form)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones.identity import digest_weights
-from protokv.snapshot import read_header
+from protokv.storage.api import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import Seen, pseudo_terminal

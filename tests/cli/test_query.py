@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.evidence import Evidence, Moment
+from protokv.extras.evidence import Evidence, Moment
 from protokv_cli.evidence import evidence_text
 from protokv_cli.exits import Exit
 from protokv_cli.prompt import typed_lines

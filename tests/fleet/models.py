@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protokv.backbones.base import Backbone, PreparedStep, StepTokens
+from protokv.core.records import BackboneIdentity
 from protokv.errors import ModelError
 from protokv.fleet import Model
-from protokv.records import BackboneIdentity
 from tests.mock_backbone import MockBackbone
 
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.backbones.base import Backbone
+from protokv.core.decoding import Decoding
+from protokv.core.session import Answer, Session
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
 from protokv.fleet.ask import Reply, Surest, ask_all, load_backbone_for
-from protokv.generate import Decoding
 from protokv.ingestion import ingest
-from protokv.session import Answer, Session
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.mock_backbone import MockBackbone
-from tests.snapshot.nursery import Prepared
+from tests.storage.nursery import Prepared
 
 QUESTIONS = ["what is first ?", "red ring"]
 
@@ -30,7 +30,7 @@ def test_every_state_answers_as_it_does_alone(jobs: list[Job], recipe: Recipe) -
     assert [Path(state).stem for state in states] == ["a", "b", "c"]
     replies = list(ask_all(states, MockBackbone(), QUESTIONS, Decoding(8)))
     assert [(reply.state, reply.number) for reply in replies] == [(state, n) for state in states for n in (0, 1)]
-    from protokv.checkpoint import load
+    from protokv.storage.checkpoint import load
 
     for reply in replies:
         alone = load(reply.state, MockBackbone()).ask(QUESTIONS[reply.number], Decoding(8))
@@ -71,7 +71,7 @@ def test_the_surest_are_the_first_of_all_when_sorted(found: list[tuple[float, in
 def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
-    from protokv.checkpoint import load
+    from protokv.storage.checkpoint import load
 
     session: Session = load(path, tiny)
     decoding = Decoding(max_new_tokens=5)
@@ -92,7 +92,7 @@ def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, t
         del tiny.decode
     ids = tiny.suffix_ids("what is first ?") + chosen
     with torch.inference_mode():
-        context, tail = session.memory.recall(), tiny.new_tail(len(ids))
+        context, tail = session.memory.recall(), tiny.new_local_kv(len(ids))
         positions = tiny.text_positions(session.clock.next_position, len(ids))
         logits = tiny.logits(tiny.forward(tiny.embed_text(ids), positions, context, tail))
     first = len(ids) - len(chosen) - 1
@@ -107,7 +107,7 @@ def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbon
     """Of the greedy path the probability is that of temperature 1, whatever the temperature that found it."""
     path = tmp_path / "s.safetensors"
     list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
-    from protokv.checkpoint import load
+    from protokv.storage.checkpoint import load
 
     session = load(path, tiny)
     greedy = session.ask("what is first ?", Decoding(4))

@@ -11,21 +11,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.attention import Tail, attend_to
-from protokv.attention.joint import Joint, Stream
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.together import Together
-from protokv.context import EmptyContext
+from protokv.core.attention import LocalKV
+from protokv.core.context import EmptyContext
+from protokv.core.hook import Joint, Stream, attend_to
+from protokv.core.session import Session
 from protokv.errors import SourceError
 from protokv.fleet import Job, Model, Recipe
 from protokv.fleet.run import WorkerDied
 from protokv.ingestion import ingest
-from protokv.session import Session
-from protokv.snapshot import load
+from protokv.storage.api import load
 from tests.conftest import random_frames
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
-from tests.test_checkpoint import CONFIGS
+from tests.storage.test_checkpoint import CONFIGS
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 99))
@@ -33,8 +33,8 @@ def test_attention_of_joined_streams_is_that_of_each_alone(counts: list[int], se
     g = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(heads, sum(counts), 4, generator=g) for heads in (4, 2, 2))
 
-    def tails() -> list[Tail]:
-        return [Tail(1, 2, n, 4, dtype=torch.float32, device=torch.device("cpu")) for n in counts]
+    def tails() -> list[LocalKV]:
+        return [LocalKV(1, 2, n, 4, dtype=torch.float32, device=torch.device("cpu")) for n in counts]
 
     own = tails()
     joint = Joint([Stream(n, EmptyContext(), tail) for n, tail in zip(counts, own, strict=True)])
@@ -103,7 +103,7 @@ def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedd
             session = Session.start(backbone, CONFIG)
             try:
                 session.watch(random_frames(1, embedded.frames_per_step))
-                backbone.forward(torch.zeros(2, 3), torch.zeros(2, 3), EmptyContext(), backbone.new_tail(2))
+                backbone.forward(torch.zeros(2, 3), torch.zeros(2, 3), EmptyContext(), backbone.new_local_kv(2))
             except RuntimeError as error:
                 errors.append(error)
 

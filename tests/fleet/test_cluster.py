@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protokv import snapshot
+from protokv import storage
 from protokv.errors import ConfigError, ModelError
 from protokv.fleet import Job, Outcome, Recipe, run_fleet
 from tests.fleet.conftest import FATAL_RED, written
@@ -108,7 +108,7 @@ def test_actors_die_stop_and_fail_as_processes_of_one_machine_do(
 
         (stopped,) = run_fleet(jobs[1:2], pool, place, should_stop=stop_at_the_held_step)
     assert (stopped.job.key, stopped.status, stopped.steps) == ("b", "stopped", 4)
-    assert snapshot.read_header(stopped.state).clock.steps == 4
+    assert storage.read_header(stopped.state).clock.steps == 4
 
 
 def test_the_command_line_runs_a_fleet_in_the_cluster(

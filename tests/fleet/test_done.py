@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protokv import snapshot
+from protokv import storage
 from protokv.errors import SourceNotFound, StateCorrupt, StateMismatch
 from protokv.fleet import Job, Recipe, target_of
-from protokv.fleet.done import look_at
-from protokv.fleet.outcome import Verdict
+from protokv.fleet.outcome import Verdict, look_at
 from protokv.fleet.worker import Worker
 from protokv.ingestion import Progress, ingest
 from tests.fleet.conftest import CONFIG, write_video
@@ -122,9 +121,9 @@ def test_force_leaves_alone_what_is_done(job: Job, recipe: Recipe) -> None:
 def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     path = target_of(recipe.place, "v")
-    state = snapshot.load(path)
+    state = storage.load(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
-    snapshot.save(replace(state, source=damaged), path)
+    storage.save(replace(state, source=damaged), path)
     assert look(job, recipe).damage == "2 frames lost"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv import snapshot
+from protokv import storage
 from protokv.errors import ModelError
 from protokv.fleet import Job, LocalPool, Recipe
 from tests.fleet.conftest import CONFIG, FATAL_RED, outcomes, written
@@ -37,7 +37,7 @@ def test_a_killed_worker_is_replaced_and_its_video_tried_once_more(
         assert unlucky == singly["b"]
     else:
         # Three steps were committed before it, and the second attempt began there.
-        assert snapshot.read_header(found["b"].state).clock.steps == 3
+        assert storage.read_header(found["b"].state).clock.steps == 3
     assert states.items() <= singly.items()
     pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]
     assert len(set(pids)) == len(pids) == 1 + lives
@@ -85,7 +85,7 @@ def test_a_worker_whose_coordinator_is_killed_commits_and_ends(jobs: list[Job], 
         step.write(b"3")
         # The worker has this pipe, too: its end is that of the worker.
         assert set(process.stdout.read()) <= set(b".")
-    header = snapshot.read_header(tmp_path / "v.safetensors")
+    header = storage.read_header(tmp_path / "v.safetensors")
     assert 2 <= header.clock.steps <= 3
     assert not header.complete
     assert header.memory == CONFIG.to_dict()

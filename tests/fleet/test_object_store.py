@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv import snapshot
+from protokv import storage
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.survey import survey
-from protokv.object_store import fingerprint, list_folders, list_objects
+from protokv.storage.objects import fingerprint, list_folders, list_objects
 from protokv.video import open_source
-from protokv.video.fingerprint import fingerprint_of
+from protokv.video.probe import fingerprint_of
 from tests.fleet.conftest import InlinePool, outcomes, written
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
-from tests.snapshot.s3 import S3Server
+from tests.storage.s3 import S3Server
 
 VIDEOS, STATES = "s3://bucket/videos/", "s3://bucket/states"
 
@@ -46,7 +46,7 @@ def remote(store: S3Server) -> list[Job]:
 def same_memory(state: str, path: bytes, tmp_path: Path) -> None:
     """The stream and every tensor are those of a state that was read from files."""
     (tmp_path / "single.safetensors").write_bytes(path)
-    mine, single = snapshot.load(state), snapshot.load(tmp_path / "single.safetensors")
+    mine, single = storage.load(state), storage.load(tmp_path / "single.safetensors")
     assert (mine.clock, mine.complete) == (single.clock, True)
     assert mine.tensors.keys() == single.tensors.keys()
     assert all(torch.equal(tensor, single.tensors[name]) for name, tensor in mine.tensors.items())
@@ -178,7 +178,7 @@ def test_a_video_that_another_fleet_is_at_comes_last(jobs: list[Job], recipe: Re
             assert isinstance(args[0], Job)
             order.append((verb, args[0].key))
 
-    from protokv.snapshot.lock import Lock
+    from protokv.storage.lock import Lock
 
     with Lock(target_of(recipe.place, "a")):
         found = outcomes(jobs, InlinePool(recipe, 1, between), recipe)

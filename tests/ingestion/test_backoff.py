@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protokv.ingestion.backoff import Backoff
+from protokv.ingestion.live.reader import Backoff
 
 
 @pytest.mark.parametrize(("draw", "part"), [(0.0, 0.5), (1.0, 1.0), (0.5, 0.75)])

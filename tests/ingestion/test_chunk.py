@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
+from protokv.core.memory import StepKV
+from protokv.core.registry import MEMORIES
+from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
-from protokv.memory import MEMORIES
-from protokv.memory.base import StepKV
-from protokv.session import Session
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
-from tests.snapshot.nursery import Prepared
-from tests.test_checkpoint import CONFIGS
+from tests.storage.nursery import Prepared
+from tests.storage.test_checkpoint import CONFIGS
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
 QUESTION = "what is the first star ?"
@@ -65,7 +65,7 @@ def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_fa
     expected = []
     with torch.inference_mode():
         tokens = [tiny.embed_steps([one], [0.0])[0] for one in prepared]
-        tail, context, next_position = tiny.new_tail(100), session.memory.context(), session.clock.next_position
+        tail, context, next_position = tiny.new_local_kv(100), session.memory.context(), session.clock.next_position
         for index, one in enumerate(tokens, start=9):
             stands = tiny.step_positions(
                 one, origin=len(tiny.prefix_ids), start=next_position, index=index, time_s=float(index)
@@ -91,7 +91,7 @@ def test_a_chunk_of_one_is_the_stream_as_it_is(tiny: Backbone, tmp_path: Path) -
     events(tmp_path / "a.safetensors", tiny)
     events(tmp_path / "b.safetensors", tiny, chunk=1)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert "chunk" not in (snapshot.load(tmp_path / "a.safetensors").source or {})
+    assert "chunk" not in (storage.load(tmp_path / "a.safetensors").source or {})
 
 
 def test_progress_and_commits_come_behind_whole_chunks(tiny: Backbone, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(
     )
     for event in run:
         told.append(event)
-    assert snapshot.load(path).clock.steps == 4 * stop_after
+    assert storage.load(path).clock.steps == 4 * stop_after
     with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
         events(path, tiny)
     events(path, tiny, chunk=4)

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
-from protokv.checkpoint import save, to_state
 from protokv.config import DurableConfig
+from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
-from protokv.segments import fingerprints
-from protokv.session import Session
+from protokv.storage.checkpoint import save, to_state
+from protokv.storage.watched import fingerprints
 from protokv.video import Damage, Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
-from tests.snapshot.nursery import Prepared
-from tests.test_checkpoint import CONFIGS
+from tests.storage.nursery import Prepared
+from tests.storage.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 
 FRONT = {"movflags": "faststart"}
@@ -70,7 +70,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
         begins_s = session.clock.stream_time_s
         for step in read_steps(source, session.clock.fps, tiny.frames_per_step):
             session.watch(step.images, begins_s + step.time_s)
-    found = snapshot.load(path)
+    found = storage.load(path)
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items()} == {
@@ -141,7 +141,7 @@ def test_a_state_of_a_program_can_be_continued(run: Run, tiny: Backbone, tmp_pat
         session.watch(random_frames(step))
     save(session, path)
     assert run(path, B, append=True).steps == 6
-    assert fingerprints(snapshot.read_header(path)) == (None, "2/6")
+    assert fingerprints(storage.read_header(path)) == (None, "2/6")
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
 
     path = tmp_path / "s.safetensors"
     run(path, Mixed(1, 12))
-    whole = snapshot.read_header(path).source
+    whole = storage.read_header(path).source
     assert whole is not None
     assert whole["decoders"] == {"decord": 6, "pyav": 6}
     for stop_after in (1, 3, 5):
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert snapshot.read_header(path).source == whole
+        assert storage.read_header(path).source == whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protokv.ingestion.ending import Ending
+from protokv.ingestion.schedule import Ending
 
 
 @pytest.mark.parametrize(

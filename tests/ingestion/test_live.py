@@ -10,16 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv import snapshot
-from protokv.chronicle import Chronicle
+from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import ConfigError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
-from protokv.ingestion import Back, Commit, Every, LiveOptions, Lost, Progress, Slow, Started, Summary, ingest
-from protokv.ingestion.backoff import Backoff
-from protokv.ingestion.feed import Feed, Gone, Sampled
+from protokv.ingestion import (
+    Commit,
+    Every,
+    FramesDropped,
+    LiveOptions,
+    Progress,
+    SourceLost,
+    SourceRecovered,
+    Started,
+    Summary,
+    ingest,
+)
+from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
+from protokv.ingestion.live.wall_clock import WallClockLog
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
-from tests.snapshot.nursery import Prepared
+from tests.storage.nursery import Prepared
 
 CONFIG = DurableConfig(budget=40)
 
@@ -46,8 +56,8 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
     return events
 
 
-def chronicle_of(path: Path) -> Chronicle:
-    found = Chronicle.of(snapshot.read_header(path).source)
+def chronicle_of(path: Path) -> WallClockLog:
+    found = WallClockLog.of(storage.read_header(path).source)
     assert found is not None
     return found
 
@@ -56,7 +66,7 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     path = tmp_path / "s.safetensors"
     world = World([100, gone()], [("away", 60.0), 100, gone()])
     events = run(world, path)
-    lost, back = (next(one for one in events if isinstance(one, kind)) for kind in (Lost, Back))
+    lost, back = (next(one for one in events if isinstance(one, kind)) for kind in (SourceLost, SourceRecovered))
     assert (lost.stream_time_s, lost.why) == (10.0, "rtsp://camera/1 is gone")
     assert (back.stream_time_s, back.gap_s) == (70.0, 60.0)
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
@@ -72,16 +82,16 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
 def test_every_loss_is_one_event_however_often_it_is_tried_again(tmp_path: Path) -> None:
     world = World([50, gone()], [gone()], [gone()], [50, gone()], [gone()])
     events = run(world, tmp_path / "s.safetensors")
-    news = [type(one) for one in events if isinstance(one, Lost | Back)]
-    assert news == [Lost, Back, Lost]
+    news = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
+    assert news == [SourceLost, SourceRecovered, SourceLost]
     assert world.connections > 5
 
 
 def test_a_camera_that_is_waited_for_at_the_start_is_one_loss_too_and_no_gap(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     events = run(World([("away", 7.0), gone()], [("away", 5.0), 50, gone()]), path)
-    news = [(type(one), one.stream_time_s) for one in events if isinstance(one, Lost | Back)]
-    assert news == [(Lost, 0.0), (Back, 0.0), (Lost, 5.0)]
+    news = [(type(one), one.stream_time_s) for one in events if isinstance(one, SourceLost | SourceRecovered)]
+    assert news == [(SourceLost, 0.0), (SourceRecovered, 0.0), (SourceLost, 5.0)]
     assert chronicle_of(path).gaps_in_all == 1
 
 
@@ -115,7 +125,7 @@ def test_who_listens_has_waited_and_does_so_again_at_once(
 def test_a_source_that_is_silent_is_lost(tmp_path: Path) -> None:
     world = World([50, ("quiet", 21.0), 50], [50])
     events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
-    lost = next(one for one in events if isinstance(one, Lost))
+    lost = next(one for one in events if isinstance(one, SourceLost))
     assert (lost.stream_time_s, lost.why) == (5.0, "no frame for 20 s")
     assert chronicle_of(tmp_path / "s.safetensors").gaps[0].to_s == 26.0
 
@@ -128,7 +138,7 @@ def test_a_silence_that_is_no_loss_is_a_gap_without_repeated_frames(tmp_path: Pa
     assert (gap.from_s, gap.to_s, gap.why) == (5.5, 17.5, "no frames came")
     # Five steps and a half one, which is filled; then what comes behind the gap.
     assert [one.stream_time_s for one in steps] == [1, 2, 3, 4, 5, 6, *[18.5 + i for i in range(5)]]
-    assert not any(isinstance(one, Lost) and one.stream_time_s < 17 for one in events)
+    assert not any(isinstance(one, SourceLost) and one.stream_time_s < 17 for one in events)
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0, 86_400.0])
@@ -159,7 +169,7 @@ def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) 
         run(World([50, gone()]), path, text="rtsp://other/1")
     events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
     assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
-    assert len(snapshot.read_header(path).source["earlier"]) == 1  # type: ignore[index]
+    assert len(storage.read_header(path).source["earlier"]) == 1  # type: ignore[index]
     assert chronicle_of(path).anchors[0][0] == 5.0
 
 
@@ -174,11 +184,11 @@ def test_a_file_can_be_watched_behind_a_camera_and_a_camera_behind_a_file(tmp_pa
 def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
-    assert snapshot.moments(path) == [6.0, 8.0, 10.0]
+    assert storage.moments(path) == [6.0, 8.0, 10.0]
     run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
-    assert len(snapshot.moments(path)) == 3
+    assert len(storage.moments(path)) == 3
     run(World([30, gone()], began_s=100.0), path, overwrite=True)
-    assert snapshot.moments(path) == [3.0]
+    assert storage.moments(path) == [3.0]
 
 
 def test_given_up_it_is_a_state_and_an_error_in_a_line(tmp_path: Path) -> None:
@@ -203,7 +213,7 @@ def test_what_is_wrong_with_the_address_is_an_error_at_once_unless_it_was_right_
 def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(tmp_path: Path) -> None:
     world = World()
     events = run(world, tmp_path / "s.safetensors")
-    assert [type(one) for one in events] == [Started, Lost, Commit, Summary]
+    assert [type(one) for one in events] == [Started, SourceLost, Commit, Summary]
     with pytest.raises(SourceUnreadable, match="no frame"):
         run(World(), tmp_path / "t.safetensors", should_stop=lambda: False, for_s=0.05)
     *_, summary = run(World([10_000]), tmp_path / "u.safetensors", should_stop=lambda: False, for_s=20.0)
@@ -265,7 +275,7 @@ def test_a_model_that_is_slower_drops_the_oldest_and_says_so_once_with_both_rate
     *_, summary = events
     assert summary.frames_dropped > 500
     assert chronicle_of(path).frames_dropped == summary.frames_dropped
-    slow = [one for one in events if isinstance(one, Slow)]
+    slow = [one for one in events if isinstance(one, FramesDropped)]
     assert len(slow) == 1
     assert slow[0].stream_fps > slow[0].watched_fps > 0
     assert max(one.frames_dropped for one in events if isinstance(one, Progress)) == summary.frames_dropped

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from protokv import snapshot
-from protokv.chronicle import Chronicle
+from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError
-from protokv.ingestion import Back, LiveOptions, Lost, Progress, Summary, ingest
+from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
+from protokv.ingestion.live.wall_clock import WallClockLog
 from tests.live.feeder import Camera
 from tests.mock_backbone import MockBackbone
 
@@ -64,17 +64,19 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
             CONFIG,
             backbone=MockBackbone(),
             live=live,
-            should_stop=lambda: any(isinstance(one, Back) for one in events) and isinstance(events[-1], Progress),
+            should_stop=lambda: (
+                any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
+            ),
         ):
             events.append(event)
-            if isinstance(event, Lost):
+            if isinstance(event, SourceLost):
                 start(cameras[1], running)
-    kinds = [type(one) for one in events if isinstance(one, Lost | Back)]
-    assert kinds == [Lost, Back]
+    kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
+    assert kinds == [SourceLost, SourceRecovered]
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
     assert len(times) >= 2
     assert all(b > a for a, b in itertools.pairwise(times))
-    found = Chronicle.of(snapshot.read_header(path).source)
+    found = WallClockLog.of(storage.read_header(path).source)
     assert found is not None
     assert found.gaps_in_all == 1
     assert found.gaps[0].to_s is not None
@@ -119,12 +121,18 @@ def test_a_publisher_that_goes_and_comes_is_met_however_short_the_listening(tmp_
         start(camera, running)
         for event in ingest(
             f"tcp://127.0.0.1:{port}?listen=1", tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live,
-            should_stop=lambda: sum(isinstance(one, Back) for one in events) >= 2 and isinstance(events[-1], Progress),
+            should_stop=lambda: sum(isinstance(one, SourceRecovered) for one in events) >= 2
+            and isinstance(events[-1], Progress),
         ):  # fmt: skip
             events.append(event)
-            if isinstance(event, Lost) and event.stream_time_s:
+            if isinstance(event, SourceLost) and event.stream_time_s:
                 start(camera, running)
-    assert [type(one) for one in events if isinstance(one, Lost | Back)][-4:] == [Lost, Back, Lost, Back]
+    assert [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)][-4:] == [
+        SourceLost,
+        SourceRecovered,
+        SourceLost,
+        SourceRecovered,
+    ]
 
 
 class Locked(socketserver.StreamRequestHandler):
@@ -202,7 +210,7 @@ def test_a_live_playlist_is_watched_through_segments_that_fail(falling: int, tmp
         ):  # fmt: skip
             events.append(event)
     assert events[-1].steps == 2
-    assert snapshot.read_header(tmp_path / "s.safetensors").source["kind"] == "http"  # type: ignore[index]
+    assert storage.read_header(tmp_path / "s.safetensors").source["kind"] == "http"  # type: ignore[index]
 
 
 def test_a_playlist_with_an_end_is_watched_like_a_file(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 import protokv
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone
-from protokv.describe import describe
+from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
-from protokv.session import Session
+from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
-from tests.snapshot.nursery import Prepared
-from tests.test_checkpoint import CONFIGS
+from tests.storage.nursery import Prepared
+from tests.storage.test_checkpoint import CONFIGS
 
 A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
@@ -56,7 +56,7 @@ def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_sai
     monkeypatch.chdir(tmp_path)
     *_, summary = ingest(A, config=CONFIG, backbone=tiny)
     assert summary.state == "1.safetensors"
-    assert snapshot.load("1.safetensors").complete
+    assert storage.load("1.safetensors").complete
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -68,7 +68,7 @@ def test_commits_on_the_way_are_told_in_order_when_they_are_on_disk(
     for event in ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=1), background=background):
         if isinstance(event, Commit):
             commits.append(event.steps)
-            assert snapshot.read_header(path).clock.steps >= event.steps
+            assert storage.read_header(path).clock.steps >= event.steps
             assert event.file_bytes > 0
     assert commits == [1, 2, 3, 4, 5, 5]
 
@@ -79,7 +79,7 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
-    monkeypatch.setattr("protokv.snapshot.writer.commit", refuse)
+    monkeypatch.setattr("protokv.storage.writer.commit", refuse)
     path, seen = tmp_path / "s.safetensors", []
     run = ingest(Prepared(4, 200), path, CONFIG, backbone=tiny, every=Every(n_steps=3), background=True)
     with pytest.raises(StateError, match="the disk is gone"):
@@ -120,7 +120,7 @@ def test_what_was_watched_is_saved_whatever_error_ends_the_run(
     path = tmp_path / "s.safetensors"
     with pytest.raises(type(error)):
         list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=tiny))
-    found = snapshot.load(path)
+    found = storage.load(path)
     assert (found.clock.steps, found.complete) == (3, False)
     list(ingest(A, path, CONFIG, backbone=tiny))
     list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=tiny))
@@ -133,7 +133,7 @@ def test_what_was_watched_is_saved_where_the_caller_goes_away(tiny: Backbone, tm
     while not (isinstance(event := next(run), Progress) and event.steps == 2):
         pass
     run.close()  # type: ignore[attr-defined]
-    assert snapshot.load(path).clock.steps == 2
+    assert storage.load(path).clock.steps == 2
 
 
 def test_an_error_within_a_step_leaves_the_last_commit(
@@ -143,10 +143,10 @@ def test_an_error_within_a_step_leaves_the_last_commit(
     run = ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=2))
     while next(run).steps != 3:
         pass
-    monkeypatch.setattr("protokv.session.StepKV", _refuse)
+    monkeypatch.setattr("protokv.core.session.StepKV", _refuse)
     with pytest.raises(RuntimeError, match="half a step"):
         next(run)
-    assert snapshot.load(path).clock.steps == 2
+    assert storage.load(path).clock.steps == 2
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -174,7 +174,7 @@ def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
     monkeypatch.setattr(sessions[0].memory, "check", check)
     with pytest.raises(StateCorrupt, match=r"near\.keys"):
         list(run)
-    assert snapshot.load(path).clock.steps == 2
+    assert storage.load(path).clock.steps == 2
 
 
 def test_a_source_that_ends_early_is_a_state_and_damage(tiny: Backbone, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(tiny: Backbone
     source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
     *_, first = ingest(source, path, CONFIG, backbone=tiny)
     assert first.damaged
-    written = snapshot.load(path)
+    written = storage.load(path)
     assert written.source is not None
     assert written.source["damage"] == source.damage.to_dict()
     assert describe(path)["stream"]["damage"] == source.damage.message

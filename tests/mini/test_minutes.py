@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from protokv.mini.crossing import cross, find_touched
 from protokv.mini.events import CELL, LONGEST_S, Event
-from protokv.mini.palette import NUMBERS, PLACES, SHAPES
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import SIZES
+from protokv.mini.sprites import NUMBERS, PLACES, SHAPES, SIZES
 from protokv.mini.world import World, WorldConfig
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.palette import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.phrases import EVERY_ANSWER, EVERY_TEMPLATE, ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts, make_questions
+from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World, WorldConfig
 
 NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}

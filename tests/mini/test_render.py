@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.mini.palette import SHAPES
 from protokv.mini.render import main, render
+from protokv.mini.sprites import SHAPES
 from protokv.mini.world import World, WorldConfig
 
 

@@ -17,8 +17,8 @@ from protokv.mini.seeds import (
     TRAINING_STREAM,
     WORLD_STREAMS,
 )
-from protokv.mini.training.evaluate import LENGTHS, make_held_out_world
 from protokv.replay.studies import STUDIES
+from samples.training.evaluate import LENGTHS, make_held_out_world
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from protokv.backbones import load_backbone
-from protokv.mini.palette import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.phrases import (
     ANSWERS,
     CHANCE,
@@ -25,9 +24,10 @@ from protokv.mini.phrases import (
     TIME_TYPES,
     TYPES,
 )
-from protokv.mini.training.forward import QUESTION_TOKENS
-from protokv.mini.training.tokenizer import build_tokenizer
+from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.vocabulary import PADDED_SIZE, encode, split, token_ids, words
+from samples.training.forward import QUESTION_TOKENS
+from samples.training.tokenizer import build_tokenizer
 
 
 def _every_question(templates=TEMPLATES):

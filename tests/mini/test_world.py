@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.noise import draw_noise
-from protokv.mini.palette import COLOUR_NAMES, COLOURS
+from protokv.mini.scenery import draw_noise
+from protokv.mini.sprites import COLOUR_NAMES, COLOURS
 from protokv.mini.world import World, WorldConfig
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from protokv.config import DurableConfig
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
 from protokv.errors import ConfigError
-from protokv.generate import Decoding
 from protokv.replay.harness import Answerer
-from protokv.session import Session
 from protokv.video import open_source, read_steps
 from tests.replay.benchmarks.conftest import clips  # noqa: F401
 from tests.replay.benchmarks.miniature import LENGTH_S, Clip

@@ -14,10 +14,8 @@ import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judges import Case, Verdict, judge_rows, select_judge
-from protokv.replay.judges.endpoint import EndpointJudge
-from protokv.replay.judges.local import LocalJudge
-from protokv.replay.judges.prompt import PROMPT_HASH, SYSTEM, read_reply
+from protokv.replay.judge_endpoint import EndpointJudge
+from protokv.replay.judges import PROMPT_HASH, SYSTEM, Case, LocalJudge, Verdict, judge_rows, read_reply, select_judge
 from protokv.replay.rows import RowFile
 from tests.replay.rows import ROW
 

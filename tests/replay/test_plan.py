@@ -9,12 +9,12 @@ import pytest
 
 from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched
 from protokv.replay.streams import WorldStream
-from protokv.session import Session
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

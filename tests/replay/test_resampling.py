@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protokv.replay.metrics import DRAWS, _draw, compare, resample
 from protokv.replay.report import summarise
-from protokv.replay.resampling import DRAWS, _draw, compare, resample
 from protokv.replay.rows import Row
 from tests.replay.rows import ROW
 

@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.generate import Decoding
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
 from protokv.replay.rows import Row
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import schedule
 from protokv.replay.streams import WorldStream
-from protokv.session import Session
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

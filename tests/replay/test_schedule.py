@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.replay.question_types import WORLD
-from protokv.replay.questions import Question
+from protokv.replay.questions import WORLD, Question
 from protokv.replay.schedule import LADDER, SLACK_S, fit_delays, schedule
 
 

@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.mini.palette import PLACES, SHAPES
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
+from protokv.mini.sprites import PLACES, SHAPES
 from protokv.mini.world import WorldConfig
-from protokv.replay.placement import place_evidence, place_minutes
-from protokv.replay.question_types import find_type
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, find_type
 from protokv.replay.rows import read_rows
-from protokv.replay.streams import FileStream, Pressure, WorldStream, make_worlds, open_files
+from protokv.replay.streams import (
+    FileStream,
+    Pressure,
+    WorldStream,
+    make_worlds,
+    open_files,
+    place_evidence,
+    place_minutes,
+)
 
 STUDY = Path(__file__).parents[2] / "samples" / "delay-study"
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"

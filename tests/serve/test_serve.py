@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 
 from protokv.config import DurableConfig
+from protokv.core.session import Session
 from protokv.ingestion import ingest
 from protokv.serve import Limits, States, build_app, states
-from protokv.session import Session
 from tests.mock_backbone import MockBackbone
-from tests.snapshot.nursery import Prepared
+from tests.storage.nursery import Prepared
 
 CONFIG = DurableConfig(budget=40)
 QUESTION = "what is it"

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from protokv.video import holes as module
 from protokv.video import open_source, read_steps
-from protokv.video.holes import CLOCK_FRAMES, CONFIRM_S, Ahead, Clock, beginning_s
-from protokv.video.timeline import HOLE_S, Timeline
+from protokv.video.holes import CLOCK_FRAMES, CONFIRM_S, Clock, PacketLookahead, beginning_s
+from protokv.video.stamps import HOLE_S, Timeline
 
 STEP_S = 0.04
 
@@ -29,7 +29,7 @@ def placed(stamps: list[float], end_s: float | None = None, group: int = 1) -> t
     `group`: the last packet of so many comes first, as one that others refer to, and its frame last.
     """
     order = [i for at in range(0, len(stamps), group) for i in rotated(range(at, min(at + group, len(stamps))))]
-    ahead = Ahead([SimpleNamespace(size=1, at=i) for i in order], lambda packet: stamps[packet.at])
+    ahead = PacketLookahead([SimpleNamespace(size=1, at=i) for i in order], lambda packet: stamps[packet.at])
     clock, found, moved, sent = Clock(Timeline(end_s), ahead), [], 0, set()
     for packet in chain(ahead, [None]):
         sent |= set() if packet is None else {packet.at}
@@ -144,7 +144,7 @@ def test_what_is_held_is_bounded(monkeypatch):
             pulled.append(i)
             yield SimpleNamespace(size=1, at=0.0)
 
-    ahead = Ahead(packets(), lambda packet: None)
+    ahead = PacketLookahead(packets(), lambda packet: None)
     assert [*ahead.times()] == [float("inf")]
     assert len(pulled) == 50
     assert next(iter(ahead)).size == 1

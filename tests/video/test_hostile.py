@@ -13,7 +13,7 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.timeline import BEYOND_END_PART, BEYOND_END_S, HOLE_S, LONGEST_GAP_WITHOUT_END_S, Timeline
+from protokv.video.stamps import BEYOND_END_PART, BEYOND_END_S, HOLE_S, LONGEST_GAP_WITHOUT_END_S, Timeline
 
 ROOT = Path(__file__).parents[2]
 

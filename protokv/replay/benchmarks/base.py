@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 
 @dataclass(frozen=True, slots=True)

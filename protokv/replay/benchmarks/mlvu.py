@@ -19,8 +19,7 @@ from protokv.errors import SourceNotFound
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
 from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
 Question: {question}

@@ -24,8 +24,7 @@ from protokv.errors import ConfigError
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
 from protokv.replay.benchmarks.choices import list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 BACKWARD: Final = ("EPM", "ASI", "HLD")
 REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")

@@ -23,8 +23,7 @@ from protokv.errors import ConfigError
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score
 from protokv.replay.benchmarks.choices import strict_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 PROMPT: Final = """You are evaluating a video understanding task. Based on the video frames provided, answer the following multiple choice question.
 

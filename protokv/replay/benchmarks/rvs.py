@@ -21,8 +21,7 @@ from typing import Any, ClassVar, Final
 
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 from protokv.replay.texts import F1_RIGHT, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"

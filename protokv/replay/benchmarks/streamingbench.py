@@ -23,8 +23,7 @@ from protokv.errors import ConfigError
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score
 from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
 

@@ -17,8 +17,7 @@ from protokv.errors import ConfigError
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
 from protokv.replay.benchmarks.choices import check_letter, first_of, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.question_types import QuestionType
-from protokv.replay.questions import Question
+from protokv.replay.questions import Question, QuestionType
 
 PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
 {question}

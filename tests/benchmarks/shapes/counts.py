@@ -13,11 +13,11 @@ from unittest import mock
 
 import torch
 
-from protokv import session as session_module
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.generate import Decoding
-from protokv.memory.protokv.policies.blocked import parts
-from protokv.session import Session
+from protokv.core import session as session_module
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.durable import nearest as parts
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from protokv.attention import NAME, register
 from protokv.backbones.base import Backbone
-from protokv.backbones.frames import FrameConfig
 from protokv.backbones.llava_onevision import LlavaOnevision
-from protokv.backbones.pixels import PixelConfig
+from protokv.backbones.pixels import FrameConfig, PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.memory.base import MemoryShape
-from protokv.records import BackboneIdentity
+from protokv.core.hook import NAME, register
+from protokv.core.memory import MemoryShape
+from protokv.core.records import BackboneIdentity
 
 # The language model of both is Qwen2-7B's.
 _TEXT: dict[str, Any] = {

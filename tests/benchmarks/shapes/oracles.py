@@ -12,22 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.attention import attend, plain
 from protokv.config import MemoryConfig
-from protokv.context import Segment, SlotContext
-from protokv.memory import build_memory
-from protokv.memory.base import MemoryShape, StepKV
+from protokv.core.attention import attend
+from protokv.core.context import Segment, SlotContext
+from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.registry import build_memory
 from tests.benchmarks.shapes.models import Shape
-from tests.memory.streams import PlainRotary, World
+from tests.core.streams import PlainRotary, World
+from tests.oracles import attention as plain
 
 ROOT = Path(__file__).parents[3]
 _ATTENTION = "test_attention.py::test_the_fused_form_is_the_plain_one"
 _RING = "memory/test_near.py::test_every_token_is_in_the_window_or_has_left_it_once_in_order"
-_PAPER = "memory/protokv/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
+_PAPER = "core/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
 ORACLES = {
     "durable": (
-        "memory/protokv/test_agglomerative.py::test_the_fast_bank_equals_merging_written_out",
-        "memory/protokv/test_blocked.py::test_the_rule_equals_the_rule_written_out_bit_for_bit",
+        "durable/test_agglomerative.py::test_the_fast_bank_equals_merging_written_out",
+        "durable/test_blocked.py::test_the_rule_equals_the_rule_written_out_bit_for_bit",
     ),
     "paper": (_PAPER,),
     "continuity": (_PAPER,),

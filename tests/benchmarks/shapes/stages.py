@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from protokv import snapshot
+from protokv import storage
 from protokv.backbones.base import Backbone, StepTokens
-from protokv.checkpoint import to_state
 from protokv.config import MemoryConfig
-from protokv.generate import Decoding
-from protokv.memory.base import StepKV
-from protokv.memory.protokv.memory import ProtoKV
-from protokv.memory.protokv.policies.blocked.rule import BlockedRule
-from protokv.session import Session
+from protokv.core.decoding import Decoding
+from protokv.core.memory import StepKV
+from protokv.core.prototypes import ProtoKV
+from protokv.core.session import Session
+from protokv.durable.blocked import BlockedRule
+from protokv.storage.checkpoint import to_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of
 from tests.benchmarks.shapes.timing import Stopwatch
@@ -129,7 +129,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds + 1):
             path = Path(folder) / f"{turn}.safetensors"
-            stopwatch.time("commit", lambda path=path: snapshot.save(to_state(session), path), by_clock=True)
+            stopwatch.time("commit", lambda path=path: storage.save(to_state(session), path), by_clock=True)
             path.unlink()
             stopwatch.end_round(count=turn > 0)
     with torch.inference_mode():

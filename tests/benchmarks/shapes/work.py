@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.memory.protokv.policies.blocked.nearest import rows_of, width_of
-from protokv.memory.protokv.policies.blocked.orders import PIVOTS
-from protokv.memory.protokv.policies.blocked.schedule import Schedule, pieces_of
-from protokv.memory.protokv.policies.blocked.sketch import SketchTables
+from protokv.durable.blocked import pieces_of
+from protokv.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
+from protokv.replay.schedule import Schedule
 from tests.benchmarks.shapes.models import QUESTION, Shape
 from tests.benchmarks.shapes.timing import Stopwatch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones.base import Backbone
-from protokv.replay.baselines import TEXT_ONLY, name_baselines
+from protokv.replay.dataset import TEXT_ONLY, name_baselines
 from protokv.replay.page import _list_facts
 from protokv.replay.plan import Unread, run
 from protokv.replay.questions import Question

@@ -1,0 +1,1 @@
+"""Other memories to compare with, one file each."""

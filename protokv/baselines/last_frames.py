@@ -1,0 +1,94 @@
+"""`LastFrames`: a question sees the last N steps and nothing that is older. The baseline that has no memory.
+
+Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
+question to the plain model. The same: what an answer depends on, which is the prompt prefix and the last N steps. What
+differs: there the N frames are encoded anew for each question, and a frame sees those before it in the window. A memory
+gets keys once, when a step arrives, and which steps precede it in a window depends on the question. So here a step is
+encoded behind the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
+that is the same, and with `recent_frames` of the same frames it is the source: a question reads them anew.
+
+Encoding a step behind the window instead is `SlidingWindow` with a budget of N steps: it carries what is older than the
+window into it, N steps further back with each layer. Neither is the source; how near both come is measured in
+`samples/delay-study/`.
+
+With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, but for the
+temporal positions that sampling leaves out between two steps; with "stream" steps stand where they stood in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from protokv.baselines.exact import ExactMemory
+from protokv.core.context import Anchoring, Context, SlotContext
+from protokv.core.memory import StepKV
+from protokv.core.near import NearWindow, Tokens
+from protokv.core.slots import Slots
+from protokv.core.tensors import Clock
+from protokv.errors import StateCorrupt
+
+
+class LastFrames(ExactMemory):
+    """The last N whole steps that the budget has room for; of a step larger than the budget its last tokens."""
+
+    joins_steps = False
+
+    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
+        slots = Slots(self._shape, far=0, near=capacity)
+        return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
+
+    def context(self) -> Context:
+        """The prompt prefix alone."""
+        everything = self._slots.context(self._near.positions)
+        sink, places = self._slots.sink, everything.positions
+        assert places is not None
+        return PrefixContext(
+            everything.keys[:, :, sink],
+            everything.values[:, :, sink],
+            everything.bias[:, :, sink],
+            slice(sink.stop, sink.stop),
+            lambda: places()[:, :, sink],
+            newest=lambda: int(self._near.positions[self._near.step >= 0, 0].max()) if len(self._near) else -1,
+        )
+
+    def recall(self) -> Context:
+        """The prompt prefix and the last steps."""
+        return super().context()
+
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        super()._check(tensors, clock)
+        steps = len(set(tensors["near.step"].tolist()) - {-1})
+        if steps > self._config.last_steps:
+            raise StateCorrupt(f"state: tensor near.step holds {steps} steps of {self._config.last_steps}")
+
+
+class StepWindow(NearWindow):
+    """A near window of at most N steps."""
+
+    def __init__(self, slots: Slots, position_components: int, steps: int) -> None:
+        super().__init__(slots, position_components)
+        self._steps = steps
+
+    def append(self, step: StepKV) -> Tokens:
+        """Take a step. N - 1 older ones stay if there is room for them."""
+        while len(self._lengths) >= self._steps:
+            self._evict(self._lengths.popleft())
+        return super().append(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixContext(SlotContext):
+    """The prompt prefix; re-anchored, a new step stands behind it as if the stream began there.
+
+    Attributes:
+        newest: gives the time of the newest token of the stream, -1 if there is none.
+    """
+
+    newest: Callable[[], int] = lambda: -1
+
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
+        """The same slots. What is forwarded is placed as if the token that follows the newest one came first."""
+        return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))

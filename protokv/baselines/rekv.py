@@ -1,0 +1,438 @@
+"""`ReKV`: all keys and values are kept outside the device; each layer retrieves blocks of them for a question.
+
+Source: ReKV (Di et al., ICLR 2025), arXiv 2503.00540, and its released code. The same: a block is one frame (here a
+step); a new step attends to the prompt prefix and the most recent tokens, and is filed at once; a block's key is the
+mean of its keys before rotation; a question's query is the mean over its tokens before rotation; the score is the plain
+dot product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
+`positions="compact"`, shows them packed behind the prefix in place of the recent tokens; the answer's tokens read what
+the question chose.
+
+What differs:
+- The number of blocks follows from the budget: attention reads no more than `budget` tokens of the stream, where the
+  source takes 64 frames. The local window, 15,000 tokens there, is no larger than the budget either. A step larger than
+  the budget is filed as several blocks.
+- The question is forwarded once, and each layer chooses when its query arrives. The source forwards it once to choose,
+  drops its keys and values, and forwards it again inside the whole prompt; what is averaged here are all tokens behind
+  the video, the template's included. A query arrives rotated: since this memory says where the question stands
+  (`Retrieval.next_position`), its rotation is removed first.
+- Steps are encoded one at a time; the source embeds 64 frames together, which the language model then also takes one by
+  one. There the prefix stands at one fixed distance from all tokens; here it keeps its positions.
+- Keys are kept as the model rotated them and turned when they are packed; the source keeps them unrotated.
+- Chosen blocks are copied to the device for each question; the source keeps 128 recently used ones there.
+- With M-RoPE, of which the source knows nothing, the moving components of a block are packed.
+
+Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` says where the oldest steps are dropped.
+
+`Archive`: every token of the stream, exact, outside the device, in blocks that are found by a key each.
+
+A block is one step, or the part of a step that the block size allows. Owns the blocks, their keys (which stay on the
+device) and what is saved of both; who chooses blocks, and by what, is not its business. It grows with the stream unless
+it is capped, in which case the oldest blocks are dropped for new ones.
+
+Blocks are separate allocations of `[L, 2, H, T, D]`: nothing is ever moved when the archive grows, no room is held
+ready, and what one layer reads of a block is one contiguous piece. They lie in pinned memory where the device is CUDA.
+
+`Retrieval`: what a question reads of an archive, chosen by each layer for itself at the first forward.
+
+Owns the score of a block, the choice under a budget, and where chosen blocks are shown: at their stream positions, or
+packed behind the prompt prefix. Changes nothing in the archive. Knows nothing of how the archive was filled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from protokv.baselines.exact import ExactMemory
+from protokv.config import ReKVConfig
+from protokv.core.context import EMPTY, Anchoring, Context, Segment
+from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.rotary import Rotary, turn, unrotate
+from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec, size_of
+from protokv.errors import StateCorrupt
+
+
+class ReKV(ExactMemory):
+    """A local window on the device for encoding, and an archive of everything for questions."""
+
+    bounded = False
+
+    hides_recent = False
+
+    def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The local window and the archive."""
+        return (*super().declare(config, shape), *Archive.declare(shape))
+
+    def parts(self) -> Sequence[StatePart]:
+        """Those of the window, and the archive."""
+        return (*super().parts(), self._archive)
+
+    def append(self, step: StepKV) -> None:
+        """File one step, and let it enter the local window."""
+        step = self._admit(step, self._near.last_step)
+        self._archive.append(step)
+        self._near.append(step)
+
+    def recall(self) -> Context:
+        """The prefix and what the question will choose. Valid until `append`; each call is for one question."""
+        sink = self._slots.sink
+        return Retrieval(
+            archive=self._archive,
+            sink_keys=self._slots.keys[:, :, sink],
+            sink_values=self._slots.values[:, :, sink],
+            budget=self._config.budget,
+            rotary=self._rotary,
+            next_position=self._archive.next_position,
+        )
+
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        super()._check(tensors, clock)
+        seen, archived = int(tensors["near.ring"][2]) >= 0, tensors["archive.lengths"].numel() > 0
+        # A stream of which every token was dropped has steps and no block.
+        dropped = "intake.dropped" in tensors and int(tensors["intake.dropped"]) > 0
+        if archived != seen and not (seen and dropped):
+            raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
+
+    def report(self) -> dict[str, Any]:
+        """Tokens in the local window, in the archive, and dropped from it."""
+        counts = {
+            "archive_tokens_in_use": self._archive.tokens,
+            "archive_blocks": len(self._archive.blocks),
+            "archive_tokens_dropped": self._archive.dropped,
+        }
+        return super().report() | counts
+
+
+# Blocks that the table of keys has room for at first; it doubles.
+_ROOM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some consecutive tokens of one step, on the host.
+
+    Attributes:
+        kv: `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values.
+        positions: `[T, P]` int64.
+        low, high: least and greatest position of each component.
+    """
+
+    kv: Tensor
+    positions: Tensor
+    low: Sequence[int]
+    high: Sequence[int]
+
+    def __len__(self) -> int:
+        return self.positions.shape[0]
+
+    def reach(self, components: Sequence[int]) -> tuple[int, int]:
+        """Least and greatest position over some of the components."""
+        return min(self.low[c] for c in components), max(self.high[c] for c in components)
+
+
+class Archive(StatePart):
+    """Blocks in stream order, newest last."""
+
+    promise: ClassVar[str] = "archive: its blocks cut its tokens, and its counts agree with them"
+
+    def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int, capacity: int) -> None:
+        """An empty archive.
+
+        Args:
+            shape: of keys and values, and the device.
+            rotary: of the model.
+            block_tokens: tokens that a block may have.
+            capacity: tokens that may be held, at least `block_tokens`; 0: any number.
+        """
+        self._shape, self._rotary = shape, rotary
+        self._block_tokens, self._capacity = block_tokens, capacity
+        self.blocks: deque[Block] = deque()
+        self.tokens = 0
+        self.dropped = 0
+        self.next_position = shape.sink_tokens
+        self._table = self._empty_table(_ROOM)
+        self._first = 0
+
+    @property
+    def block_keys(self) -> Tensor:
+        """`[B, L, H, D]` float32 on the device: the mean of each block's keys, rotation removed."""
+        return self._table[self._first : self._first + len(self.blocks)]
+
+    def append(self, step: StepKV) -> None:
+        """Take one step."""
+        self.next_position = max(self.next_position, int(step.positions.max()) + 1)
+        step = step.usable_only()
+        bare = unrotate(step.keys.float(), *self._rotary(step.positions))
+        for start in range(0, step.positions.shape[0], self._block_tokens):
+            rows = slice(start, start + self._block_tokens)
+            self._make_room()
+            self._table[self._first + len(self.blocks)] = bare[:, :, rows].mean(2)
+            self._add(step.keys[:, :, rows], step.values[:, :, rows], step.positions[rows])
+        while self._capacity and self.tokens > self._capacity:
+            oldest = self.blocks.popleft()
+            self._first += 1
+            self.tokens -= len(oldest)
+            self.dropped += len(oldest)
+
+    def read(self, layer: int, indices: Sequence[int], keys: Tensor, values: Tensor) -> None:
+        """Copy the tokens of some blocks, one behind the other, to the front of `[H, N, D]` on the device."""
+        start = 0
+        for index in indices:
+            block = self.blocks[index]
+            rows = slice(start, start + len(block))
+            keys[:, rows].copy_(block.kv[layer, 0], non_blocking=True)
+            values[:, rows].copy_(block.kv[layer, 1], non_blocking=True)
+            start += len(block)
+
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """As many tokens and blocks as there are."""
+        L, H, D, P = shape.layers, shape.kv_heads, shape.head_size, shape.position_components
+        kv = (LAYER, "kv_head", "archived_token", "feature")
+        return (
+            TensorSpec("archive.keys", kv, (L, H, None, D), shape.dtype, "keys of the archive, rotated"),
+            TensorSpec("archive.values", kv, (L, H, None, D), shape.dtype, "values of the archive"),
+            TensorSpec(
+                "archive.positions",
+                ("archived_token", "component"),
+                (None, P),
+                torch.int64,
+                "stream position of each token of the archive",
+                "position",
+            ),
+            TensorSpec("archive.lengths", ("block",), (None,), torch.int64, "tokens of each block", "tokens"),
+            TensorSpec(
+                "archive.block_keys",
+                ("block", LAYER, "kv_head", "feature"),
+                (None, L, H, D),
+                torch.float32,
+                "mean of each block's keys, rotation removed",
+            ),
+            TensorSpec("archive.count", ("field",), (2,), torch.int64, "tokens dropped, position of the next token"),
+        )
+
+    def held(self) -> dict[str, Tensor]:
+        """The state, its blocks copied into one tensor."""
+        shape = self._shape
+        size = (shape.layers, shape.kv_heads, 0, shape.head_size)
+        nothing, nowhere = torch.zeros(size, dtype=shape.dtype), torch.zeros(0, shape.position_components).long()
+        return {
+            "archive.keys": torch.cat([nothing, *(block.kv[:, 0] for block in self.blocks)], 2),
+            "archive.values": torch.cat([nothing, *(block.kv[:, 1] for block in self.blocks)], 2),
+            "archive.positions": torch.cat([nowhere, *(block.positions for block in self.blocks)]),
+            "archive.lengths": torch.tensor([len(block) for block in self.blocks], dtype=torch.int64),
+            "archive.block_keys": self.block_keys.clone(),
+            "archive.count": torch.tensor([self.dropped, self.next_position]),
+        }
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Lengths, counts and positions agree with each other and with the settings."""
+        lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
+        in_bounds = not lengths.numel() or bool((lengths >= 1).all() & (lengths <= self._block_tokens).all())
+        if not in_bounds or int(lengths.sum()) != n:
+            raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
+        if self._capacity and n > self._capacity:
+            raise StateCorrupt(f"state: tensor archive.lengths has {n} tokens where {self._capacity} are the most")
+        dropped, following = tensors["archive.count"].tolist()
+        highest = int(tensors["archive.positions"].max()) if n else -1
+        if dropped < 0 or following < max(self._shape.sink_tokens, highest + 1) or (dropped and not self._capacity):
+            raise StateCorrupt(f"state: tensor archive.count holds {dropped}, {following}, which no stream leaves")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state."""
+        lengths = tensors["archive.lengths"].tolist()
+        self.blocks.clear()
+        self.tokens = 0
+        keys, values, positions = (tensors[f"archive.{name}"] for name in ("keys", "values", "positions"))
+        for length in lengths:
+            rows = slice(self.tokens, self.tokens + length)
+            self._add(keys[:, :, rows], values[:, :, rows], positions[rows])
+        self._table = self._empty_table(max(_ROOM, len(lengths)))
+        self._table[: len(lengths)] = tensors["archive.block_keys"]
+        self._first = 0
+        self.dropped, self.next_position = tensors["archive.count"].tolist()
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes on the host, `archive`, and of the table of keys on the device, its spare room included, `block_keys`;
+        both grow with the stream."""
+        held = sum(size_of(block.kv, block.positions) for block in self.blocks)
+        return {"archive": held, "block_keys": size_of(self._table)}
+
+    def _add(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        L, H, T, D = keys.shape
+        pinned = self._shape.device.type == "cuda"
+        kv = torch.empty((L, 2, H, T, D), dtype=keys.dtype, pin_memory=pinned)
+        kv[:, 0], kv[:, 1] = keys, values
+        places = positions.cpu().clone()
+        block = Block(kv, places, places.amin(0).tolist(), places.amax(0).tolist())
+        self.blocks.append(block)
+        self.tokens += T
+        self.next_position = max(self.next_position, max(block.high) + 1)
+
+    def _make_room(self) -> None:
+        """Have a free row in the table of keys; rows of dropped blocks are given up when it is full."""
+        if self._first + len(self.blocks) == self._table.shape[0]:
+            live = self.block_keys
+            self._table = self._empty_table(max(_ROOM, 2 * len(live)))
+            self._table[: len(live)] = live
+            self._first = 0
+
+    def _empty_table(self, rows: int) -> Tensor:
+        shape = self._shape
+        size = (rows, shape.layers, shape.kv_heads, shape.head_size)
+        return torch.zeros(size, dtype=torch.float32, device=shape.device)
+
+
+@dataclass(slots=True, kw_only=True)
+class Retrieval(Context):
+    """The prompt prefix and, in each layer, the blocks that the question's query fits best.
+
+    The tokens of the first forward are the question. It stands at `next_position` and the positions that follow, the
+    same in every component, so its rotation can be removed; what it chooses is kept for the answer's tokens.
+
+    Attributes:
+        archive: the blocks; must not change while this is in use.
+        sink_keys, sink_values: `[L, H, P0, D]`.
+        budget: tokens that the chosen blocks of a layer may have together.
+        rotary: of the model.
+        next_position: where the question starts.
+        shift: see `Context`.
+        packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay where
+            they stood in the stream.
+    """
+
+    archive: Archive
+    sink_keys: Tensor
+    sink_values: Tensor
+    budget: int
+    rotary: Rotary
+    next_position: int
+    shift: int = 0
+    packed: Anchoring | None = None
+    packed_end: int = 0
+    _chosen: dict[int, list[int]] = field(default_factory=dict, init=False)
+    _shown: dict[int, Segment] = field(default_factory=dict, init=False)
+
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """The prefix and the chosen blocks in stream order; slots that are left are free.
+
+        `N = P0 + min(budget, tokens of the archive)` in every layer, however many tokens its blocks have.
+        """
+        if layer not in self._shown:
+            self._chosen[layer] = self._choose(layer, query)
+            self._shown[layer] = self._read(layer, self._chosen[layer])
+        return (self._shown[layer],)
+
+    def places(self, layer: int) -> Tensor | None:
+        """Of the prefix and of the blocks that the layer chose; None before it was asked."""
+        if layer not in self._shown:
+            return None
+        H, N, _ = self._shown[layer].keys.shape
+        chosen = [self.archive.blocks[index].positions for index in self._chosen[layer]]
+        P0, P = self.sink_keys.shape[2], chosen[0].shape[1] if chosen else 1
+        places = torch.zeros(N, P, dtype=torch.int64)
+        places[:P0] = torch.arange(P0)[:, None]
+        if chosen:
+            found = torch.cat(chosen)
+            places[P0 : P0 + len(found)] = found
+        return places.expand(H, N, P)
+
+    def without_far(self) -> Retrieval:
+        """The prompt prefix alone: no block is near."""
+        return replace(self, budget=0)
+
+    def visible_tokens(self) -> int:
+        """Slots that attention can see in the layer that sees most; before a layer was asked, the most it may see."""
+        counts = (sum(len(self.archive.blocks[index]) for index in chosen) for chosen in self._chosen.values())
+        return self.sink_keys.shape[2] + max(counts, default=min(self.budget, self.archive.tokens))
+
+    def far_span(self) -> int:
+        """An upper bound of the times that the chosen blocks span together, whatever is chosen."""
+        return self._most_positions((0,))
+
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
+        """The same with chosen blocks packed: each takes the positions that its tokens span, no more.
+
+        Blocks keep their stream positions while all of them are shown, which is where they were encoded. Layers choose
+        different blocks, but text has one position in all of them: so room is set aside for the longest choice, and
+        each layer's blocks end where the room ends. Where all blocks are of one size they fill it.
+        """
+        if self.archive.tokens <= self.budget and not self.archive.dropped:
+            return self
+        moving = tuple(anchoring.moving)
+        end = anchoring.origin + max(int(span), self._most_positions(moving))
+        # Of what does not move, such as rows and columns, the highest stays the highest.
+        highs = [max(component) for component in zip(*(block.high for block in self.archive.blocks), strict=True)]
+        still = [high for component, high in enumerate(highs) if component not in moving]
+        return replace(
+            self,
+            packed=anchoring,
+            packed_end=end,
+            shift=highs[0] + 1 - end,
+            next_position=max([end, *(high + 1 for high in still)]),
+        )
+
+    def _choose(self, layer: int, query: Tensor) -> list[int]:
+        """Indices of the best blocks, as many as fit, in stream order."""
+        T, blocks, keys = query.shape[1], self.archive.blocks, self.archive.block_keys
+        line = torch.arange(self.next_position, self.next_position + T, device=query.device)
+        components = len(blocks[-1].high) if blocks else 1
+        bare = unrotate(query.float(), *self.rotary(line[:, None].expand(T, components)))
+        # Block keys repeated for every query head would give the same product as query heads added up.
+        wanted = bare.mean(1).reshape(keys.shape[2], -1, keys.shape[3]).sum(1)
+        scores = keys[:, layer].flatten(1) @ wanted.flatten()
+        room, chosen = self.budget, []
+        for index in scores.argsort(descending=True, stable=True).tolist():
+            room -= len(blocks[index])
+            if room < 0:
+                break
+            chosen.append(index)
+        return sorted(chosen)
+
+    def _read(self, layer: int, chosen: Sequence[int]) -> Segment:
+        H, P0, D = self.sink_keys.shape[1:]
+        blocks = [self.archive.blocks[index] for index in chosen]
+        n = sum(map(len, blocks))
+        keys = self.sink_keys.new_zeros((H, P0 + min(self.budget, self.archive.tokens), D))
+        values, bias = torch.zeros_like(keys), keys.new_zeros(keys.shape[:2], dtype=torch.float32)
+        keys[:, :P0], values[:, :P0] = self.sink_keys[layer], self.sink_values[layer]
+        self.archive.read(layer, chosen, keys[:, P0:], values[:, P0:])
+        bias[:, P0 + n :] = EMPTY
+        if self.packed is not None and blocks:
+            here = torch.cat([block.positions for block in blocks])
+            there = here.clone()
+            moving = tuple(self.packed.moving)
+            stop, end = n, self.packed_end
+            for block in reversed(blocks):
+                low, high = block.reach(moving)
+                there[stop - len(block) : stop, list(moving)] += end - 1 - high
+                stop, end = stop - len(block), end - (high + 1 - low)
+            seen = slice(P0, P0 + n)
+            device = keys.device
+            keys[:, seen] = turn(keys[:, seen], here.to(device), there.to(device), self.packed.rotary)
+        return Segment(keys, values, bias)
+
+    def _most_positions(self, components: Sequence[int]) -> int:
+        """An upper bound of the positions that the chosen blocks take, exact where all blocks are of one size.
+
+        No more blocks fit than the shortest do, and no token takes more positions than in the block that takes most.
+        """
+        lengths = [len(block) for block in self.archive.blocks]
+        reaches = [block.reach(components) for block in self.archive.blocks]
+        spans = [high + 1 - low for low, high in reaches]
+        fitting, room = 0, self.budget
+        for length in sorted(lengths):
+            room -= length
+            fitting += room >= 0
+        most = (self.budget * span // length for span, length in zip(spans, lengths, strict=True))
+        return min(sum(sorted(spans, reverse=True)[:fitting]), max(most, default=0))

@@ -1,0 +1,195 @@
+"""Settings of the plain baselines: the last tokens, the last steps, or everything, exact.
+
+Settings of the two mechanisms of DyCoke (arXiv 2411.15024).
+
+`HermesConfig`: the settings of HERMES.
+
+`InfiniPotVConfig`: the settings of InfiniPot-V (arXiv 2506.15745).
+
+`ReKVConfig`: the settings of ReKV (arXiv 2503.00540).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from protokv.config.base import MOST_TOKENS, MemoryConfig, Positions
+from protokv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowConfig(MemoryConfig):
+    """The last `budget` tokens; it has no constants."""
+
+    name: ClassVar[str] = "sliding-window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullConfig(MemoryConfig):
+    """Everything; the budget is not a bound but the number of tokens that it makes room for at first."""
+
+    name: ClassVar[str] = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFramesConfig(MemoryConfig):
+    """The last steps and nothing else.
+
+    Attributes:
+        last_steps: N, steps that a question sees, fewer where they would exceed the budget. A step is one sampled frame
+            or one temporal patch of two; SimpleStream's default is 4 frames.
+    """
+
+    name: ClassVar[str] = "last-frames"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"last_steps": (1, MOST_TOKENS)}
+
+    last_steps: int = 4
+
+    @property
+    def horizon(self) -> int:
+        """N, and the step before them, behind which the first of them is placed where positions are compact."""
+        return max(self.last_steps + 1, self.recent_frames)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyCokeConfig(MemoryConfig):
+    """DyCoke's temporal token merging in front of a sliding window of `budget` tokens.
+
+    Attributes:
+        merge_share: k, fraction of a step's visual tokens that is left out where the step is compared with an earlier
+            one.
+    """
+
+    name: ClassVar[str] = "dycoke"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_share": (0, 1)}
+
+    merge_share: float = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyCokeDecodeConfig(MemoryConfig):
+    """DyCoke's pruning while an answer is decoded, over a full cache; the budget is the room it makes at first.
+
+    Attributes:
+        prune_share: p, fraction of the visual tokens that pruned layers leave out. 0.7 is the released README's; its
+            code has 0.8.
+        first_pruned_layer: l, index of the first layer that is pruned; the layer before it decides what is read.
+        similarity: cosine of the attention to that of the decode step before, below which is chosen again.
+    """
+
+    name: ClassVar[str] = "dycoke-decode"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "prune_share": (0, 1),
+        "first_pruned_layer": (1, 10_000),
+        "similarity": (-1, 1),
+    }
+
+    prune_share: float = 0.7
+    first_pruned_layer: int = 3
+    similarity: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HermesConfig(MemoryConfig):
+    """HERMES: what is held is compressed whenever the next step would exceed the budget.
+
+    Attributes:
+        kept_share: fraction of the budget that a compression keeps. What it frees is the room for new steps; the
+            released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+        shallow_share: fraction of the layers, from the first on, that rank by recency alone.
+        deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
+    """
+
+    name: ClassVar[str] = "hermes"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "kept_share": (0, 1),
+        "shallow_share": (0, 1),
+        "deep_share": (0, 1),
+    }
+
+    kept_share: float = 0.75
+    shallow_share: float = 0.1
+    deep_share: float = 0.3
+
+    def check(self) -> None:
+        """Bands do not overlap."""
+        if self.shallow_share + self.deep_share > 1:
+            raise ConfigError(
+                f"shallow_share and deep_share: expected 1 together at most, got {self.shallow_share} and "
+                f"{self.deep_share}"
+            )
+
+    @property
+    def compressed_tokens(self) -> int:
+        """Tokens that a compression keeps in each layer; fewer if a step needs more room."""
+        return int(Fraction(repr(self.kept_share)) * self.budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfiniPotVConfig(MemoryConfig):
+    """InfiniPot-V: what is held is compressed whenever the next step would exceed the budget.
+
+    Attributes:
+        kept_share: |C| / |M|, fraction of the budget that a compression keeps. What it frees is the room for new steps.
+        redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the recent steps
+            included; the value norm chooses the others.
+        recent_share: fraction of what is held at a compression that the recent steps may be, which are kept whole and
+            which older tokens are compared with; the newest step always counts. 0.25 is the default of the released
+            code, and with kept_share = 0.75 it means: exactly the steps since the last compression. The ProtoKV paper
+            says gamma = 0.125 "as in the original work"; that figure is not in the released code, so the code decides.
+    """
+
+    name: ClassVar[str] = "infinipot-v"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "kept_share": (0, 1),
+        "redundancy_share": (0, 1),
+        "recent_share": (0, 1),
+    }
+
+    kept_share: float = 0.75
+    redundancy_share: float = 0.5
+    recent_share: float = 0.25
+
+    @property
+    def compressed_tokens(self) -> int:
+        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs more room."""
+        return int(Fraction(repr(self.kept_share)) * self.budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReKVConfig(MemoryConfig):
+    """ReKV: everything is kept outside the device, and each layer retrieves what a question is about.
+
+    Attributes:
+        positions: as for every memory; "compact", the published way, packs what was retrieved behind the prompt prefix.
+        local_tokens: tokens of the window that new steps attend to, never more than the budget. 15000 is the released
+            code's.
+        archive_tokens: 0 keeps everything, as published. Any other number, not below the budget, is what the archive
+            may hold: the oldest steps are dropped for new ones.
+    """
+
+    name: ClassVar[str] = "rekv"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "local_tokens": (1, MOST_TOKENS),
+        "archive_tokens": (0, 2**40),
+    }
+
+    positions: Positions = "compact"
+    local_tokens: int = 15_000
+    archive_tokens: int = 0
+
+    def check(self) -> None:
+        """Refuse an archive that is smaller than what a question may read."""
+        if 0 < self.archive_tokens < self.budget:
+            raise ConfigError(
+                f"archive_tokens: expected 0 or at least the budget of {self.budget}, got {self.archive_tokens}",
+                hint="0 keeps everything",
+            )
+
+    @property
+    def near_tokens(self) -> int:
+        """W, tokens of the window that new steps attend to."""
+        return min(self.local_tokens, self.budget)

@@ -1,0 +1,406 @@
+"""The agglomerative bank: evicted tokens become prototypes, and the cheapest pairs are merged while there are too many.
+
+Ours, not the paper's. Algorithm 1 puts every token into an existing prototype, so what is brief and distinct is
+averaged away; here what is distinct stays and what is redundant is merged, with no threshold and no rate. A step's T
+tokens stand beside the K prototypes; then the pair of least cost w v / (w + v) * ||f_i - f_j||^2 is merged until K are
+left (`naive_ward`, written out). f = [key; value] with the rotation of the key removed; w is 1 for a token and
+n ** merge_mass_power for a prototype of mass n, added up where points merge, so that a step is Ward's linkage (1963).
+Age plays no part and nothing is ever deleted.
+
+Exact, and most of the bank is never looked at: by reducibility (`ward`) a point takes part in no merge cheaper than its
+own least cost, so a lower bound of that cost is kept for each prototype between steps, and only the tokens and the
+prototypes whose bound is low are merged, with all costs among them at hand. When the last merge costs less than the
+bound of every prototype left out, it is what merging among all points gives; else more are taken in. The bounds are no
+state: without them all costs are measured once, and whatever they are the result is the same.
+
+What it keeps is measured in `samples/delay-study/`.
+
+Knows nothing of rotation, positions in a context or files; residual statistics follow by `BankListener`.
+
+`ClusterWriter`: puts one step's clusters of prototypes and tokens into the bank.
+
+Owns what a cluster is when it is written: centres, mu and Sigma are moments of all its members, weighted with their
+masses and added up in float64 one member after the other, so that they depend on nothing but the members; mass adds,
+the last step is the newest, the anchor is the newest or the first member's or the mean. Knows nothing of how clusters
+are found (`agglomerative`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protokv.config import DurableConfig
+from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
+from protokv.core.memory import MemoryShape
+from protokv.durable.ward import Merged, costs_between, merge_cheapest
+
+# Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.
+_BLOCK_ELEMENTS = 2**20
+# Costs among the points that are merged, of as many heads as are merged at once.
+_MATRIX_ELEMENTS = 2**25
+# Prototypes that are measured at once when all are.
+_ROWS = 512
+# What float32 products and centres may be wrong by, as a share of the squared norms and of a cost.
+_PRODUCT_ERROR = 2.0**-18
+_COST_ERROR = 2.0**-13
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was merged.
+
+    Attributes:
+        points: `[B, n]` int64, ascending, the points that were looked at: some prototypes and, counted on, all tokens.
+        merged: what became of them.
+        limit: `[B]`, no other prototype has a lower cost than this.
+    """
+
+    points: Tensor
+    merged: Merged
+    limit: Tensor
+
+
+class Agglomerative(Policy):
+    """Absorbs steps into one bank of `[L, H, K]` prototypes, and remembers which of them are far from all others."""
+
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        L, H, K = bank.mass.shape
+        self._bank, self._config = bank, config
+        # A lower bound of what merging each prototype with its nearest would cost; once it was measured.
+        self._bound = torch.zeros(L * H, K, device=bank.mass.device)
+        self._measured = False
+        # How many points the last step had to look at. Speed only.
+        self._width = 0
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Forget the bounds: the bank is another."""
+        self._bound.zero_()
+        self._measured, self._width = False, 0
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """The bounds."""
+        return {"bank": (self._bound,)}
+
+    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
+        """Put evicted tokens into the bank at time `step`.
+
+        Residuals are given of tokens that share a prototype, against its centre after the step.
+        """
+        bank, tokens = self._bank, tokens.usable_only()
+        K = bank.mass.shape[2]
+        B, T, _ = tokens.keys.shape
+        if not T:
+            return Assigned.none(tokens)
+        merges = ((bank.mass > 0).view(B, K).sum(1) + T - K).clamp(min=0)
+        root = torch.arange(K + T, device=merges.device).repeat(B, 1)
+        found = self._merge(tokens, merges) if merges.any() else None
+        if found is not None:
+            root.scatter_(1, found.points, found.points.gather(1, found.merged.root))
+        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor)
+        writer.write_(listeners)
+        if found is not None:
+            self._remember(found, writer.slot)
+        return writer.assigned()
+
+    def _merge(self, tokens: FarTokens, merges: Tensor) -> _Found:
+        """Merge the tokens and those prototypes that come into question."""
+        B, T, _ = tokens.keys.shape
+        K = self._bound.shape[1]
+        if not self._measured:
+            self._measure_all()
+        ones = torch.ones(B, T, device=merges.device)
+        near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)[1]
+        bound = torch.minimum(self._bound, near_tokens)
+        every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
+        held = max(self._width, int(merges.max()), 1)
+        while True:
+            held = min(held, K)
+            low, nearest = bound.topk(min(held + 1, K), largest=False)
+            limit = low[:, held] if held < K else torch.full_like(low[:, 0], torch.inf)
+            points = torch.cat((nearest[:, :held].sort(1).values, every_token), 1)
+            merged = self._merge_points(*self._points(tokens, points), merges)
+            # With all of them at hand there is nobody left to take in.
+            if held == K or (merged.height < limit * (1 - _COST_ERROR)).all():
+                break
+            held += held // 2 + 1
+        # A little more than this step needed, and not much less than the last one took: to begin again costs more.
+        needed = int((bound <= merged.height[:, None]).sum(1).max())
+        self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
+        return _Found(points, merged, limit)
+
+    @staticmethod
+    def _merge_points(points: Tensor, mass: Tensor, merges: Tensor) -> Merged:
+        """Merge among `points` `[B, n, 2 D]`, as many heads at once as their costs have room."""
+        heads = max(1, _MATRIX_ELEMENTS // points.shape[1] ** 2)
+        parts = []
+        split = (torch.split(tensor, heads) for tensor in (points, mass, merges))
+        for some, some_mass, some_merges in zip(*split, strict=True):
+            parts.append(merge_cheapest(costs_between(some, some_mass), some_mass, some_merges))
+        return Merged(*(torch.cat([getattr(part, name) for part in parts]) for name in ("root", "height", "nearest")))
+
+    def _points(self, tokens: FarTokens, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [key; value] and weights of some points of each head: `[B, n, 2 D]` and `[B, n]`."""
+        bank = self._bank
+        B, T, D = tokens.keys.shape
+        K = bank.mass.shape[2]
+        is_token = points >= K
+        head = torch.arange(B, device=points.device)[:, None]
+        row = head * K + points.clamp(max=K - 1)
+        token = head * T + (points - K).clamp(min=0)
+        gathered = []
+        for held, given in zip(bank.centers(row), (tokens.keys, tokens.values), strict=True):
+            gathered.append(torch.where(is_token[:, :, None], given.reshape(-1, D)[token], held))
+        weight = self._weight().view(-1)[row].masked_fill(is_token, 1.0)
+        return torch.cat(gathered, 2), weight
+
+    def _weight(self) -> Tensor:
+        """What each prototype weighs in the cost of a merge, `[B, K]`; 0 where a slot is free."""
+        mass = self._bank.mass.flatten(0, 1).float()
+        return mass.pow(self._config.merge_mass_power).masked_fill_(mass == 0, 0.0)
+
+    def _measure_all(self) -> None:
+        """Measure every prototype: K^2 costs for each head, once a stream and after a state was loaded."""
+        K = self._bound.shape[1]
+        every = torch.arange(K, device=self._bound.device).expand_as(self._bound)
+        for rows in torch.split(every, _ROWS, 1):
+            self._bound[:, rows[0]] = self._measure(rows)[0]
+        self._bound.masked_fill_(self._bank.mass.view_as(self._bound) == 0, torch.inf)
+        self._measured = True
+
+    def _measure(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Least costs of prototypes `rows` `[B, n]` of each head, and of every one to these: `[B, n]` and `[B, K]`."""
+        bank = self._bank
+        B, K = self._bound.shape
+        flat = torch.arange(B, device=rows.device)[:, None] * K + rows
+        keys, values = bank.centers(flat)
+        weight = self._weight()
+        return _least_costs(bank, weight, keys, values, weight.view(-1)[flat], own=rows)
+
+    def _remember(self, found: _Found, slot: Tensor) -> None:
+        """Measure whatever changed, against all; `slot` `[B, K + T]` is where a point is now, or -1.
+
+        So the bounds of those that have not changed still hold, against each other and against the changed.
+        """
+        merged = found.merged
+        K = self._bound.shape[1]
+        size = torch.zeros_like(merged.root).scatter_add_(1, merged.root, torch.ones_like(merged.root))
+        changed = (size > 1) | ((size == 1) & (found.points >= K))
+        where = slot.gather(1, found.points)
+        # Those whose bound is low for nothing, as their neighbour has moved away, would be looked at again and again.
+        bound, limit = self._bound.gather(1, where.clamp(min=0)), found.limit[:, None]
+        vague = (size > 0) & (bound <= limit) & (merged.nearest > limit)
+        some = changed | vague
+        order = some.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : int(some.sum(1).max())]
+        rows = where.gather(1, order)
+        # Whatever fills up the shorter heads does no harm; what was merged has no slot.
+        rows = torch.where(rows < 0, rows.amax(1, keepdim=True), rows)
+        own, others = self._measure(rows)
+        torch.minimum(self._bound, others, out=self._bound)
+        self._bound.scatter_(1, rows, own)
+
+
+def _least_costs(
+    bank: PrototypeBank, weight: Tensor, keys: Tensor, values: Tensor, own_weight: Tensor, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lower bounds of the least cost of points `[B, n, D]` and prototypes: of each point `[B, n]`, of each prototype
+    `[B, K]`; `own` `[B, n]` are the prototypes that the points themselves are."""
+    K = bank.mass.shape[2]
+    B, n, _ = keys.shape
+    of_points = torch.empty(B, n, device=keys.device)
+    of_prototypes = torch.full((B, K), torch.inf, device=keys.device)
+    # Keys of a head may have much in common; what is left when it is taken away is not drowned in rounding.
+    common = keys.mean(1, keepdim=True)
+    free = (bank.mass == 0).view(B, K)
+    share = weight.reciprocal().masked_fill_(free, 1.0)
+    heads = max(1, _BLOCK_ELEMENTS // (n * K))
+    points = max(1, _BLOCK_ELEMENTS // K)
+    for start in range(0, B, heads):
+        h = slice(start, start + heads)
+        centers, contents = bank.centers_of(h)
+        centers = centers - common[h]
+        norms = centers.square().sum(2).add_(contents.square().sum(2)).masked_fill_(free[h], torch.inf)
+        for first in range(0, n, points):
+            p = slice(first, first + points)
+            k, v = keys[h, p] - common[h], values[h, p]
+            own_norms = k.square().sum(2).add_(v.square().sum(2))
+            costs = (own_norms[:, :, None] + norms[:, None]).mul_(1 - _PRODUCT_ERROR)
+            costs.baddbmm_(k, centers.transpose(1, 2), alpha=-2)
+            costs.baddbmm_(v, contents.transpose(1, 2), alpha=-2)
+            costs /= own_weight[h, p].reciprocal()[:, :, None] + share[h, None]
+            if own is not None:
+                costs.scatter_(2, own[h, p][:, :, None], torch.inf)
+            of_points[h, p] = costs.amin(2)
+            of_prototypes[h] = torch.minimum(of_prototypes[h], costs.amin(1))
+    return of_points.clamp_(min=0.0), of_prototypes.clamp_(min=0.0)
+
+
+@dataclass(slots=True)
+class _Members:
+    """Points of clusters of more than one, sorted by cluster and then by point; flat over the heads.
+
+    Attributes:
+        head, point: `[m]` int64; points count the prototypes and then the tokens.
+        cluster: `[m]` int64, from 0.
+        rank: `[m]` int64, which member of its cluster it is; number 0 is the root.
+    """
+
+    head: Tensor
+    point: Tensor
+    cluster: Tensor
+    rank: Tensor
+    clusters: int
+
+
+class ClusterWriter:
+    """Writes one step into the bank, given what each point is part of now.
+
+    Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
+    is that of `PaperConfig`. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
+    first.
+    """
+
+    def __init__(self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str) -> None:
+        self._bank, self._tokens, self._root, self._step, self._anchor = bank, tokens, root, step, anchor
+        M = root.shape[1]
+        self._K = bank.mass.shape[2]
+        self._is_root = root == torch.arange(M, device=root.device)
+        # The slot of each point that is a root, else -1.
+        self.slot = torch.where(self._is_root, torch.arange(M, device=root.device), -1)
+
+    def write_(self, listeners: Sequence[BankListener]) -> None:
+        """Merge, free and open slots, and count."""
+        bank, K = self._bank, self._K
+        L, H = bank.mass.shape[:2]
+        members = self._members()
+        means, anchors, last_step = self._summary(members)
+        gone = (members.point < K) & (members.rank > 0)
+        self._tell(listeners, members)
+        bank.free_(members.head[gone] * K + members.point[gone])
+        self._open()
+        roots = members.rank == 0
+        rows = members.head[roots] * K + self.slot[members.head[roots], members.point[roots]]
+        self._replace(rows, means, anchors, last_step)
+        opened = self._is_root[:, K:].sum(1)
+        bank.opened += opened.view(L, H)
+        bank.absorbed += (self._is_root.shape[1] - K - opened).view(L, H)
+        bank.merged += (~self._is_root[:, :K]).sum(1).view(L, H)
+
+    def assigned(self) -> Assigned:
+        """Of each token the slot that it shares, and its residual against the centre; after `write_`."""
+        bank, tokens, K = self._bank, self._tokens, self._K
+        slot = self.slot.gather(1, self._root)[:, K:]
+        rows = torch.arange(len(slot), device=slot.device)[:, None] * K + slot
+        keys, values = bank.centers(rows)
+        shared = bank.mass.view(-1)[rows] > 1
+        return Assigned(torch.where(shared, slot, -1), tokens.keys - keys, tokens.values - values)
+
+    def _members(self) -> _Members:
+        B, M = self._root.shape
+        flat = torch.arange(B, device=self._root.device)[:, None] * M + self._root
+        size = torch.zeros(B * M, dtype=torch.int64, device=flat.device)
+        size.index_add_(0, flat.view(-1), torch.ones_like(flat.view(-1)))
+        member = (size[flat] > 1).view(-1).nonzero().squeeze(1)
+        order = flat.view(-1)[member].argsort(stable=True)
+        member = member[order]
+        head, point = member // M, member % M
+        is_first = self._is_root.view(-1)[member]
+        cluster = is_first.cumsum(0) - 1
+        first = is_first.nonzero().squeeze(1)
+        rank = torch.arange(len(member), device=member.device) - first[cluster]
+        return _Members(head, point, cluster, rank, len(first))
+
+    def _summary(self, members: _Members) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each cluster the weighted means `[c, F]` float64 behind its mass, its anchor and its newest step."""
+        bank, tokens, K = self._bank, self._tokens, self._K
+        D, P = tokens.keys.shape[2], bank.position.shape[3]
+        T = tokens.keys.shape[1]
+        is_token = members.point >= K
+        row = members.head * K + members.point.clamp(max=K - 1)
+        token = (members.point - K).clamp(min=0)
+        given = members.head * T + token
+
+        def pick(held: Tensor, new: Tensor) -> Tensor:
+            return torch.where(is_token.view(-1, *[1] * (held.ndim - 1)), new, held)
+
+        n = pick(bank.mass.view(-1)[row], torch.ones_like(row)).double()[:, None]
+        mu = pick(bank.mean.view(-1, 2)[row], tokens.seen.coordinates[token]).double()
+        eye = torch.eye(2, device=row.device).view(1, 4)
+        sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
+        position = pick(bank.position.view(-1, P)[row], tokens.seen.positions[token])
+        step = pick(bank.last_step.view(-1)[row], torch.full_like(row, self._step))
+        keys, values = bank.centers(row)
+        parts = [
+            torch.ones_like(n),
+            pick(keys, tokens.keys.reshape(-1, D)[given]),
+            pick(values, tokens.values.reshape(-1, D)[given]),
+            mu,
+            sigma + (mu[:, :, None] * mu[:, None, :]).flatten(1),
+            position,
+        ]
+        weighted = torch.cat(parts, 1).double().mul_(n)
+        total = torch.zeros(members.clusters, weighted.shape[1], dtype=torch.float64, device=row.device)
+        # One member of every cluster at a time: the order of adding is theirs, whatever else there is.
+        by_rank = members.rank.argsort(stable=True)
+        for some in by_rank.split_with_sizes(torch.bincount(members.rank).tolist()):
+            total[members.cluster[some]] += weighted[some]
+        means = total / total[:, :1]
+        means[:, 0] = total[:, 0]
+        anchor = means[:, -P:] if self._anchor == "average" else position[self._extreme(members, position)]
+        last_step = torch.full((members.clusters,), -1, device=row.device)
+        last_step.scatter_reduce_(0, members.cluster, step, "amax")
+        return means[:, : means.shape[1] - P], anchor, last_step
+
+    def _extreme(self, members: _Members, position: Tensor) -> Tensor:
+        """The member of each cluster that is newest, or first; of equal ones the first in order."""
+        # The first component is time under M-RoPE and the index of the token under RoPE.
+        time = position[:, 0] if self._anchor == "recent" else -position[:, 0]
+        best = torch.full((members.clusters,), -torch.inf, dtype=time.dtype, device=time.device)
+        best.scatter_reduce_(0, members.cluster, time, "amax")
+        index = torch.arange(len(time), device=time.device)
+        is_best = time == best[members.cluster]
+        chosen = torch.full((members.clusters,), len(time), device=time.device)
+        return chosen.scatter_reduce_(0, members.cluster[is_best], index[is_best], "amin")
+
+    def _tell(self, listeners: Sequence[BankListener], members: _Members) -> None:
+        """Followers take one member of every cluster at a time. Prototypes stand before tokens in a cluster."""
+        K = self._K
+        held = members.point < K
+        first = (members.rank == 0).nonzero().squeeze(1)
+        root = members.head * K + members.point[first][members.cluster] if len(first) else members.head
+        if not listeners or not len(first):
+            return
+        for rank in range(1, int(members.rank.max()) + 1):
+            some = ((members.rank == rank) & held).nonzero().squeeze(1)
+            if not len(some):
+                return
+            for listener in listeners:
+                listener.merged_(root[some], members.head[some] * K + members.point[some])
+
+    def _open(self) -> None:
+        """Open free slots, lowest first, with the tokens that are the roots of their clusters."""
+        bank, tokens, K = self._bank, self._tokens, self._K
+        B = self._root.shape[0]
+        free = (bank.mass == 0).view(B, K)
+        order = free.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        head, token = self._is_root[:, K:].nonzero(as_tuple=True)
+        place = (self._is_root[:, K:].cumsum(1) - 1)[head, token]
+        slot = order[head, place]
+        self.slot[head, K + token] = slot
+        rows = head * K + slot
+        bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), self._step)
+
+    def _replace(self, rows: Tensor, means: Tensor, anchors: Tensor, last_step: Tensor) -> None:
+        bank = self._bank
+        D, P = self._tokens.keys.shape[2], bank.position.shape[3]
+        mass, keys, values, mu, second = means.split_with_sizes([1, D, D, 2, 4], 1)
+        bank.mass.view(-1)[rows] = mass[:, 0].round().long()
+        bank.put_centers_(rows, keys.float(), values.float())
+        bank.mean.view(-1, 2)[rows] = mu.float()
+        bank.covariance.view(-1, 4)[rows] = (second - (mu[:, :, None] * mu[:, None, :]).flatten(1)).float()
+        bank.position.view(-1, P)[rows] = anchors
+        bank.last_step.view(-1)[rows] = last_step
+        bank.touch_(rows)

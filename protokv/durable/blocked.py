@@ -1,0 +1,421 @@
+"""`BlockedRule`: new tokens take the place of prototypes that a plan has merged away.
+
+For banks that are too large to find the cheapest of all merges after every step. Each head keeps a plan of its next
+merges (`plan`), a small part of the bank, and makes as many of them in a step as tokens come in: they are the last ones
+to see the merged prototypes apart, and take their slots at once, so no token is ever out of attention's sight. Which
+heads plan anew, a `Schedule` says. All shapes are fixed and nothing is asked of the device.
+
+Against exact greedy merging (`agglomerative`), a token can be merged once its head plans again, and a plan looks for
+the nearest in two blocks and not everywhere. With one block and one merge a plan, it is greedy Ward of the bank.
+
+Carrying a plan out: some of its merges at once, in every head, and tokens in the slots that they leave.
+
+A merge moves a centre towards what joins it, c + (m / M) (x - c), with M the mass of all that the step brings together:
+the mean of all members. Masses are whole numbers. Nothing depends on the order in which a device adds: what joins one
+prototype is added one after the other in the order of the plan.
+
+A plan: the merges that a head will make next, all found at once.
+
+Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
+The cheapest M are the plan, first of all those whose turn it is (`in_turn`): merges that touch each other only in
+what they go into. Nearly all propose, so there are always so many. A slot that is free weighs nothing, so it goes
+first. Several may go into one; what it weighs by then is not charged to the later ones, which was measured to make no
+difference. Where too few have their turn, and one goes into another that goes itself, both go into what is at the end
+of the line: what is gone into stays.
+
+`Schedule`: which heads plan in which step, and how far each has carried its plan out.
+
+Heads take turns, so that every step plans for as many: of the model's heads, counted through its layers, every G-th.
+A plan holds K / 20 merges, enough for G steps; in a small bank K / 14, which is a step of 196 tokens from K = 2,744
+on. Everything here is whole numbers on the host that depend on the lengths of the steps alone, and it is the same for
+every part of a model that is spread over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from protokv.config import DurableConfig
+from protokv.core.arrays import draw_rows_, write_rows_
+from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
+from protokv.core.memory import MemoryShape
+from protokv.core.tensors import LAYER, Clock, TensorSpec
+from protokv.durable.nearest import (
+    BlockTables,
+    OrderTables,
+    SketchTables,
+    fold,
+    in_turn,
+    is_large,
+    nearest_heavier,
+    orders_of,
+    parts_of,
+    sketch_of,
+)
+from protokv.errors import StateCorrupt
+
+
+class BlockedRule(Policy):
+    """Absorbs steps into one bank of `[L, H, K]` prototypes, K at least 2."""
+
+    needs_spread = False
+
+    @classmethod
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """The plans, and where they stand in all layers of the model."""
+        M = merges_of(config.prototypes)
+        dims, size = (LAYER, "kv_head", "planned_merge"), (shape.layers, shape.kv_heads, M)
+        heads = shape.of_model[0] * shape.kv_heads
+        return (
+            TensorSpec("plan.gone", dims, size, torch.int32, "slots that are merged away next"),
+            TensorSpec("plan.into", dims, size, torch.int32, "slots that they go into"),
+            TensorSpec("plan.schedule", ("schedule",), (2 + heads,), torch.int64, "slots in use, turn, merges made"),
+        )
+
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        L, H, K = bank.mass.shape
+        layers, own = shape.of_model
+        self._bank, self._config = bank, config
+        self._own = slice(own.start * H, own.stop * H)
+        self._schedule = Schedule(K, layers * H)
+        gone, _, _ = self.declare(config, shape)
+        # Slots that others go into, and those that go.
+        self._plans = torch.stack([gone.allocate(shape.device)] * 2)
+        self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
+        self._head = torch.arange(L * H, device=shape.device)[:, None] * K
+        self._alone = torch.full((1, 1), -1, device=shape.device)
+        self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
+        # Where each plan is read next, and behind that: as far as the schedule says.
+        self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
+        # What plans read of the centres; of a bank that is all zeros it is.
+        self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
+
+    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
+        """Put evicted tokens into the bank at time `step`; each stands for itself at first. A token that was dropped
+        leaves its slot free, and a free slot is the first to go in the next plan."""
+        T = tokens.keys.shape[1]
+        for part in pieces_of(T, self._schedule.merges):
+            self._absorb_part(tokens, part, step)
+        return Assigned(self._alone.expand(len(self._head), T), tokens.keys, tokens.values)
+
+    def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
+        bank, schedule = self._bank, self._schedule
+        n = part.stop - part.start
+        turn = schedule.next_turn(n)
+        if turn is not None:
+            self._plan(self._of_mine(turn))
+        opened = schedule.open(n)
+        merges = n - (opened.stop - opened.start)
+        rows = self._head + self._line[opened] if merges < n else None
+        changed = rows
+        if merges:
+            moves = self._next_merges(merges)
+            merge_(bank, moves, self._config.anchor, self._line[: moves.numel()])
+            bank.merged += merges
+            changed = moves if rows is None else torch.cat((rows, *moves), 1)
+            rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
+        assert rows is not None
+        assert changed is not None
+        place_(bank, rows, tokens, part, step)
+        bank.note_(changed.view(-1))
+        self._fold_(changed.view(-1))
+        bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
+
+    def _of_mine(self, heads: slice) -> slice:
+        """Every so many-th of the model's heads, counted among those of this memory."""
+        return slice((heads.start - self._own.start) % heads.step, None, heads.step)
+
+    def _plan(self, heads: slice) -> None:
+        bank = self._bank
+        parts = (part.flatten(0, 1) for part in (bank.mass, bank.mean, bank.last_step))
+        points = Points(*(part[heads] for part in (self._folded, *parts)))
+        if not len(points.mass):
+            return
+        merges, power = self._schedule.merges, self._config.merge_mass_power
+        plan = plan_of(points, self._schedule.filled, merges, self._tables, power)
+        for held, new in zip(self._plans, reversed(plan), strict=True):
+            held.flatten(0, 1)[heads] = new
+        self._next[heads] = self._line[:merges]
+
+    def _fold_(self, rows: Tensor) -> None:
+        """Follow what became of these rows of the bank."""
+        keys, values = self._bank.centers(rows)
+        write_rows_(self._folded.flatten(0, 1), rows, fold(keys, values, self._tables.sketch))
+
+    def _next_merges(self, n: int) -> Tensor:
+        """The rows of the bank that others go into next, and those that go, `[2, B, n]`."""
+        moves = self._plans.flatten(1, 2).gather(2, self._next[:, :n].expand(2, -1, -1)) + self._head
+        self._next += n
+        self._schedule.carry_out(n)
+        return moves
+
+    def held(self) -> dict[str, Tensor]:
+        """The plans, and `Schedule.numbers`."""
+        return {
+            "plan.gone": self._plans[1],
+            "plan.into": self._plans[0],
+            "plan.schedule": torch.tensor(self._schedule.numbers()),
+        }
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse plans that would read beyond the bank, or merge a slot twice."""
+        schedule = self._schedule_of(tensors)
+        alive = tensors["bank.mass"].flatten(0, 1) > 0
+        B, K = alive.shape
+        if (alive & (torch.arange(K, device=alive.device) >= schedule.filled)).any():
+            raise StateCorrupt("state: tensor bank.mass must be 0 behind as many slots as plan.schedule says")
+        gone, into = (tensors[f"plan.{name}"].flatten(0, 1).long() for name in ("gone", "into"))
+        for name, plan in (("gone", gone), ("into", into)):
+            if (plan < 0).any() or (plan >= K).any():
+                raise StateCorrupt(f"state: tensor plan.{name} must hold slots of the bank")
+        planned = torch.tensor(schedule.done[self._own], device=alive.device)[:, None] < schedule.merges
+        went = torch.zeros(B, K, dtype=torch.int64, device=alive.device)
+        went.scatter_add_(1, gone, torch.ones_like(gone))
+        if (((went > 1).any(1, keepdim=True) | (went.gather(1, into) > 0)) & planned).any():
+            raise StateCorrupt("state: tensor plan.gone must hold each slot once, and none of plan.into")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the plans of a checked state; the bank has taken its own before."""
+        self._schedule = self._schedule_of(tensors)
+        self._next.copy_(self._line[: self._schedule.merges])
+        self._next += torch.tensor(self._schedule.done[self._own], device=self._next.device)[:, None]
+        for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):
+            held.copy_(tensors[name])
+        for rows in parts_of(self._folded[..., 0].numel(), self._folded.device):
+            self._fold_(torch.arange(rows.start, rows.stop, device=self._folded.device))
+
+    def _schedule_of(self, tensors: Mapping[str, Tensor]) -> Schedule:
+        try:
+            return Schedule.of_numbers(self._bank.mass.shape[2], tensors["plan.schedule"].tolist())
+        except ValueError as error:
+            raise StateCorrupt(f"state: tensor plan.schedule: {error}") from error
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Where the plans are read, and what they are made of."""
+        return {"plan": (self._next, self._folded)}
+
+
+# Later than any position.
+_NEVER = 1 << 40
+
+
+def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> None:
+    """Merge rows into others; what stood in them is to be overwritten.
+
+    Args:
+        bank: changed.
+        moves: `[2, B, n]` int64, rows that others go into, as often as these do; and those that go into them, each at
+            most once and none of the former, of the same head. A free one brings nothing.
+        anchor: of `DurableConfig`: which position a merged prototype has.
+        line: 0, 1, ..., one for each of `moves`.
+    """
+    moves = moves.flatten(1)
+    one, other = moves
+    mass = bank.mass.view(-1)
+    own = mass.index_select(0, other)
+    mass.index_add_(0, one, own)
+    share = (own / mass.index_select(0, one).clamp_(min=1))[:, None]
+    bank.draw_centers_(moves, share)
+    draw_rows_(bank.mean.flatten(0, 2), moves, share)
+    step = bank.last_step.view(-1)
+    step.scatter_reduce_(0, one, step.index_select(0, other), "amax")
+    position = bank.position.flatten(0, 2)
+    if anchor == "average":
+        draw_rows_(position, moves, share.double())
+        return
+    # The first component is time under M-RoPE and the index of the token under RoPE.
+    places = position.index_select(0, moves.view(-1))
+    times = places[:, 0].long()
+    if anchor == "first":
+        times[len(one) :].masked_fill_(own == 0, _NEVER)
+        times.neg_()
+    # The greatest of all that come together, of equal ones the first: the least of one number tells which it is.
+    bits = len(line).bit_length()
+    numbers = torch.sub(line, times, alpha=1 << bits)
+    least = torch.empty_like(mass)
+    least.scatter_reduce_(0, one, numbers.view_as(moves).amin(0), "amin", include_self=False)
+    chosen = least.index_select(0, one).bitwise_and_((1 << bits) - 1)
+    position.index_copy_(0, one, places.index_select(0, chosen))
+
+
+def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
+    """Put some of the tokens into rows `[B, n]` of the bank, each alone: what stood there is gone. Where a token was
+    dropped the row is free then."""
+    usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
+    mass = usable.long()
+    seen = tokens.seen.at(part)
+    given = {
+        "mean": seen.coordinates * usable[:, None],
+        "position": seen.positions * usable[:, None],
+        "mass": mass,
+        "last_step": torch.rsub(mass, -1, alpha=-(step + 1)),
+    }
+    for name, new in given.items():
+        getattr(bank, name).flatten(0, 2).index_put_((rows,), new)
+    keys, values = (new[:, part].flatten(0, 1) for new in (tokens.keys, tokens.values))
+    bank.put_centers_(rows.view(-1), keys, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The prototypes of some heads.
+
+    Attributes:
+        folded: centres, `[n, K, F]` float32 (`fold`).
+        mass: `[n, K]` int64; 0 is a free slot, all of whose numbers are 0.
+        mean: `[n, K, 2]` float32, coordinates.
+        last_step: `[n, K]` int64.
+    """
+
+    folded: Tensor
+    mass: Tensor
+    mean: Tensor
+    last_step: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Constants of a head size and a number of prototypes, and the numbers of all slots."""
+
+    sketch: SketchTables
+    blocks: BlockTables
+    orders: OrderTables
+    line: Tensor
+
+    @classmethod
+    def of(cls, size: int, prototypes: int, heads: int, device: torch.device) -> Tables:
+        """The tables of so many heads of `size`, K prototypes each."""
+        return cls(
+            SketchTables.of(size, device),
+            BlockTables.of(prototypes, heads, device),
+            OrderTables.of(device),
+            torch.arange(prototypes, device=device),
+        )
+
+
+def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
+    """The next merges of each head.
+
+    Args:
+        points: K in each head.
+        filled: how many of them take part, the first ones; at least `2 * merges`.
+        merges: M.
+        tables: of at least so many heads of their size and of K.
+        power: a prototype of mass m weighs m ** power in a cost.
+
+    Returns:
+        Slots that go, and those that they go into, `[n, M]` int64 each, cheapest first. No slot goes twice, or goes and
+        is gone into.
+    """
+    sketch = sketch_of(points.folded)
+    orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
+    share = _share(points.mass, power)
+    proposals = nearest_heavier(sketch, points.mass, share, orders, tables.line, tables.blocks)
+    turns, into = in_turn(proposals, filled)
+    gone = turns.topk(merges, dim=1, largest=False).indices
+    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line)
+
+
+def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:
+    """Where each goes in the end; a line leads from light to heavy, so it has one."""
+    goes = line.expand(len(gone), -1).scatter(1, gone, into)
+    for _ in range(gone.shape[1].bit_length()):
+        goes = goes.gather(1, goes)
+    return goes.gather(1, gone)
+
+
+def _share(mass: Tensor, power: float) -> Tensor:
+    """1 / weight; what is free weighs nothing, even to the power of 0."""
+    return mass.reciprocal() if power == 1.0 else mass.float().pow(power).mul_(mass > 0).reciprocal_()
+
+
+SHARE, SMALL_SHARE = 20, 14
+"""A plan is one part of the bank in so many."""
+
+
+def merges_of(prototypes: int) -> int:
+    """M, the merges of a plan: so few that what is new, and in no plan yet, is a small part of the bank."""
+    return max(1, prototypes // (SHARE if is_large(prototypes) else SMALL_SHARE))
+
+
+def pieces_of(tokens: int, most: int) -> Iterator[slice]:
+    """Slices of as equal length as can be, none longer than `most`."""
+    count = -(-tokens // most)
+    for piece in range(count):
+        yield slice(tokens * piece // count, tokens * (piece + 1) // count)
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Turns of the heads of a model.
+
+    Attributes:
+        prototypes: K.
+        heads: of the whole model, over all layers.
+        filled: slots in use, the first ones; the same in all heads.
+        turn: how often heads took turns.
+        done: of each head, how many merges of its plan were carried out; M where it has none.
+    """
+
+    prototypes: int
+    heads: int
+    filled: int = 0
+    turn: int = 0
+    done: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.done:
+            self.done = [self.merges] * self.heads
+
+    @property
+    def merges(self) -> int:
+        """M."""
+        return merges_of(self.prototypes)
+
+    def open(self, tokens: int) -> slice:
+        """Take free slots for some of `tokens`: as many as there are."""
+        slots = slice(self.filled, min(self.filled + tokens, self.prototypes))
+        self.filled = slots.stop
+        return slots
+
+    def next_turn(self, tokens: int) -> slice | None:
+        """Heads that plan before `tokens` are taken; None while the bank is not nearly full."""
+        if self.filled + self.merges <= self.prototypes and self.filled + tokens <= self.prototypes:
+            return None
+        needed = max(0, self.filled + tokens - self.prototypes)
+        groups = max(1, self.merges // tokens)
+        while self.heads % groups:
+            groups -= 1
+        heads = slice(self.turn % groups, None, groups)
+        self.turn += 1
+        rest = self.done.copy()
+        rest[heads] = [0] * len(rest[heads])
+        if max(rest) + needed > self.merges:
+            heads = slice(0, None, 1)
+        self.done[heads] = [0] * len(self.done[heads])
+        return heads
+
+    def carry_out(self, merges: int) -> None:
+        """Count merges that every head makes."""
+        self.done = [done + merges for done in self.done]
+
+    def numbers(self) -> list[int]:
+        """What `of_numbers` takes: `[2 + heads]`."""
+        return [self.filled, self.turn, *self.done]
+
+    @classmethod
+    def of_numbers(cls, prototypes: int, numbers: Sequence[int]) -> Schedule:
+        """A schedule as it was.
+
+        Raises:
+            ValueError: no schedule has these numbers.
+        """
+        filled, turn, *done = numbers
+        most = merges_of(prototypes)
+        if not (0 <= filled <= prototypes and turn >= 0 and done and min(done) >= 0 and max(done) <= most):
+            raise ValueError(f"no schedule of {prototypes} prototypes has the numbers {filled}, {turn}, ...")
+        return cls(prototypes, len(done), filled, turn, done)

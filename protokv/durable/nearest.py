@@ -1,0 +1,332 @@
+"""How many prototypes there may be, and how much is done at once: a CPU works through a few thousand rows that stay in
+its cache, any other device all rows.
+
+Results are the same whichever it is: every row stands for itself, and sums are of whole numbers.
+
+The nearest heavier neighbour of each prototype by Ward's cost, among those of its block of an order.
+
+The last block of an order reaches back into the one before, so that all are whole. A cost is a float32 that is not
+negative, so its bits are ordered as it is. The lowest, as many as the number of a prototype in its block has, are taken
+for that; with the slot that it is the cost of going into below them it is one whole number. Knows nothing of what an
+order means.
+
+Two orders of the prototypes of a head that put next to each other what is likely to be merged.
+
+By place and time: the cell of a 16 x 16 grid that the mean coordinates fall into, cells in Morton's order, and in a
+cell by the last step. It finds what stands still. By content: the nearest of a few prototypes, the pivots, and the
+distance to it. It finds what moved. Free slots stand where their zeros put them.
+
+The sketch: what the search for near prototypes reads, 64 or so small whole numbers for the 2 D of a centre.
+
+A centre [key; value] is folded to the sums of some components each with fixed random signs, which keeps squared
+distances in the mean (Achlioptas, 2003; https://doi.org/10.1016/S0022-0000(03)00025-4); what the head's centres have in
+common is taken off, and the rest is rounded to whole numbers z of at most 127, a byte each: in a search memory is read
+more than anything is computed. Products and sums of so small numbers are exact in float32, also where a device rounds
+their factors to 11 bits: distances do not depend on the order of adding, and so neither on the device nor on what else
+is computed beside them. Nothing of it is kept: it is a function of the bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protokv.core.arrays import cut, median_from, sorted_from
+
+SLOT_BITS = 20
+"""A bank has fewer prototypes than 2 to this power."""
+# Rows of a sketch with their costs: about two megabytes.
+_ROWS = 1024
+
+
+def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[slice]:
+    """Slices that make up `rows`; all but the last hold a multiple of `multiple` rows."""
+    return cut(rows, max(1, _ROWS // multiple) * multiple, device)
+
+
+LARGE = 4096
+"""Prototypes of a large bank. A smaller one is searched more widely (`nearest`), once a step if that is enough."""
+WIDTH, WIDE = 32, 128
+"""Prototypes of a block, at most, in large banks and in small ones."""
+# 31 bits of a cost, those of a slot and these are a proposal; the bit above says that it has to wait.
+_ORIGIN_BITS = 11
+_WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
+
+
+def is_large(prototypes: int) -> bool:
+    """Whether a bank of K prototypes is."""
+    return prototypes >= LARGE
+
+
+def width_of(prototypes: int) -> int:
+    """The block's width for K prototypes."""
+    return min(WIDTH if is_large(prototypes) else WIDE, prototypes)
+
+
+def rows_of(prototypes: int) -> int:
+    """Places of the blocks of K prototypes: whole blocks."""
+    width = width_of(prototypes)
+    return -(-prototypes // width) * width
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTables:
+    """Constants of blocks of a width.
+
+    Attributes:
+        width: of a block.
+        columns: of a block's rows, heaviest first, the number of each column, and above all bits of a cost where that
+            is not heavier; `[width, width]` int32.
+        starts: of each place of the blocks where its own begins, `[rows]` int64.
+        origins: a number for each place of a block in each of two orders, another one in the last, `[2, rows]` int64.
+        heads: where the slots of each head begin among those of all, `[heads]` int64.
+    """
+
+    width: int
+    columns: Tensor
+    starts: Tensor
+    origins: Tensor
+    heads: Tensor
+
+    @classmethod
+    def of(cls, prototypes: int, heads: int, device: torch.device) -> BlockTables:
+        """The constants of so many heads of K prototypes."""
+        width, rows = width_of(prototypes), rows_of(prototypes)
+        line = torch.arange(width, dtype=torch.int32)
+        columns = torch.where(line < line[:, None], line, line | ~low_bits(width) & 0x7FFFFFFF)
+        place = torch.arange(rows)
+        # The last block may have some of the one before, with the same partners.
+        origins = place % width + (place >= rows - width) * 2 * width + torch.tensor([[0], [width]])
+        begin = torch.arange(heads) * prototypes
+        tables = (columns, place - place % width, origins, begin)
+        return cls(width, *(table.to(device) for table in tables))
+
+
+def low_bits(width: int) -> int:
+    """The bits of a number below the width of a block: the lowest of a cost, which give way to one."""
+    return (1 << (width - 1).bit_length()) - 1
+
+
+def nearest_heavier(
+    sketch: Sketch, mass: Tensor, share: Tensor, orders: Tensor, line: Tensor, tables: BlockTables
+) -> Tensor:
+    """Search all blocks of two orders.
+
+    Args:
+        sketch: of n heads.
+        mass: `[n, K]` int64. One is heavier than another if it has more mass, or as much and a lower slot.
+        share: `[n, K]` float32, 1 / weight; where that is infinite a merge costs nothing.
+        orders: `[n, 2, K]` int64, all slots in each.
+        line: `[K]` int64, 0, 1, ...
+        tables: of K.
+
+    Returns:
+        Proposals `[n, K]` int64: the bits of the least cost and the place in the block of what it is the cost of going
+        into, below these its slot, and last what makes no two of a head equal. Of all blocks the least.
+        Who meets nobody heavier proposes to go into itself, at a cost above all others.
+    """
+    n, K = mass.shape
+    rows, width, device = len(tables.starts), tables.width, mass.device
+    low, whole = low_bits(width), rows - width
+    # The last block is whole: it reaches back into the one before.
+    orders = torch.cat((orders[:, :, :whole], orders[:, :, K - width :]), 2)
+    # Each block from heavy to light, and by slot where masses are equal: in one number, which is sorted.
+    heavy = torch.sub(line, mass, alpha=1 << SLOT_BITS)[:, None].expand(n, 2, K).gather(2, orders)
+    orders = sorted_from(heavy.view(n, 2, -1, width)).view(n, 2, rows).bitwise_and_((1 << SLOT_BITS) - 1)
+    flat = (orders + tables.heads[:n, None, None]).view(-1)
+    points, norms, share = sketch.points.flatten(0, 1), sketch.norms.view(-1), share.view(-1)
+    best = torch.empty(n * 2 * rows, dtype=torch.int32, device=device)
+    for part in parts_of(n * 2 * rows, device, width):
+        own = flat[part]
+        z = points.index_select(0, own).float().view(-1, width, points.shape[1])
+        norm, shares = (given.index_select(0, own).view(-1, width) for given in (norms, share))
+        cost = (norm[:, :, None] + norm[:, None]).baddbmm_(z, z.transpose(1, 2), alpha=-2)
+        cost.div_(shares[:, :, None] + shares[:, None])
+        # One comparison tells the least cost and, of equal ones, the heaviest partner.
+        numbers = cost.view(torch.int32).bitwise_and_(~low).bitwise_or_(tables.columns)
+        torch.amin(numbers, 2, out=best[part].view(-1, width))
+    best = best.view(n, 2, rows)
+    partner = orders.gather(2, (best & low) + tables.starts)
+    named = torch.add(tables.origins, partner, alpha=1 << _ORIGIN_BITS)
+    proposals = torch.add(named, best, alpha=1 << (_ORIGIN_BITS + SLOT_BITS))
+    return torch.empty_like(mass).scatter_reduce_(
+        1, orders.flatten(1), proposals.flatten(1), "amin", include_self=False
+    )
+
+
+def in_turn(proposals: Tensor, filled: int) -> tuple[Tensor, Tensor]:
+    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait; and what they go into.
+
+    If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
+    prototype waits where what it would go into goes itself at a lower cost, or where something comes into it at a lower
+    cost. Among those that do not wait nothing goes and is gone into, and there are always some: the cheapest of all.
+    """
+    proposals = proposals[:, :filled]
+    into = (proposals >> _ORIGIN_BITS) & ((1 << SLOT_BITS) - 1)
+    cheaper = proposals.gather(1, into).scatter_reduce_(1, into, proposals, "amin")
+    # Who proposes to go into itself waits as well: no other proposal is equal to its own.
+    return torch.add(proposals, proposals >= cheaper, alpha=_WAITS), into
+
+
+PIVOTS = 64
+_SIDE = 16
+_PIVOT_BITS = 6
+# Squared distances of sketches are below 2 ** 23, steps below 2 ** 35. With those of a slot and of a cell: 63.
+_SQUARE_BITS, _STEP_BITS = 23, 35
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTables:
+    """Constants.
+
+    Attributes:
+        cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[17 * 17]` int64,
+            one row of cells behind the other, the last of a row and of a column twice: the far edge is theirs.
+        numbers: of the pivots, `[64]` int32.
+    """
+
+    cells: Tensor
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, device: torch.device) -> OrderTables:
+        """The constants."""
+        bits = torch.arange(_SIDE + 1).clamp_(max=_SIDE - 1)
+        spread = torch.zeros_like(bits)
+        for bit in range(4):
+            spread |= (bits >> bit & 1) << 2 * bit
+        cells = (spread[None] | spread[:, None] << 1) << _STEP_BITS
+        return cls(cells.view(-1).to(device), torch.arange(PIVOTS, dtype=torch.int32, device=device))
+
+
+def orders_of(sketch: Sketch, mean: Tensor, last_step: Tensor, line: Tensor, tables: OrderTables) -> Tensor:
+    """Both orders.
+
+    Args:
+        sketch: of n heads.
+        mean: `[n, K, 2]` float32, coordinates in [0, 1].
+        last_step: `[n, K]` int64.
+        line: `[K]` int64, 0, 1, ...
+        tables: constants.
+
+    Returns:
+        All slots by place and by content, `[n, 2, K]` int64; of equal ones the first.
+    """
+    places = torch.empty(len(mean), 2, len(line), dtype=line.dtype, device=line.device)
+    _by_place(mean, last_step, tables.cells, places[:, 0])
+    _by_content(sketch, tables.numbers, places[:, 1])
+    return sorted_from(torch.add(line, places, alpha=1 << SLOT_BITS)).bitwise_and_((1 << SLOT_BITS) - 1)
+
+
+def _by_place(mean: Tensor, last_step: Tensor, cells: Tensor, out: Tensor) -> None:
+    """Where each slot stands in order of place and time, `[n, K]` int64."""
+    x, y = (mean * _SIDE).long().unbind(2)
+    cell = torch.add(x, y, alpha=_SIDE + 1)
+    torch.add(cells.index_select(0, cell.view(-1)).view_as(cell), last_step, out=out)
+
+
+def _by_content(sketch: Sketch, numbers: Tensor, out: Tensor) -> None:
+    """Where each slot stands in order of its nearest pivot, of equally near ones the first, and of how near it is:
+    `[n, K]` int64."""
+    K = sketch.points.shape[1]
+    count = min(PIVOTS, K)
+    some = slice(0, K // count * count, K // count)
+    # A squared distance, less what is the same for all pivots, above the number of the pivot: the least tells both.
+    norms, pivots = sketch.norms.int(), (sketch.points[:, some] * -float(2 << _PIVOT_BITS)).transpose(1, 2)
+    offsets = torch.add(numbers[:count], norms[:, None, some], alpha=1 << _PIVOT_BITS)
+    nearest = torch.empty_like(norms)
+    for part in parts_of(K, norms.device):
+        distances = torch.bmm(sketch.points[:, part].float(), pivots).int().add_(offsets)
+        torch.amin(distances, 2, out=nearest[:, part])
+    squares = norms.add_(nearest >> _PIVOT_BITS)
+    torch.add(squares, nearest.bitwise_and_((1 << _PIVOT_BITS) - 1), alpha=1 << _SQUARE_BITS, out=out)
+
+
+# What half of the rows stay below in every component; rows twice as far out are cut off. A power of two.
+_USUAL = 64.0
+_MOST = 127.0
+# Rows that tell what is usual and what all have in common, at most; a power of two. Of both the median is taken: it
+# does not depend on an order of adding.
+_SAMPLE = 512
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SketchTables:
+    """Constants of a head size D.
+
+    Attributes:
+        size: F, numbers of a sketch: D, halved while at least 64 are left.
+        signs: of `signs_of`.
+    """
+
+    size: int
+    signs: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, size: int, device: torch.device) -> SketchTables:
+        """The constants."""
+        F = size
+        while F % 2 == 0 and F >= 128:
+            F //= 2
+        return cls(F, signs_of(size, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Of the prototypes of some heads.
+
+    Attributes:
+        points: `[n, K, F]` int8, z.
+        norms: `[n, K]` float32, |z|^2.
+    """
+
+    points: Tensor
+    norms: Tensor
+
+
+def signs_of(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The signs of values, and of upper halves as they are folded over the lower ones; `[D]` float32 each. Keys and
+    lower halves have none: a distance takes no notice of the sign of a sum. The same for every head of every model."""
+    generator = torch.Generator().manual_seed(_SEED)
+    signs = torch.randint(0, 2, (2, size), generator=generator).mul_(2).sub_(1).float().to(device)
+    return signs[0], signs[1]
+
+
+def sketch_of(folded: Tensor) -> Sketch:
+    """The sketch of some heads.
+
+    Args:
+        folded: centres, `[n, K, F]` (`fold`); zeros where a slot is free.
+    """
+    n, K, F = folded.shape
+    sample = folded[:, _some(K)]
+    common = median_from(sample.transpose(1, 2).clone(memory_format=torch.contiguous_format))[:, None].contiguous()
+    usual = median_from((sample - common).abs_().amax(2))
+    scale = usual.mul_(1 / _USUAL).clamp_(min=1e-30).reciprocal_()[:, None, None]
+    points = torch.empty(n, K, F, dtype=torch.int8, device=folded.device)
+    norms = torch.empty(n, K, device=folded.device)
+    for part in parts_of(K, folded.device):
+        whole = (folded[:, part] - common).mul_(scale).round_().clamp_(-_MOST, _MOST)
+        points[:, part] = whole
+        torch.sum(whole.square_(), 2, out=norms[:, part])
+    return Sketch(points, norms)
+
+
+def fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
+    """Centres `[..., D]` float32 folded to `[..., F]`. A row depends on nothing but its own centre."""
+    # A sign changes no digit, so it is one rounding whether the product and the sum are fused or not.
+    folded = torch.addcmul(keys, values, tables.signs[0])
+    while folded.shape[-1] > tables.size:
+        half = folded.shape[-1] // 2
+        folded = torch.addcmul(folded[..., :half], folded[..., half:], tables.signs[1][:half])
+    return folded
+
+
+def _some(rows: int) -> slice:
+    """Evenly spaced rows, a power of two of them."""
+    count = min(_SAMPLE, 1 << (rows.bit_length() - 1))
+    return slice(0, rows // count * count, rows // count)

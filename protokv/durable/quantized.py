@@ -1,0 +1,164 @@
+"""`QuantizedBank`: centres at a byte a feature (`center_bits=8`), decoded where they are read.
+
+32 features share a power of two, and each is a whole number from -127 to 127 of it, as in MXINT8 (OCP Microscaling
+Formats 1.0, 2023), which needs no codebook to be fitted. What is shown is decoded as well, when it is read, so that a
+prototype costs a quarter of a float32 one and nothing is held twice.
+
+A centre that has moved is rounded again, and a heavy one moves by less than half a unit at a time: rounded to nearest
+it would stop where it is. So from mass 2 on a number goes up to the next whole one as often as it is near it, by where
+its mass and feature stand in a sequence that fills the unit interval evenly (R2: Roberts, 2018). And the unit is a
+power of two, since any other would change whenever the centre does, and all of its numbers be rounded anew. What that
+keeps is measured in `samples/harder-study/`. Everything is a function of the centre and its mass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.arrays import add_rows_, cut, write_rows_
+from protokv.core.bank import PrototypeBank
+from protokv.core.memory import MemoryShape
+from protokv.core.rotary import Rotary, rotate
+from protokv.core.tensors import LAYER, Clock, TensorSpec
+from protokv.errors import StateCorrupt
+
+_GROUP: Final = 32
+# Prototypes of each head that are shown at once.
+_ROWS: Final = 512
+_MOST: Final = 127
+# Powers of two by which a code is a normal, finite float32.
+_EXPONENTS: Final = (-126, 121)
+# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1.
+_BY_MASS, _BY_FEATURE = 3242174889, 2447445414
+
+
+def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Tensor]:
+    """Codes `[n, D]` and exponents `[n, D / g]` int8 of `vectors` `[n, D]` float32 of prototypes of `mass` `[n]` int64.
+
+    g is the greatest common divisor of D and 32. `feature` counts the features before the first one.
+    """
+    n, D = vectors.shape
+    together = math.gcd(D, _GROUP)
+    parts = vectors.reshape(n, D // together, together)
+    # Of most = fraction * 2**exponent the least power of two that it is at most 127 of.
+    fraction, exponent = torch.frexp(parts.abs().amax(2))
+    exponent = (exponent - 7 + (fraction > _MOST / 128)).clamp_(min=_EXPONENTS[0])
+    # All of a free slot is zero.
+    exponent.masked_fill_(fraction == 0, 0)
+    scaled = parts.double() * _power(-exponent)[..., None]
+    codes = (scaled.flatten(1) + _rounding(mass, feature, D)).floor()
+    return codes.to(torch.int8), exponent.to(torch.int8)
+
+
+def decode(codes: Tensor, exponents: Tensor) -> Tensor:
+    """Vectors `[..., D]` float32, exactly."""
+    parts = codes.reshape(*exponents.shape, codes.shape[-1] // exponents.shape[-1])
+    return (parts * _power(exponents)[..., None]).flatten(-2)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """Powers of two, from -126 on, in float32: their very bits, since a device may round what it works out."""
+    return ((exponent.int() + 127) << 23).view(torch.float32)
+
+
+def _rounding(mass: Tensor, feature: int, size: int) -> Tensor:
+    """What is added before rounding down, `[n, D]` float64 in [0, 1): a half for a token alone."""
+    features = torch.arange(feature, feature + size, device=mass.device)
+    turned = (mass[:, None] * _BY_MASS + features * _BY_FEATURE) & (2**32 - 1)
+    return (turned.double() / 2**32).masked_fill_(mass[:, None] == 1, 0.5)
+
+
+class QuantizedBank(PrototypeBank):
+    """A bank whose centres are coded.
+
+    Attributes:
+        key_codes, value_codes: `[L, H, K, D]` int8.
+        key_exponents, value_exponents: `[L, H, K, D / g]` int8, the powers of two that they are whole numbers of.
+    """
+
+    promise: ClassVar[str] = f"{PrototypeBank.promise}; codes of centres are finite numbers"
+    of_centers: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
+
+    key_codes: Tensor
+    key_exponents: Tensor
+    value_codes: Tensor
+    value_exponents: Tensor
+
+    @classmethod
+    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Codes and exponents of K prototypes."""
+        slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
+        size = (shape.layers, shape.kv_heads, prototypes)
+        codes, groups = (*slot, "feature"), (*slot, "feature_group")
+        meanings = {"key": "centre of its keys, rotation removed", "value": "centre of its values"}
+        found = []
+        for kind, meaning in meanings.items():
+            unit, parts = f"powers of two that bank.{kind}_codes counts", D // math.gcd(D, _GROUP)
+            found.append(TensorSpec(f"bank.{kind}_codes", codes, (*size, D), torch.int8, f"{meaning}, in 8 bits"))
+            found.append(TensorSpec(f"bank.{kind}_exponents", groups, (*size, parts), torch.int8, unit))
+        return tuple(found)
+
+    def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of some prototypes."""
+        return self._decoded(2, rows)
+
+    def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of some heads."""
+        return self._decoded(1, heads)
+
+    def _decoded(self, last: int, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """What is chosen of the dimensions up to `last` as one."""
+        codes, exponents, value_codes, value_exponents = (
+            getattr(self, name).flatten(0, last)[chosen] for name in self.of_centers
+        )
+        return decode(codes, exponents), decode(value_codes, value_exponents)
+
+    def show(self, layer: int | slice, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What attention reads of some heads of a layer: keys turned to their anchors, and values, `[h, K, D]`.
+
+        Of several layers `[l, h, K, D]`.
+        """
+        codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
+        anchors = self.position[layer, heads]
+        keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
+        for some in cut(codes.shape[-2], _ROWS, codes.device):
+            part = (..., some, slice(None))
+            angles = rotary(anchors[part].round().long())
+            keys[part] = rotate(decode(codes[part], exponents[part]), *angles)
+            values[part] = decode(value_codes[part], value_exponents[part])
+        return keys, values
+
+    def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Replace centres, whose masses are known by now."""
+        mass = self.mass.view(-1)[rows]
+        coded = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
+        for name, new in zip(self.of_centers, coded, strict=True):
+            write_rows_(getattr(self, name).flatten(0, 2), rows, new)
+
+    def draw_centers_(self, moves: Tensor, share: Tensor) -> None:
+        """Move centres; each is rounded once, where it ends."""
+        target = moves[0]
+        line = torch.arange(len(target), device=target.device)
+        first = torch.empty_like(self.mass).view(-1)
+        first.scatter_reduce_(0, target, line, "amin", include_self=False)
+        # Where a target comes several times, its first row gathers all of its way, and the others are copies of that.
+        own = first.index_select(0, target)
+        moved = []
+        for held, other in self.centers(moves):
+            add_rows_(held, own, (other - held).mul_(share))
+            moved.append(held.index_select(0, own))
+        self.put_centers_(target, moved[0], moved[1])
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """As of every bank, and that codes are those of finite numbers."""
+        super().check(tensors, clock)
+        for name, (least, most) in {"codes": (-_MOST, _MOST), "exponents": _EXPONENTS}.items():
+            for kind in ("key", "value"):
+                held = tensors[f"bank.{kind}_{name}"]
+                if ((held < least) | (held > most)).any():
+                    raise StateCorrupt(f"state: tensor bank.{kind}_{name} must hold {least} to {most}")

@@ -1,0 +1,1 @@
+"""Live sources: reading, waiting, going on after a loss."""

@@ -1,0 +1,85 @@
+"""One run over a live source: as every run, and it waits, goes on after losses, and tells of both.
+
+Steps come from the thread that reads the source, so nothing else reads ahead. What is live has no end of its own but
+the one that was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from protokv.core.session import Session
+from protokv.errors import SourceError, SourceUnreadable
+from protokv.ingestion.events import Event, Progress, SourceLost, Summary
+from protokv.ingestion.live.growing_file import GrowingFile
+from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.prefetch import Stop
+from protokv.ingestion.schedule import Ending, Every
+from protokv.ingestion.watching import Run
+from protokv.storage.watched import Segment
+from protokv.storage.writer import Writer
+from protokv.timings import Timings
+from protokv.video import Source, Step
+
+
+class LiveRun(Run):
+    """What is watched, what is committed, what was lost."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: LiveSource,
+        growth: GrowingFile,
+        writer: Writer,
+        segment: Segment,
+        record: Mapping[str, Any],
+        ending: Ending,
+        timings: Timings | None = None,
+    ) -> None:
+        """As `Run`; `ending` says when the stream is complete, `source` is opened when it is watched."""
+        super().__init__(session, cast(Source, source), growth, writer, segment, record, timings=timings)
+        self._live, self._ending = source, ending
+        # What could not be read by an earlier run is in the chronicle.
+        self._damage = source.damage
+
+    def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
+        session, segment, stop = self._session, self._segment, Stop(should_stop)
+        clock = self._first
+        steps = self._live.steps(clock.fps, clock.frames_per_step, segment, clock.stream_time_s, stop.ask)
+        while not stop.ask():
+            try:
+                step = next(steps, _END)
+            except SourceError as error:
+                if session.clock.steps == segment.first_step:
+                    raise
+                self._damage = replace(self._damage, frames_lost=1, message=error.message)
+                return
+            if step is _END:
+                break
+            if isinstance(step, Step):
+                session.watch(step.images, segment.start_s + step.time_s)
+                self._decoders.update(step.decoders)
+                yield self._progress()
+            elif step is not None:
+                yield step  # type: ignore[misc]
+            yield from self._events(self._writer.landed())
+            if self._unsaved and not stop.decided and (isinstance(step, SourceLost) or self._due(every)):
+                yield from self._commit()
+        self._complete = self._ending.over or not stop.decided
+        if self._complete and session.clock.steps == segment.first_step:
+            raise SourceUnreadable(f"no frame of {self._live.info.name} came", hint="look at the source")
+
+    def _described(self) -> dict[str, Any]:
+        return self._live.record(self._committed.stream_time_s)
+
+    def _progress(self) -> Progress:
+        return replace(super()._progress(), frames_dropped=self._live.chronicle.frames_dropped)
+
+    def _summary(self) -> Summary:
+        chronicle = self._live.chronicle
+        return replace(super()._summary(), frames_dropped=chronicle.frames_dropped, gaps=chronicle.gaps_in_all)
+
+
+_END = object()

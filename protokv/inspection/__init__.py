@@ -1,0 +1,1 @@
+"""Looking at states: describe, compare, convert."""

@@ -1,1 +1,0 @@
-"""The paper's memory: a near window and a bank of prototypes, with residual statistics."""

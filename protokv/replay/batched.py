@@ -1,0 +1,172 @@
+"""Streams side by side: sessions of one model and one kind of memory whose steps share a forward and a memory.
+
+A memory treats every KV head by itself, so that the heads of several streams stand in one, one stream behind the other:
+what its operations cost is then paid once a step and not once a stream, and with a small model that is nearly all of
+it. Each stream reads its own heads. What it computes does not depend on who is with it, up to the order of sums
+(`tests/replay/test_side_by_side.py`). Streams go step by step together, and their steps are of one size.
+
+Knows no videos and no questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Never
+
+import torch
+from torch import Tensor
+
+from protokv.backbones.base import Backbone, StepTokens
+from protokv.config import MemoryConfig
+from protokv.core.context import Context, SlotContext
+from protokv.core.hook import Joint, Stream
+from protokv.core.memory import Memory, StepKV
+from protokv.core.registry import build_memory
+from protokv.core.session import Session, rotary_of, shape_of
+from protokv.core.tensors import Clock, TensorSpec
+
+SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
+"""Memories that several streams may share: bounded, the same number of tokens in every stream, and blind to features
+and questions."""
+
+
+class SideBySide:
+    """Some streams under one kind of memory.
+
+    Attributes:
+        sessions: one a stream. They are asked as any session, and watch through `take` alone.
+    """
+
+    def __init__(self, backbone: Backbone, config: MemoryConfig, streams: int, *, fps: float | None = None) -> None:
+        """Start all of them.
+
+        Args:
+            backbone: the model.
+            config: which memory; where it cannot be shared (`SHARED`), each stream has its own.
+            streams: how many.
+            fps: as of `Session.start`.
+
+        Raises:
+            ConfigError: as `Session.start`.
+        """
+        self._backbone = backbone
+        self.sessions = [Session.start(backbone, config, fps=fps) for _ in range(streams)]
+        self._alone = self.sessions[0].memory.bytes_held
+        self._whole: _Whole | None = None
+        if config.name in SHARED and not config.recent_frames and streams > 1 and backbone.layer_devices is None:
+            shape = shape_of(backbone)
+            joint = replace(shape, kv_heads=streams * shape.kv_heads, streams=streams)
+            memory = build_memory(config, joint, rotary_of(backbone, config))
+            self._whole, self._together = _Whole(memory, streams, shape.kv_heads), memory.bytes_held
+            self._whole.start([session.memory.tensors() for session in self.sessions])
+            for stream, session in enumerate(self.sessions):
+                session.memory = _Part(self._whole, stream)
+
+    @torch.inference_mode()
+    def take(self, steps: Sequence[StepTokens], start_s: float) -> None:
+        """Take the next step of each stream, all at one stream time: what `Session.take` does for one."""
+        if self._whole is None:
+            for session, step in zip(self.sessions, steps, strict=True):
+                session.take([step], [start_s])
+            return
+        pending = [session.place([step], [start_s]) for session, step in zip(self.sessions, steps, strict=True)]
+        joint = Joint([Stream(len(one.positions), one.context, one.tail) for one in pending])
+        self._backbone.forward(
+            torch.cat([one.embeddings for one in pending]),
+            torch.cat([one.shown for one in pending]),
+            joint.as_context,
+            joint.as_tail,
+            steps=[read for one in pending for read in one.reads],
+        )
+        for session, one in zip(self.sessions, pending, strict=True):
+            session.append(one)
+
+    def skip(self, steps: Sequence[StepTokens], start_s: float) -> None:
+        """What `Session.skip` does, in every stream."""
+        for session, step in zip(self.sessions, steps, strict=True):
+            session.skip(step, start_s)
+
+    def bytes_held(self, stream: int) -> int:
+        """Bytes of one stream's memory, as if it were alone."""
+        if self._whole is None:
+            return self.sessions[stream].memory.bytes_held
+        # What is released later, such as residuals behind the fit of their codebooks, is of the heads.
+        since = self._whole.memory.bytes_held - self._together
+        return self._alone + since // len(self.sessions)
+
+
+class _Whole:
+    """A memory with the heads of all streams."""
+
+    def __init__(self, memory: Memory, streams: int, heads: int) -> None:
+        self.memory, self._streams, self._heads = memory, streams, heads
+        self._came: list[StepKV] = []
+        self._shown: dict[str, Context] = {}
+
+    def start(self, prefixes: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take the prompt prefix of each stream from its own memory."""
+        keys, values = (torch.cat([one[name] for one in prefixes], 1) for name in ("sink.keys", "sink.values"))
+        self.memory.start(keys, values)
+
+    def append(self, step: StepKV) -> None:
+        """Take the step of one stream, in their order; the last one's is that of all."""
+        self._came.append(step)
+        self._shown.clear()
+        if len(self._came) == self._streams:
+            keys, values = (torch.cat([getattr(one, name) for one in self._came], 1) for name in ("keys", "values"))
+            self._came.clear()
+            self.memory.append(replace(step, keys=keys, values=values))
+
+    def show(self, kind: str, stream: int) -> Context:
+        """What one stream sees of `context` or `recall`, of which there is one for all of them."""
+        if kind not in self._shown:
+            self._shown[kind] = self.memory.context() if kind == "context" else self.memory.recall()
+        shown = self._shown[kind]
+        assert isinstance(shown, SlotContext)
+        return shown.of_heads(slice(stream * self._heads, (stream + 1) * self._heads))
+
+
+class _Part(Memory):
+    """The heads of one stream, as a session wants them: to be read and to be appended to."""
+
+    def __init__(self, whole: _Whole, stream: int) -> None:
+        self._whole, self._stream = whole, stream
+        self.joins_steps = whole.memory.joins_steps
+
+    def append(self, step: StepKV) -> None:
+        self._whole.append(step)
+
+    def context(self) -> Context:
+        return self._whole.show("context", self._stream)
+
+    def recall(self) -> Context:
+        return self._whole.show("recall", self._stream)
+
+    def start(self, keys: Tensor, values: Tensor) -> Never:
+        raise _refusal()
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        raise _refusal()
+
+    def tensors(self) -> dict[str, Tensor]:
+        raise _refusal()
+
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> Never:
+        raise _refusal()
+
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> Never:
+        raise _refusal()
+
+    def promises(self) -> list[str]:
+        raise _refusal()
+
+    def nbytes(self) -> dict[str, int]:
+        raise _refusal()
+
+    def report(self) -> dict[str, Any]:
+        raise _refusal()
+
+
+def _refusal() -> RuntimeError:
+    return RuntimeError("a stream among several has no state of its own; ask SideBySide")

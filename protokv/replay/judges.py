@@ -1,0 +1,276 @@
+"""What a judge is, and judging rows that are there already.
+
+An answer is judged after it was given, from the texts in its row, so that a pass never waits for a network and a second
+judge costs no second pass. A judged row is appended once more; of the same row the last one counts. Knows no judge.
+
+The published prompt of the RVS judge, and how its reply is read.
+
+Source: Video-ChatGPT's prompt as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
+`video_qa/eval/eval_open_ended.py`): temperature 0, at most 300 tokens, a Python dictionary with `pred` ("yes" or "no")
+and `score`, which is cut to a whole number from 0 to 5. Accuracy is the share of "yes".
+
+Replies of a judge on disk, one SQLite table: a rerun, and an interrupted run, pay for nothing twice.
+
+Comparison without a reader: the same text, or enough tokens in common. Labelled as such wherever it stands.
+
+It serves short answers of known wording (the procedural world, yes / no, names), and open answers until a judge has
+read them.
+
+A judge on this machine: a model of our own loader, asked the published prompt without any video.
+
+A judge by what the command line says: `exact`, `f1`, `openai:MODEL` or `local:MODEL`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from protokv.backbones.base import Backbone
+from protokv.config import SlidingWindowConfig
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.errors import ConfigError
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.rows import Row, RowFile
+from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a judge reads."""
+
+    question: str
+    expected: str
+    prediction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What it says: right or wrong, and points from 0 to 5 if it gives any."""
+
+    correct: bool
+    points: float | None = None
+
+
+class Judge(ABC):
+    """Somebody who reads open answers.
+
+    Attributes:
+        label: who it is, with the digest of what it is asked; stands in every row that it judged.
+    """
+
+    label: str
+
+    @abstractmethod
+    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
+        """Judge cases in any order.
+
+        Yields:
+            The number of a case and the verdict; None where there is none, whatever was tried.
+
+        Raises:
+            JudgeError: it cannot judge at all.
+        """
+
+
+def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
+    """Have open answers judged that this judge has not judged yet; every row is in the file before it is yielded.
+
+    Args:
+        results: the file.
+        keys: of the rows to look at.
+        judge: who judges.
+
+    Yields:
+        The judged row, or None where there was no verdict: it keeps the one that it had.
+    """
+    rows = [results.rows[key] for key in keys if key in results.rows]
+    left = [row for row in rows if is_open(row) and row.judge != judge.label]
+    for index, verdict in judge.read([Case(row.question, row.expected, row.prediction) for row in left]):
+        if verdict is None:
+            yield None
+            continue
+        judged = replace(left[index], correct=verdict.correct, points=verdict.points, judge=judge.label)
+        results.append(judged)
+        yield judged
+
+
+def is_open(row: Row) -> bool:
+    """Whether its answer is a sentence that somebody must read."""
+    return row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended
+
+
+MAX_TOKENS: Final = 300
+
+SYSTEM: Final = (
+    "You are an intelligent chatbot designed for evaluating the correctness of generative outputs for "
+    "question-answer pairs. Your task is to compare the predicted answer with the correct answer and determine if they "
+    "match meaningfully. Here's how you can accomplish the task:------##INSTRUCTIONS: "
+    "- Focus on the meaningful match between the predicted answer and the correct answer.\n"
+    "- Consider synonyms or paraphrases as valid matches.\n"
+    "- Evaluate the correctness of the prediction compared to the answer."
+)
+
+USER: Final = (
+    "Please evaluate the following video-based question-answer pair:\n\n"
+    "Question: {question}\nCorrect Answer: {expected}\nPredicted Answer: {prediction}\n\n"
+    "Provide your evaluation only as a yes/no and score where the score is an integer value between 0 and 5, with 5 "
+    "indicating the highest meaningful match. Please generate the response in the form of a Python dictionary string "
+    "with keys 'pred' and 'score', where value of 'pred' is  a string of 'yes' or 'no' and value of 'score' is in "
+    "INTEGER, not STRING.DO NOT PROVIDE ANY OTHER OUTPUT TEXT OR EXPLANATION. Only provide the Python dictionary "
+    "string. For example, your response should look like this: {{'pred': 'yes', 'score': 4.8}}."
+)
+
+PROMPT_HASH: Final = hashlib.sha256(f"{SYSTEM}\0{USER}".encode()).hexdigest()[:12]
+
+
+def write_user(case: Case) -> str:
+    """The user's turn about one case."""
+    return USER.format(question=case.question, expected=case.expected, prediction=case.prediction)
+
+
+def read_reply(text: str) -> Verdict:
+    """The verdict in a reply: a Python or JSON dictionary, alone or between other words.
+
+    Raises:
+        ValueError: there is none, or it lacks something, or says something else than yes or no and 0 to 5.
+    """
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0 or end < start:
+        raise ValueError(f"no dictionary in {text[:80]!r}")
+    literal = text[start : end + 1]
+    try:
+        found = ast.literal_eval(literal)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        try:
+            found = json.loads(literal)
+        except ValueError as error:
+            raise ValueError(f"no dictionary in {text[:80]!r}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"no dictionary in {text[:80]!r}")
+    said, score = str(found.get("pred", "")).strip().casefold().rstrip("."), found.get("score", "")
+    try:
+        points = float(int(float(score)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"score is {score!r}") from error
+    if said not in ("yes", "no") or not 0 <= points <= 5:
+        raise ValueError(f"pred is {said[:20]!r}, score {points:g}")
+    return Verdict(said == "yes", points)
+
+
+class ReplyCache:
+    """Key -> text of a reply. Used from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file.
+
+        Raises:
+            ConfigError: it is something else, or cannot be written.
+        """
+        self._path = path
+        try:
+            with closing(self._connect()) as table:
+                table.execute("create table if not exists replies (key text primary key, reply text not null)")
+                table.commit()
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} is no cache of replies: {error}", hint="name another file") from error
+
+    @staticmethod
+    def key(label: str, case: Case) -> str:
+        """What decides a reply: the judge, its prompt and the case."""
+        return hashlib.sha256(json.dumps([label, asdict(case)], sort_keys=True).encode()).hexdigest()
+
+    def find(self, keys: Sequence[str]) -> dict[str, str]:
+        """Those of some keys that are there."""
+        with closing(self._connect()) as table:
+            found = (table.execute("select key, reply from replies where key = ?", (key,)) for key in set(keys))
+            return {key: reply for rows in found for key, reply in rows}
+
+    def keep(self, key: str, reply: str) -> None:
+        """Write one reply."""
+        with closing(self._connect()) as table:
+            table.execute("insert or replace into replies values (?, ?)", (key, reply))
+            table.commit()
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path)
+
+
+class ExactJudge(Judge):
+    """Right is the same text but for case, spaces and a final full stop."""
+
+    label = "offline, exact text"
+
+    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
+        """Compare each."""
+        for index, case in enumerate(cases):
+            yield index, Verdict(is_expected(case.prediction, case.expected))
+
+
+class F1Judge(Judge):
+    """Right is half of the tokens shared; points are five times that share (F1), rounded down."""
+
+    label = F1_RULE
+
+    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
+        """Compare each."""
+        for index, case in enumerate(cases):
+            share = token_f1(case.prediction, case.expected)
+            yield index, Verdict(share >= F1_RIGHT, float(int(5 * share)))
+
+
+class LocalJudge(Judge):
+    """One backbone. Its chat template has no place for a system turn of ours, so both parts stand in the user's."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        """Start an empty session, which every case is asked of."""
+        identity = backbone.identity
+        self.label = f"{identity.name} (weights {identity.weights_digest[:12]}), prompt {PROMPT_HASH}"
+        self._session = Session.start(backbone, SlidingWindowConfig(budget=1))
+
+    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
+        """Ask one after another, greedily."""
+        for index, case in enumerate(cases):
+            try:
+                answer = self._session.ask(f"{SYSTEM}\n\n{write_user(case)}", Decoding(MAX_TOKENS))
+                yield index, read_reply(answer.text)
+            except (ConfigError, ValueError):
+                # An answer that spells a control token cannot be put to the model; others are no verdict.
+                yield index, None
+
+
+def select_judge(text: str, cache: Path, **placement: Any) -> Judge:
+    """Make a judge.
+
+    Args:
+        text: which one.
+        cache: file of replies, for those that cost something.
+        placement: of a local model, as for `load_backbone`.
+
+    Raises:
+        ConfigError: there is none of this name, or it needs what is not there.
+        ModelError: a local model cannot be loaded.
+    """
+    kind, _, model = text.partition(":")
+    if text == "exact":
+        return ExactJudge()
+    if text == "f1":
+        return F1Judge()
+    if kind == "openai" and model:
+        from protokv.replay.judge_endpoint import EndpointJudge
+
+        return EndpointJudge(model, cache)
+    if kind == "local" and model:
+        from protokv.backbones import load_backbone
+
+        return LocalJudge(load_backbone(model, **placement))
+    raise ConfigError(f"there is no judge {text!r}", hint="use exact, f1, openai:MODEL or local:MODEL")

@@ -1,0 +1,374 @@
+"""A state as a `.zarr` folder: a Zarr v3 hierarchy that every zarr library opens, replaced whole.
+
+A commit writes a complete hierarchy beside the old one and lets the two change places. A hierarchy that is read is
+data: folders and files only, no links, every file exactly as large as the sealed document leads to. What is in the
+files is for `hierarchy`.
+
+How a state lies in a Zarr v3 hierarchy, in whatever store of the zarr library: its groups, arrays and document.
+
+    zarr.json                   the root group; its attribute "protokv" is the sealed document
+    bank/zarr.json              a group for each first part of the tensors' names
+    bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and meaning
+    bank/key_center/c.0.0.1.0   a chunk: a few MiB, cut along the longest axis, little-endian, uncompressed
+
+bfloat16 is kept as uint16, and the attribute `torch_dtype` says so. The document holds the header of the state and the
+digest of all else by its key. The zarr library writes and reads, several chunks at a time, through stores that take the
+digests on the way. Before it reads, each array's metadata are held against those that we would write for its shape,
+and the sizes of its chunks against its shape: no hierarchy unfolds.
+Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+import zarr
+from msgspec import Meta
+from torch import Tensor
+from zarr.abc.store import ByteRequest, Store
+from zarr.api import asynchronous
+from zarr.codecs import BytesCodec
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
+
+from protokv.core.digest import DTYPES, bytes_digest, check_dtypes
+from protokv.core.snapshot import KEY, Found, State, check_tensor_names, not_ours, parse_json, seal, unseal
+from protokv.errors import StateCorrupt, shown
+from protokv.storage import filesystem
+from protokv.storage.commit import replace, writing
+from protokv.storage.files import LocalForm
+from protokv.storage.form import Stored
+
+# Far more than a state has; a folder of millions would only cost time.
+_MOST_FILES = 1 << 18
+
+# Files that are written and synced at a time: more wait for the disk together.
+_AT_ONCE = 4
+
+
+class ZarrForm(LocalForm):
+    """One `.zarr` folder."""
+
+    suffix = ".zarr"
+    kind = "folder"
+
+    def check_target(self) -> None:
+        """Whether a hierarchy could be put there: nothing is there, or one of ours, damaged or not."""
+        super().check_target()
+        with writing(self.path):
+            strange = _strange(self.target)
+        if strange:
+            raise not_ours(self.path, f", or holds more ({shown(strange)})")
+
+    def replace(self, state: State) -> None:
+        """Put the hierarchy in place."""
+        self.check_target()
+        with writing(self.path):
+            replace(self.target, lambda folder: _write(state, folder))
+
+    def open(self, target: Path) -> Stored:
+        """The folder, once all of its files are seen."""
+        sizes = _files(target)
+        return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
+
+
+class _Folder(LocalStore):
+    """A new folder that the zarr library writes into: every file is written once, synced, and by a few threads."""
+
+    def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
+        super().__init__(root)
+        self._pool, self.folders = pool, [root]
+        filesystem.make_folder(root)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file. Tensors of one group share its metadata."""
+        file = self.root / key
+        for folder in reversed(file.relative_to(self.root).parents):
+            if self.root / folder not in self.folders:
+                filesystem.make_folder(self.root / folder)
+                self.folders.append(self.root / folder)
+        if not file.exists():
+            data = as_bytes(value)
+            await asyncio.wrap_future(self._pool.submit(filesystem.write_file, file, lambda out: out.write(data)))
+
+
+def _write(state: State, root: Path) -> None:
+    """A new hierarchy, synced. No thread writes when this has returned or raised."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        store = _Folder(root, pool)
+        write_state(state, store)
+    for folder in reversed(store.folders):
+        filesystem.sync_folder(folder)
+
+
+def _files(root: Path) -> dict[str, int]:
+    """Bytes of every file, by its path from the root; anything but files and folders is refused."""
+    sizes: dict[str, int] = {}
+    # No link is followed.
+    for n, path in enumerate(root.rglob("*")):
+        key, status = path.relative_to(root).as_posix(), path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            sizes[key] = status.st_size
+        elif not stat.S_ISDIR(status.st_mode):
+            raise StateCorrupt(f"{shown(key)} is neither a file nor a folder")
+        if n > _MOST_FILES:
+            raise StateCorrupt(f"more than {_MOST_FILES} files")
+    return sizes
+
+
+def _strange(target: Path) -> str:
+    """What stands there and is not of a state of ours, whole or damaged, so that none of it may be replaced."""
+    if not target.is_dir() or not any(target.iterdir()):
+        return ""
+    root = target / ROOT
+    ours = root.is_file() and not root.is_symlink() and root.stat().st_size <= DOCUMENT_LIMIT_BYTES
+    if not ours or f'"{KEY}"'.encode() not in root.read_bytes():
+        return ROOT
+    # A link to a folder is not walked into, and goes with the state.
+    for folder, _, files in os.walk(target):
+        for name in files:
+            if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
+                return str(Path(folder, name).relative_to(target))
+    return ""
+
+
+# The metadata of a group or an array, in its place.
+ROOT = "zarr.json"
+
+# Small enough that a step changes few of them, large enough that a state of gigabytes has only hundreds.
+CHUNK_BYTES = 4 << 20
+
+# Enough for 200 GB of tensors; what JSON becomes in memory may take twenty times its length.
+DOCUMENT_LIMIT_BYTES = 4 << 20
+_METADATA_LIMIT_BYTES = 1 << 16
+
+# Below this a thread costs more than the digest.
+_SMALL_BYTES = 1 << 16
+
+_Sizes = Sequence[int]
+_NOTHING: Mapping[str, str] = {}
+_BUFFERS = default_buffer_prototype()
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
+
+
+def write_state(
+    state: State, store: Store, separator: str = ".", there: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
+    """Write a state into a store; the root's metadata, and so the document, come last.
+
+    What the store holds already, digests by key in `there`, is not written again. `separator` stands in the keys of
+    chunks. Returns the digests of all but the root's metadata.
+
+    Raises:
+        StateError: the state could not be read again. Nothing is written then.
+    """
+    check_dtypes(state.tensors)
+    seal(state, DOCUMENT_LIMIT_BYTES // 2, {})
+    return sync(_write_hierarchy(state, _Noting(store, there), separator))
+
+
+async def _write_hierarchy(state: State, store: _Noting, separator: str) -> dict[str, str]:
+    for name, tensor in sorted(state.tensors.items()):
+        values = tensor.detach().cpu()
+        attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
+        # Axes are named after the tensor where there is no legend, or one of another tensor.
+        dims: Sequence[str] = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
+        legend = state.legends.get(name)
+        if legend is not None and len(legend.dims) == tensor.dim():
+            told = {"long_name": legend.meaning, "units": legend.unit}
+            attributes |= {key: value for key, value in told.items() if value}
+            dims = legend.dims
+        array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
+        named = {"dimension_names": dims, "attributes": attributes}
+        made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **named)
+        if array.size:
+            await made.setitem(..., array)
+    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, store.digests)
+    root: dict[str, Buffer] = {}
+    await asynchronous.create_group(store=MemoryStore(root), attributes={KEY: json.loads(text)})
+    digests = dict(store.digests)
+    await store.set(ROOT, root[ROOT])
+    return digests
+
+
+class Hierarchy(Stored):
+    """A state in a store of the zarr library. StateCorrupt if the root group is not that of a state."""
+
+    def __init__(self, store: Store, sizes: Callable[[Collection[str]], Mapping[str, int]]) -> None:
+        """Read the document; `sizes` tells bytes by key, 0 for what is not in the store."""
+        found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
+        if found is None:
+            raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
+        group = parse_json(found.to_bytes())
+        told = group.get("attributes")
+        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(told, dict):
+            raise StateCorrupt("not a group of zarr version 3")
+        if not isinstance(document := told.get(KEY), dict):
+            raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
+        self.header, self.digests = unseal(document)
+        self._store, self._sizes = store, sizes
+
+    @cached_property
+    def found(self) -> Found:
+        """Shape and dtype of the arrays; their metadata, and the sizes of their chunks, are held against these."""
+        found = sync(_described(_Checking(self._store, self.digests, verify=False), self._sizes(self.digests)))
+        check_tensor_names(found)
+        return found
+
+    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
+        """The arrays."""
+        return sync(_read(_Checking(self._store, self.digests, verify), self.found))
+
+    def nbytes(self) -> int:
+        """Bytes of the root and of all that it names."""
+        return sum(self._sizes([ROOT, *self.digests]).values())
+
+
+async def _described(store: _Checking, sizes: Mapping[str, int]) -> Found:
+    found = {}
+    for key in store.digests:
+        if key.endswith(f"/{ROOT}"):
+            small = 0 < sizes[key] <= _METADATA_LIMIT_BYTES
+            if (data := await store.get(key, _BUFFERS) if small else None) is None:
+                raise StateCorrupt(f"{shown(key)}: such metadata are missing")
+            metadata = parse_json(data.to_bytes())
+            if metadata.get("node_type") != "group":
+                name = key.removesuffix(f"/{ROOT}").replace("/", ".")
+                found[name] = await _checked(name, metadata, sizes)
+    return found
+
+
+async def _read(store: _Checking, found: Found) -> dict[str, Tensor]:
+    tensors = {}
+    for name, (shape, dtype) in found.items():
+        array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")
+        values = np.asarray(await array.getitem(...))
+        tensor = torch.from_numpy(values) if values.size else torch.empty(shape, dtype=dtype)
+        tensors[name] = tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+    return tensors
+
+
+def _chunk_shape(tensor: Tensor) -> list[int]:
+    """Cut along the longest axis, which is that of the tokens in all that is large; it may grow, and the cut stays."""
+    shape = [max(1, size) for size in tensor.shape]
+    if shape:
+        longest = max(shape)
+        rows = CHUNK_BYTES * longest // max(1, tensor.nbytes)
+        shape[shape.index(longest)] = max(1, min(rows, longest))
+    return shape
+
+
+async def _create(
+    store: Store, name: str, shape: _Sizes, chunks: _Sizes, dtype: Any, separator: str, **told: Any
+) -> zarr.AsyncArray[Any]:
+    return await asynchronous.create_array(
+        store,
+        name=name.replace(".", "/"),
+        shape=tuple(shape),
+        chunks=tuple(chunks),
+        dtype=dtype,
+        fill_value=0,
+        serializer=BytesCodec(),
+        compressors=None,
+        filters=None,
+        chunk_key_encoding={"name": "default", "separator": separator},
+        # A chunk of zeros is a chunk: one that is missing is damage.
+        config={"write_empty_chunks": True},
+        **told,
+    )
+
+
+async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> tuple[_Shape, torch.dtype]:
+    """Shape and dtype of an array whose metadata are such as we write, and whose chunks are there in their size."""
+    where = f"tensor {shown(name)}"
+    try:
+        shape = msgspec.convert(metadata.get("shape"), _Shape)
+        chunks = msgspec.convert(metadata["chunk_grid"]["configuration"]["chunk_shape"], _Shape)
+        kept_as, told = metadata["data_type"], metadata["attributes"].get("torch_dtype")
+        dtype = torch.bfloat16 if (kept_as, told) == ("uint16", "bfloat16") else _DTYPES[kept_as]
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
+    if len(chunks) != len(shape) or 0 in chunks:
+        raise StateCorrupt(f"{where}: no tensor is cut like this")
+    separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
+    made: dict[str, Buffer] = {}
+    array = await _create(MemoryStore(made), name, shape, chunks, kept_as, separator)
+    expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
+    for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
+        if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
+            raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
+    if array.nchunks > len(sizes):
+        raise StateCorrupt(f"{where}: chunks of it are missing")
+    takes = math.prod(chunks) * dtype.itemsize
+    for place in np.ndindex(*array.cdata_shape):
+        key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(place)}"
+        if (size := sizes.get(key, 0)) != takes:
+            raise StateCorrupt(
+                f"{where}: its chunk {shown(key)} is {f'{size} bytes instead of {takes}' if size else 'missing'}"
+            )
+    return shape, dtype
+
+
+class _Noting(WrapperStore[Store]):
+    """What a writer writes through: it notes the digest of everything, and leaves out what is there."""
+
+    def __init__(self, store: Store, there: Mapping[str, str]) -> None:
+        super().__init__(store)
+        self._there = there
+        self.digests: dict[str, str] = {}
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> None:
+        """Nothing: what is there is written over, and the rest of a chunk that a tensor does not fill is zeros."""
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        if key != ROOT and key not in self.digests:
+            await self.set(key, value)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self.digests[key] = await _digest(value)
+        if self._there.get(key) != self.digests[key]:
+            await self._store.set(key, value)
+
+
+class _Checking(WrapperStore[Store]):
+    """What a reader reads through: everything comes as it was saved, or not at all."""
+
+    def __init__(self, store: Store, digests: Mapping[str, str], verify: bool) -> None:
+        super().__init__(store)
+        self.digests, self._verify = digests, verify
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        data = await self._store.get(key, prototype, byte_range)
+        if key not in self.digests:
+            return None
+        place = f"tensor {shown(key.rpartition('/')[0].replace('/', '.'))}"
+        if data is None:
+            raise StateCorrupt(f"{place}: {shown(key)} is missing")
+        if (self._verify or key.endswith(ROOT)) and await _digest(data) != self.digests[key]:
+            raise StateCorrupt(f"{place}: its bytes are not those that were saved")
+        return data
+
+
+async def _digest(data: Buffer) -> str:
+    view = as_bytes(data)
+    return await asyncio.to_thread(bytes_digest, view) if len(view) > _SMALL_BYTES else bytes_digest(view)
+
+
+def as_bytes(data: Buffer) -> memoryview:
+    """What is in a buffer of the zarr library, not copied."""
+    return memoryview(data.as_numpy_array().data).cast("B")

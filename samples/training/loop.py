@@ -1,0 +1,164 @@
+"""Runs stages: updates, records of accuracy and losses, gates, and a file at the end of each stage.
+
+What a stage shows, asks and loses by is its trainer's. A stage depends on the seed and its number alone, so a run that
+resumes between two stages ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from samples.training.optimizer import MasterAdamW
+from samples.training.stages import Say, save_atomically
+
+WINDOW = 100
+"""Steps between two records, and over which a gate measures."""
+
+
+class Course(Protocol):
+    """What the loop knows of a stage; see curriculum.Stage."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def rate(self) -> float: ...  # noqa: D102
+    @property
+    def rate_end(self) -> float | None: ...  # noqa: D102
+    @property
+    def warm_up(self) -> int: ...  # noqa: D102
+    @property
+    def gate(self) -> Mapping[str, float]: ...  # noqa: D102
+    @property
+    def gate_times(self) -> int: ...  # noqa: D102
+
+
+AnyStage = TypeVar("AnyStage", bound=Course)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one batch gave: the loss, what was right or not by key, and further losses by name."""
+
+    loss: Tensor
+    verdicts: Iterable[tuple[str, bool]] = ()
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+def stage_file(folder: Path, stage: Course) -> Path:
+    """Where a stage leaves its result."""
+    return folder / f"stage-{stage.name}.safetensors"
+
+
+def rate_at(stage: Course, step: int) -> float:
+    """Learning rate: a short linear warm-up, then constant, or a cosine down to rate_end."""
+    rate = stage.rate
+    if stage.rate_end is not None:
+        rate = stage.rate_end + (rate - stage.rate_end) * 0.5 * (1 + math.cos(math.pi * step / stage.steps))
+    return rate * min(1.0, (step + 1) / stage.warm_up)
+
+
+class Loop(ABC, Generic[AnyStage]):
+    """A model and its optimiser on their way through stages."""
+
+    stream: ClassVar[int]
+    """The second word of the seed of what a stage draws."""
+    window: ClassVar[int] = WINDOW
+
+    def __init__(
+        self,
+        model: Qwen2_5_VLForConditionalGeneration,
+        seed: int,
+        say: Say,
+        dtype: torch.dtype = torch.bfloat16,
+        further: Iterable[tuple[str, Parameter]] = (),
+    ) -> None:
+        """Take a float32 model, of which the vision tower stays as it is, and `further` parameters by name."""
+        self.model, self.seed, self.say = model, seed, say
+        model.model.visual.requires_grad_(False)
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self.optimizer = MasterAdamW([*trained, *further], dtype)
+        # The tied output layer is a second name of the embedding, which is of another dtype by now.
+        model.tie_weights()
+
+    @abstractmethod
+    def learn(self, rng: np.random.Generator, stage: AnyStage, progress: float) -> Outcome:
+        """Loss of the next batch of a stage of which the fraction `progress` is over."""
+
+    def begin(self, stage: AnyStage) -> None:
+        """What is done before a stage."""
+
+    def measure(self, stage: AnyStage) -> Mapping[str, Any]:
+        """What is recorded when a stage has ended."""
+        return {}
+
+    def run(self, folder: Path, curriculum: Sequence[AnyStage]) -> None:
+        """Every stage in order; those whose files are in `folder` are taken as done."""
+        done = [i for i, stage in enumerate(curriculum) if stage_file(folder, stage).exists()]
+        first = 0
+        if done:
+            first = done[-1] + 1
+            self.optimizer.load(load_file(stage_file(folder, curriculum[done[-1]])))
+            self.say({"resumed_after": curriculum[done[-1]].name})
+        for index in range(first, len(curriculum)):
+            self.run_stage(curriculum[index], index)
+            save_atomically(self.optimizer.tensors(), stage_file(folder, curriculum[index]))
+
+    def run_stage(self, stage: AnyStage, index: int) -> float:
+        """Train one stage; returns the mean loss of its last window."""
+        rng = np.random.default_rng([self.seed, self.stream, index])
+        self.begin(stage)
+        self.say({"stage": stage.name, "begin": asdict(stage)})  # type: ignore[call-overload]
+        counts: dict[str, list[int]] = {}
+        sums: dict[str, list[float]] = {}
+        loss_sum, met, n, mean = 0.0, 0, 0, math.inf
+        for step in range(stage.steps):
+            outcome = self.learn(rng, stage, step / stage.steps)
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step(rate_at(stage, step))
+            loss_sum, n = loss_sum + outcome.loss.item(), n + 1
+            for key, ok in outcome.verdicts:
+                pair = counts.setdefault(key, [0, 0])
+                pair[0] += 1
+                pair[1] += ok
+            for key, loss in outcome.losses.items():
+                sums.setdefault(key, []).append(loss)
+            if n == self.window or step + 1 == stage.steps:
+                mean = loss_sum / n
+                accuracy = {k: round(v[1] / v[0], 3) for k, v in sorted(counts.items())}
+                losses = {k: round(float(np.mean(v)), 4) for k, v in sums.items()}
+                self.say(
+                    {"stage": stage.name, "step": step + 1, "loss": round(mean, 4), **accuracy}
+                    | ({"losses": losses} if losses else {})
+                )
+                met = met + 1 if all(accuracy.get(k, 0.0) >= v for k, v in stage.gate.items()) else 0
+                counts, sums, loss_sum, n = {}, {}, 0.0, 0
+                if stage.gate and met >= stage.gate_times:
+                    break
+        self.say({"stage": stage.name, "end": True, "steps": step + 1, **self.measure(stage)})
+        return mean
+
+    def float_model(self) -> Qwen2_5_VLForConditionalGeneration:
+        """A float32 copy of the model with the master weights."""
+        model = copy.deepcopy(self.model).float()
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, master in self.optimizer.masters.items():
+                if name in parameters:
+                    parameters[name].copy_(master)
+        model.tie_weights()
+        return model.eval()

@@ -1,0 +1,196 @@
+"""One batch of the curriculum of order: sparse videos, questions about them, masks, and the labels of the links.
+
+As in `batches`, a batch has one way of masking. Its videos are about equally crowded, so that little is padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protokv.mini.phrases import TIME_TYPES
+from protokv.mini.questions import Fact, find_facts
+from protokv.mini.sprites import SHAPES
+from samples.training.batches import (
+    IGNORED,
+    LONGEST_SHIFT,
+    Asked,
+    draw_question,
+    drift,
+    encode_question,
+    share_of,
+    write_question,
+)
+from samples.training.compose import Composer, Seen
+from samples.training.links import Labels, LinkLabels, label_question, label_video
+from samples.training.model import TOKENS
+from samples.training.order_curriculum import EASY, OrderStage, Scene
+from samples.training.recurring import make_recurring_video
+from samples.training.repeated import CLEAR_TWICE, keep_clear, make_repeated_video
+from samples.training.sparse import SparseVideo, make_sparse_video
+from samples.training.time_links import label_beginnings, label_followed, label_over_time
+from samples.training.visual_tokens import N_PREFIX, VisualTokens
+
+MOST_VIDEOS: Final = 96
+MOST_PLACES: Final = 5
+"""Of a shape that is followed over time; those that are only there to distract have more."""
+_UNCLEAR: Final = frozenset({"last", "count", "middle_first", "middle_last", "middle_before", "middle_after"})
+_PARTS: Final = frozenset({"third", "tenth"})
+_USUAL_QUESTION: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBatch:
+    """Videos, questions (ids) and labels `[B, Q, R]`, the type of each question, and what each link must tell."""
+
+    tokens: VisualTokens
+    questions: Tensor
+    labels: Tensor
+    types: list[str]
+    links: dict[str, Labels]
+
+
+def find_mass(video: SparseVideo) -> float:
+    """The bias of an unlit token that is shown: log of how many unlit tokens of the whole video it stands for."""
+    lit = int(video.lit.sum())
+    shown = len(video.lit) - lit
+    return max(0.0, math.log((TOKENS * video.span - lit) / shown)) if shown else 0.0
+
+
+def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage, scene: Scene) -> list[SparseVideo]:
+    """Videos of `scene` until the batch is full."""
+    least, most = scene.others
+    others = int(rng.integers(least, most + 1))
+    scene = replace(scene, others=(max(least, others - 2), others))
+    videos: list[SparseVideo] = []
+    n = 0
+    while n < stage.tokens and len(videos) < MOST_VIDEOS:
+        if stage.recurring and rng.random() < stage.recurring:
+            videos.append(make_recurring_video(rng, composer, scene, stage.now, stage.crossing))
+        elif stage.repeated and rng.random() < stage.repeated / (1 - stage.recurring):
+            videos.append(make_repeated_video(rng, composer, scene, stage.now))
+        else:
+            videos.append(make_sparse_video(rng, composer, scene, stage.now))
+        n += len(videos[-1].times) + stage.questions * _USUAL_QUESTION
+    return videos
+
+
+def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
+    """Draw n questions about a video of which `shift` steps were never shown."""
+    # Whether what crosses or what comes in the meantime is the last one has no one answer.
+    types = [kind for kind in weights if not (video.slow and kind in _UNCLEAR)]
+    if video.repeats:
+        types = [kind for kind in types if kind in CLEAR_TWICE]
+    share = share_of(types, weights)
+    moved = [e._replace(start_s=e.start_s + shift, end_s=e.end_s + shift) for e in video.events]
+
+    @cache
+    def find(kind: str) -> list[Fact]:
+        if kind in TIME_TYPES:
+            facts = find_facts(kind, video.events, video.span)
+            return [fact for fact in facts if _can_be_followed(video.events, fact)]
+        # A part of the stream is one of all that went by.
+        return (
+            find_facts(kind, moved, video.span + shift)
+            if kind in _PARTS
+            else keep_clear(find_facts(kind, video.events, video.span), video)
+        )
+
+    return [draw_question(rng, types, share, find, video.events) for _ in range(n)]
+
+
+def _can_be_followed(events: Sequence[Seen], fact: Fact) -> bool:
+    """Whether a shape has few events, at as many places, and in as many colours or in one, as what crosses has."""
+    own = [event for event in events if event.shape == events[fact.evidence[0]].shape]
+    colours, places = {event.colour for event in own}, {event.place for event in own}
+    return len(own) == len(places) <= MOST_PLACES and len(colours) in (1, len(own))
+
+
+def stack(
+    composer: Composer, videos: list[SparseVideo], shift: NDArray[np.int64], mass: NDArray[np.float64]
+) -> tuple[VisualTokens, NDArray[np.bool_]]:
+    """The videos side by side, padded at the end, and what is lit `[B, N]`; mass `[B]` is that of unlit tokens."""
+    B, N = len(videos), max(len(video.times) for video in videos)
+    rows, times, cells = (np.zeros((B, N), np.int64) for _ in range(3))
+    lit, present = np.zeros((B, N), np.bool_), np.zeros((B, N), np.bool_)
+    for b, video in enumerate(videos):
+        n = len(video.times)
+        rows[b, :n], cells[b, :n], lit[b, :n], present[b, :n] = video.rows, video.cells, video.lit, True
+        times[b, :n], times[b, n:] = video.times + shift[b], video.times[-1] + shift[b]
+    tokens = VisualTokens(
+        composer.bank.features_at(rows, cells),
+        torch.from_numpy(times),
+        torch.from_numpy(cells),
+        torch.from_numpy(shift + [video.span for video in videos]),
+        present=torch.from_numpy(present),
+        bias=torch.from_numpy((mass[:, None] * (present & ~lit)).astype(np.float32)),
+    )
+    return tokens, lit
+
+
+def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two steps, some others."""
+    seen = rng.random(lit.shape) >= rng.uniform(0.1, 0.95)
+    thin = rng.random() < 0.35
+    for b, video in enumerate(videos):
+        n = len(video.times)
+        evidence = video.lit
+        if thin:
+            kept = rng.random(video.span) < 0.5
+            kept[[int(event.start_s) for event in video.events]] = True
+            evidence = evidence & kept[video.times]
+        seen[b, :n] = evidence | (seen[b, :n] & ~video.lit) | (video.times >= video.span - 2)
+    return seen
+
+
+def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
+    """The next batch of `stage`, of which the fraction `progress` is over."""
+    scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
+    videos = draw_videos(rng, composer, stage, scene)
+    B, Q = len(videos), stage.questions
+    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
+    scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
+    tokens, lit = stack(composer, videos, shift, scale * [find_mass(video) for video in videos])
+
+    weights = drift(stage.weights, stage.weights_end, progress)
+    asked = [ask(rng, video, int(s), weights, Q) for video, s in zip(videos, shift, strict=True)]
+    R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
+    ids = np.zeros((B, Q, R), np.int64)
+    labels = np.full(ids.shape, IGNORED, np.int64)
+    links = LinkLabels()
+    nv = N_PREFIX + lit.shape[1]
+    for b, video in enumerate(videos):
+        label_video(links, b, video, int(shift[b]), N_PREFIX)
+        label_beginnings(links, b, video, N_PREFIX)
+        for q, (kind, fact, text) in enumerate(asked[b]):
+            write_question(ids[b, q], labels[b, q], text, fact.answer)
+            words, start, _ = encode_question(text, fact.answer)
+            label_followed(links, b, words, nv + q * R)
+            if "shape" in fact.slots and kind != "whether":
+                if kind in TIME_TYPES:
+                    shape = SHAPES.index(fact.slots["shape"])
+                    label_over_time(links, b, video, int(shift[b]), words[:start], shape, nv + q * R)
+                else:
+                    label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
+
+    way = rng.random()
+    if way < stage.window + stage.far:
+        far = None
+        if way < stage.far:
+            far = torch.from_numpy(
+                (rng.random(lit.shape) < rng.uniform(0.05, 0.9)) | (lit & (rng.random(lit.shape) < 0.85))
+            )
+        tokens = replace(tokens, window=int(rng.integers(2, stage.longest_window + 1)), far=far)
+    if rng.random() < stage.drop:
+        tokens = replace(tokens, seen=torch.from_numpy(_hide(rng, videos, lit)))
+    types = [kind for some in asked for kind, _, _ in some]
+    known = links.tensors(tokens.window is not None, tokens.far is not None)
+    return OrderBatch(tokens, torch.from_numpy(ids), torch.from_numpy(labels), types, known)

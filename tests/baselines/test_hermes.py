@@ -1,0 +1,190 @@
+"""HERMES equals its literal oracle, makes room by what its probes attend to, and is served by a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones.base import Backbone
+from protokv.baselines.hermes import PROBES, Hermes, band_of
+from protokv.config import HermesConfig, SlidingWindowConfig
+from protokv.core.context import SlotContext
+from protokv.core.memory import StepKV
+from protokv.core.session import Session
+from protokv.errors import ConfigError
+from tests.conftest import random_frames
+from tests.core.streams import World, copy_of, same, shape_of
+from tests.oracles.hermes import NaiveHermes
+
+TIE = 1e-5
+
+
+def draw_queries(generator: torch.Generator, layers: int, heads: int, size: int) -> list[Tensor]:
+    return [torch.randn(layers, heads, tokens, size, generator=generator) for tokens in (3, 5, 2)]
+
+
+@given(
+    budget=st.integers(1, 30),
+    kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
+    bands=st.sampled_from([(0.1, 0.3), (0.4, 0.4), (0.0, 1.0), (1.0, 0.0)]),
+    layers=st.integers(1, 5),
+    heads=st.integers(1, 2),
+    group=st.integers(1, 2),
+    components=st.sampled_from([1, 3]),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    probed=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_it_equals_its_oracle_token_for_token(
+    budget: int,
+    kept: float,
+    bands: tuple[float, float],
+    layers: int,
+    heads: int,
+    group: int,
+    components: int,
+    lengths: list[int],
+    probed: bool,
+    seed: int,
+) -> None:
+    config = HermesConfig(budget=budget, kept_share=kept, shallow_share=bands[0], deep_share=bands[1])
+    shape = shape_of(layers=layers, heads=heads, size=6, components=components)
+    world = World(shape, seed)
+    sink = world.sink()
+    fast = Hermes(config, shape, world.rotary)
+    fast.start(*sink)
+    naive = NaiveHermes(config, shape, world.rotary, sink[0])
+    generator = torch.Generator().manual_seed(seed)
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        queries = None
+        if probed and fast.probes_for(tokens):
+            queries = draw_queries(generator, layers, heads * group, 6)
+            fast.compact(queries, tokens)
+        fast.append(step)
+        naive.append(step, queries)
+        if naive.margin < TIE:
+            event("a near-tie ended the comparison")
+            return
+        compare(fast, naive)
+
+
+def compare(fast: Hermes, naive: NaiveHermes) -> None:
+    state = fast.tensors()
+    n = len(naive.held[0])
+    for layer, held in enumerate(naive.held):
+        assert len(held) == n
+        for head in range(fast._shape.kv_heads):
+            assert state["kept.step"][layer, head, :n].tolist() == [token.step for token in held]
+            assert torch.equal(state["kept.positions"][layer, head, :n], torch.stack([t.position for t in held]))
+            for name, exact in (
+                ("keys", [token.keys[head] for token in held]),
+                ("values", [token.values[head] for token in held]),
+                ("coordinates", [token.place for token in held]),
+            ):
+                assert torch.allclose(state[f"kept.{name}"][layer, head, :n], torch.stack(exact), atol=1e-4), name
+    assert (state["kept.step"][:, :, n:] == -1).all()
+    context = fast.context()
+    assert isinstance(context, SlotContext)
+    assert int((context.bias > -torch.inf).sum(-1).max()) == n + fast._shape.sink_tokens
+
+
+def test_bands_are_a_tenth_a_middle_and_three_tenths_of_the_layers() -> None:
+    config = HermesConfig()
+    assert [band_of(config, layer, 28)[0] for layer in (0, 1, 2, 18, 19, 27)] == [0, 0, 1, 1, 2, 2]
+    assert band_of(config, 2, 28)[1] == 0.0
+    assert 0.9 < band_of(config, 18, 28)[1] < 1.0
+    with pytest.raises(ConfigError, match="together"):
+        HermesConfig(shallow_share=0.8, deep_share=0.3)
+
+
+def test_a_token_that_the_deep_probe_attends_to_outlives_all_others_in_deep_layers() -> None:
+    shape = shape_of(layers=1, heads=1, size=8, components=1)
+    config = HermesConfig(budget=12, deep_share=1.0, shallow_share=0.0)
+    world = World(shape, 0)
+    memory = Hermes(config, shape, world.rotary)
+    memory.start(*world.sink())
+    wanted = world.step(0, 1)
+    wanted = replace(wanted, keys=torch.full_like(wanted.keys, 4.0))
+    for index in range(40):
+        step = wanted if index == 0 else world.step(index, 2)
+        if memory.probes_for(len(step.positions)):
+            memory.compact([torch.full((1, 1, 1, 8), 4.0)] * 3, len(step.positions))
+        memory.append(step)
+    assert 0 in memory.tensors()["kept.step"][0, 0].tolist()
+    blind = Hermes(config, shape, world.rotary)
+    blind.start(*world.sink())
+    for index in range(40):
+        blind.append(wanted if index == 0 else world.step(index, 2))
+    assert 0 not in blind.tensors()["kept.step"][0, 0].tolist()
+
+
+def test_memories_without_probes_are_never_asked_for_them(tiny: Backbone) -> None:
+    memory = Session.start(tiny, SlidingWindowConfig(budget=20)).memory
+    assert memory.probes_for(10**6) == ()
+    with pytest.raises(RuntimeError, match="by itself"):
+        memory.compact([], 1)
+
+
+@pytest.fixture
+def frames() -> list[np.ndarray]:
+    return [random_frames(seed) for seed in range(8)]
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
+    tiny: Backbone, frames: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, positions: str
+) -> None:
+    config = HermesConfig(budget=20, positions=positions)  # type: ignore[arg-type]
+    session = Session.start(tiny, config)
+    given_queries: list[list[Tensor]] = []
+    compact = Hermes.compact
+
+    def spy(self: Hermes, queries: list[Tensor], tokens: int) -> None:
+        given_queries.append([query.clone() for query in queries])
+        compact(self, queries, tokens)
+
+    monkeypatch.setattr(Hermes, "compact", spy)
+    for images in frames:
+        session.watch(images)
+    assert given_queries
+    for queries in given_queries:
+        assert len(queries) == len(PROBES)
+        for text, query in zip(PROBES, queries, strict=True):
+            heads = tiny._text.config.num_attention_heads
+            assert query.shape == (tiny.layers, heads, len(tiny.suffix_ids(text)), tiny.head_size)
+            assert torch.isfinite(query).all()
+    session.memory.check(session.clock)
+    # Asking is read-only, and probes leave nothing behind.
+    before = copy_of(session.memory)
+    session.ask("what?")
+    assert same(before, copy_of(session.memory))
+
+
+def test_a_probe_changes_what_is_kept(tiny: Backbone, frames: list[np.ndarray]) -> None:
+    kept = []
+    for probed in (True, False):
+        session = Session.start(tiny, HermesConfig(budget=20))
+        if not probed:
+            session.memory.probes_for = lambda tokens: ()  # type: ignore[method-assign]
+        for images in frames:
+            session.watch(images)
+        kept.append(copy_of(session.memory)["kept.positions"])
+    assert not torch.equal(*kept)
+
+
+def test_a_step_larger_than_the_budget_keeps_its_last_tokens() -> None:
+    shape = shape_of(layers=2, heads=1, size=4, components=1)
+    world = World(shape, 1)
+    memory = Hermes(HermesConfig(budget=5), shape, world.rotary)
+    memory.start(*world.sink())
+    memory.append(world.step(0, 3))
+    step: StepKV = world.step(1, 9)
+    memory.append(step)
+    assert torch.equal(memory.tensors()["kept.keys"][:, :, :5], step.keys[:, :, 4:])

@@ -1,0 +1,331 @@
+"""InfiniPot-V equals its literal oracle, keeps what it says at any size of step, and is full until it must not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.baselines.infinipot_v import InfiniPotV, RecentSlots
+from protokv.config import InfiniPotVConfig, MemoryConfig
+from protokv.core.context import SlotContext
+from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.registry import build_memory
+from protokv.core.step import cell_centres
+from protokv.errors import ConfigError, StateCorrupt
+from tests.core.streams import World, anchored, copy_of, feed, same, shape_of
+from tests.oracles.infinipot_v import NaiveInfiniPotV
+
+TIE = 1e-5
+MIDDLE = torch.tensor([[0.5, 0.5]])
+
+
+def step_on(world: World, index: int, rows: int, columns: int, text: int = 0) -> StepKV:
+    """A step of the world on a grid, with text tokens before it."""
+    places = torch.cat((MIDDLE.expand(text, 2), cell_centres((rows, columns))))
+    return replace(world.step(index, text + rows * columns), coordinates=places)
+
+
+def started(config: InfiniPotVConfig, shape: MemoryShape, world: World) -> InfiniPotV:
+    memory = InfiniPotV(config, shape, world.rotary)
+    memory.start(*world.sink())
+    return memory
+
+
+def shown(memory: InfiniPotV) -> tuple[SlotContext, Tensor]:
+    """The context, and of each layer and head the times of what it shows behind the prefix, in order of slots."""
+    context = memory.context()
+    assert isinstance(context, SlotContext)
+    assert context.positions is not None
+    P0 = context.far.start
+    live = (context.bias > -torch.inf)[0, 0, P0:]
+    return context, context.positions()[:, :, P0:, 0][:, :, live]
+
+
+GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
+
+
+@given(
+    budget=st.integers(1, 40),
+    kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
+    redundancy=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
+    recent=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([4, 6, 16]),
+    components=st.sampled_from([1, 3]),
+    runs=st.lists(st.tuples(GRIDS, st.integers(1, 9)), min_size=1, max_size=4),
+    noise=st.sampled_from([0.05, 0.3, 1.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_it_equals_its_oracle_token_for_token(
+    budget: int,
+    kept: float,
+    redundancy: float,
+    recent: float,
+    heads: int,
+    size: int,
+    components: int,
+    runs: list[tuple[tuple[int, int, int], int]],
+    noise: float,
+    seed: int,
+) -> None:
+    config = InfiniPotVConfig(budget=budget, kept_share=kept, redundancy_share=redundancy, recent_share=recent)
+    shape = shape_of(layers=2, heads=heads, size=size, components=components)
+    world = World(shape, seed, noise=noise)
+    fast = started(config, shape, world)
+    naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(heads)]
+    for index, grid in enumerate(grid for grid, times in runs for _ in range(times)):
+        step = step_on(world, index, *grid)
+        fast.append(step)
+        for oracle in naive:
+            oracle.append(step)
+        if min(oracle.margin for oracle in naive) < TIE:
+            event("a near-tie ended the comparison")
+            return
+        compare(fast, naive)
+
+
+def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
+    context, _ = shown(fast)
+    state = fast.tensors()
+    assert context.positions is not None
+    P0 = context.far.start
+    for row, oracle in enumerate(naive):
+        n = len(oracle.held)
+        assert context.far.stop - P0 == len(oracle.chosen)
+        bias = context.bias.flatten(0, 1)[row, P0:]
+        assert (bias[:n] == 0).all()
+        assert (bias[n:] == -torch.inf).all()
+        for given_, expected in (
+            (context.keys, [token.key for token in oracle.held]),
+            (context.values, [token.value for token in oracle.held]),
+            (context.positions(), [token.position for token in oracle.held]),
+        ):
+            assert torch.equal(given_.flatten(0, 1)[row, P0 : P0 + n], torch.stack(expected))
+        assert state["kept.step"].flatten(0, 1)[row, :n].tolist() == [token.step for token in oracle.held]
+        places = state["kept.coordinates"].flatten(0, 1)[row, :n].tolist()
+        assert places == [list(token.place) for token in oracle.held]
+
+
+def test_similarity_is_the_mean_cosine_to_whole_recent_frames_as_in_the_source() -> None:
+    g = torch.Generator().manual_seed(0)
+    frames, cells, recent = 7, 6, 3
+    keys = torch.randn(2, frames, cells, 8, generator=g)
+    places = cell_centres((2, 3)).repeat(frames, 1)
+    old = (frames - recent) * cells
+    flat = keys.flatten(1, 2)
+    slots = RecentSlots.of(places[old:])
+    found = slots.similarity(flat[:, :old], places[:old].expand(2, -1, -1), flat[:, old:])
+    cosine = torch.cosine_similarity(keys[:, :-recent, None], keys[:, None, -recent:], dim=-1)
+    torch.testing.assert_close(found, cosine.mean(2).flatten(1), rtol=0, atol=1e-6)
+
+
+def test_places_are_compared_by_their_coordinates_whatever_grid_they_came_from() -> None:
+    g = torch.Generator().manual_seed(0)
+    recent, key = torch.randn(1, 5, 8, generator=g), torch.randn(1, 1, 8, generator=g).expand(1, 3, 8)
+    # A frame of 2 x 2 with a text token: its middle is no cell, the middle of 3 x 3 is one.
+    slots = RecentSlots.of(torch.cat((cell_centres((2, 2)), MIDDLE)))
+    places = torch.stack((cell_centres((3, 3))[4], cell_centres((3, 3))[0], cell_centres((2, 2))[3]))
+    found = slots.similarity(key, places[None], recent)
+    cosine = torch.cosine_similarity(key, recent[:, [4, 0, 3]], dim=-1)
+    torch.testing.assert_close(found, cosine * torch.tensor([1.0, 0.0, 1.0]), rtol=0, atol=1e-6)
+    assert slots.similarity(key, -torch.zeros(1, 3, 2), recent).eq(0).all()
+    zero = RecentSlots.of(torch.zeros(1, 2))
+    assert zero.similarity(key, -torch.zeros(1, 3, 2), recent[:, :1]).ne(0).all()
+
+
+def test_what_changed_and_what_is_large_survives_what_stands_still() -> None:
+    shape = shape_of(layers=1, size=8)
+    world = World(shape, 0)
+    config = InfiniPotVConfig(budget=16)
+    memory = started(config, shape, world)
+    still = torch.randn(1, 1, 4, 8, generator=torch.Generator().manual_seed(1))
+    for index in range(40):
+        step = step_on(world, index, 2, 2)
+        keys, values = still.clone(), torch.ones(1, 1, 4, 8)
+        if index == 2:
+            keys[:, :, 1] *= -1
+        if index == 3:
+            values[:, :, 2] *= 5
+        memory.append(StepKV(keys, values, step.positions, step.coordinates, index))
+    _, times = shown(memory)
+    assert {2 * 4 + 1, 3 * 4 + 2} <= set(times[0, 0].tolist())
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 7])
+def test_a_compression_keeps_exactly_its_share_in_every_head_and_the_steps_since_the_last_one(tokens: int) -> None:
+    shape, M = shape_of(heads=3, components=1), 40
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=M), shape, world)
+    held, since = 0, 0
+    for index in range(60):
+        memory.append(step_on(world, index, 1, tokens))
+        if held + tokens > M:
+            # What 0.25 of what is held has room for, in whole steps.
+            recent = max(1, held // 4 // tokens) * tokens
+            held, since = 30, recent
+        held, since = held + tokens, since + tokens
+        context, times = shown(memory)
+        assert times.shape[2] == held
+        now = (index + 1) * tokens
+        assert (times[:, :, held - since :] == torch.arange(now - since, now)).all()
+        assert context.far.stop - context.far.start == held - since
+        # Each head's far tokens are distinct, in stream order, and older than the near ones.
+        assert (times.diff(dim=2) > 0).all()
+
+
+def test_heads_choose_for_themselves_and_every_slot_holds_the_token_it_names() -> None:
+    shape = shape_of(heads=3, components=1, sink=0)
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=30), shape, world)
+    steps = [step_on(world, index, 2, 3) for index in range(20)]
+    for step in steps:
+        memory.append(step)
+    context, times = shown(memory)
+    stream = torch.cat([step.keys for step in steps], 2)
+    index = times[..., None].expand(-1, -1, -1, shape.head_size)
+    assert torch.equal(context.keys[:, :, : times.shape[2]], stream.gather(2, index))
+    assert len({tuple(row) for row in times.flatten(0, 1).tolist()}) == 6
+
+
+def test_nothing_is_far_and_all_is_shown_until_the_budget_is_full() -> None:
+    shape = shape_of(heads=2)
+    worlds = World(shape, 0), World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=30), shape, worlds[0])
+    full = build_memory(MemoryConfig.of("full", budget=30), shape, worlds[1].rotary)
+    full.start(*worlds[1].sink())
+    for index in range(5):
+        for receiver, world in zip((memory, full), worlds, strict=True):
+            receiver.append(step_on(world, index, 2, 3))
+        one, other = memory.context(), full.context()
+        assert isinstance(one, SlotContext)
+        assert isinstance(other, SlotContext)
+        assert one.far.start == one.far.stop
+        for name in ("keys", "values", "bias"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        assert torch.equal(one.without_far().bias, one.bias)
+
+
+def test_only_whole_steps_are_exact_once_heads_have_chosen() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=30), shape, world)
+    for index in range(6):
+        memory.append(step_on(world, index, 2, 3))
+    context, times = shown(memory)
+    # The recent step 4 and the new step 5; of 30 tokens held 22 were kept.
+    exact = (context.without_far().bias[:, :, context.far.start :] == 0).sum(-1)
+    assert (exact == 12).all()
+    assert times.shape[2] == 22 + 6
+    assert memory.report() == {
+        "near_tokens_in_use": 12,
+        "tokens_dropped": 0,
+        "far_tokens_in_use": 16,
+        "oldest_step": memory.tensors()["kept.step"][:, :, 0].min(),
+        "layers": [],
+    }
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(8, 38), (20, 40), (39, 40), (40, 40), (41, 40), (95, 40)])
+def test_a_large_step_takes_the_room_it_needs_and_one_beyond_the_budget_all_of_it(tokens: int, left: int) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=40), shape, world)
+    for index in range(8):
+        memory.append(step_on(world, index, 1, 5))
+    memory.append(step_on(world, 8, 1, tokens))
+    _, times = shown(memory)
+    newest = min(tokens, 40)
+    assert times.shape[2] == left
+    assert (times[:, :, -newest:] == torch.arange(40 + tokens - newest, 40 + tokens)).all()
+    for index in range(9, 20):
+        memory.append(step_on(world, index, 1, 5))
+    assert shown(memory)[1].shape[2] <= 40
+
+
+def test_a_new_grid_in_mid_stream_does_not_drop_the_old_one_at_once() -> None:
+    shape = shape_of()
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=48), shape, world)
+    for index in range(8):
+        memory.append(step_on(world, index, 2, 3))
+    for index in range(8, 14):
+        memory.append(step_on(world, index, 3, 4, text=1))
+    steps = memory.tensors()["kept.step"]
+    assert ((steps >= 0) & (steps < 8)).any(2).all()
+    assert (steps == 13).sum(2).eq(13).all()
+
+
+def test_the_budget_of_one_token_is_the_last_token() -> None:
+    shape = shape_of()
+    world = World(shape, 0)
+    memory = started(InfiniPotVConfig(budget=1), shape, world)
+    for index, columns in enumerate([1, 1, 4, 1]):
+        memory.append(step_on(world, index, 1, columns))
+        assert shown(memory)[1].tolist() == [[[world.time - 1]]] * 2
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(components: int) -> None:
+    shape = shape_of(heads=2, components=components)
+    world = World(shape, 1)
+    memory = started(InfiniPotVConfig(budget=29), shape, world)
+    for index in range(120):
+        memory.append(step_on(world, index, 1, 1 + index % 6))
+    context, before = shown(memory)
+    compact = context.compacted(anchored(world, 2), context.far_span())
+    assert compact.positions is not None
+    after = compact.positions()[:, :, 2 : 2 + before.shape[2], 0]
+    assert int(after.min()) == 2
+    assert int(after.max()) < 29 + 2
+    # Strictly increasing in each other: no two times fall together and none change places.
+    assert torch.equal(before[..., None] < before[..., None, :], after[..., None] < after[..., None, :])
+
+
+def test_a_state_that_no_stream_leaves_is_refused_and_changes_nothing() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 0)
+    memory = InfiniPotV(InfiniPotVConfig(budget=29), shape, world.rotary)
+    feed(memory, world, [4, 4, 4, 4, 4, 4, 4, 3, 2])
+    good = copy_of(memory)
+    far, near, last = good["kept.count"].tolist()
+    counts = [(-1, near, last), (far + 1, near, last), (far, near + 1, last), (far, 29, last), (far, near, last + 1)]
+    counts += [
+        (far, near, -1),
+        (far + near, 0, last),
+        (0, 0, last),
+        (0, 0, -1),
+        (far - 1, near + 1, last),
+        (far, 0, -1),
+    ]
+    for count in counts:
+        with pytest.raises(StateCorrupt, match=r"kept\."):
+            memory.load(good | {"kept.count": torch.tensor(count)})
+    for slot, value in ((0, 99), (0, -1), (far, 0), (far + near - 1, last + 1), (far + near, last)):
+        steps = good["kept.step"].clone()
+        steps[1, 1, slot] = value
+        with pytest.raises(StateCorrupt, match=r"kept\.step"):
+            memory.load(good | {"kept.step": steps})
+    # Near steps that differ from head to head, each in order.
+    steps = good["kept.step"].clone()
+    border = far + int(steps[1, 1, far:].diff().nonzero()[0])
+    steps[1, 1, border] = steps[1, 1, border + 1]
+    with pytest.raises(StateCorrupt, match=r"kept\.step"):
+        memory.load(good | {"kept.step": steps})
+    assert same(good, copy_of(memory))
+    memory.load(good)
+
+
+def test_its_constants_are_those_of_the_source_and_shares() -> None:
+    config = InfiniPotVConfig(budget=24_000)
+    assert (config.compressed_tokens, config.redundancy_share, config.recent_share) == (18_000, 0.5, 0.25)
+    # 0.29 * 100 is less than 29 to a float.
+    assert InfiniPotVConfig(budget=100, kept_share=0.29).compressed_tokens == 29
+    for name in ("kept_share", "redundancy_share", "recent_share"):
+        for value in (-0.1, 1.01, float("nan")):
+            with pytest.raises(ConfigError, match=name):
+                MemoryConfig.of("infinipot-v", **{name: value})

@@ -1,0 +1,158 @@
+"""A question sees the last N steps that fit, each encoded as if nothing had come before it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.backbones.base import Backbone
+from protokv.baselines.last_frames import LastFrames
+from protokv.config import LastFramesConfig, MemoryConfig
+from protokv.core.context import SlotContext
+from protokv.core.registry import build_memory
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateCorrupt
+from tests.conftest import random_frames
+from tests.core.streams import World, copy_of, feed, same, shape_of
+
+QUESTION = "what is the first star ?"
+
+
+def plain(context: object) -> SlotContext:
+    assert isinstance(context, SlotContext)
+    return context
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99))
+def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
+    budget: int, last_steps: int, lengths: list[int], seed: int
+) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, seed)
+    memory = LastFrames(LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary)
+    memory.start(*world.sink())
+    steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
+    held: list[list[int]] = []
+    for step in steps:
+        memory.append(step)
+        # What is expected, written as lists.
+        held = [*held, step.positions[:, 0].tolist()[-budget:]][-last_steps:]
+        while sum(map(len, held)) > budget:
+            held.pop(0)
+        read = plain(memory.recall())
+        assert read.positions is not None
+        live = read.bias[0, 0] > -torch.inf
+        times = read.positions()[0, 0, live, 0].tolist()
+        assert sorted(times[2:]) == [time for times in held for time in times]
+        assert read.visible_tokens() == 2 + sum(map(len, held)) <= 2 + budget
+    stream = torch.cat([step.keys for step in steps], 2)
+    assert torch.equal(read.keys[:, :, live][:, :, 2:], stream[:, :, times[2:]])
+
+
+def test_a_step_is_encoded_behind_the_prompt_prefix_alone() -> None:
+    shape = shape_of()
+    world = World(shape, 0)
+    memory = LastFrames(LastFramesConfig(budget=20), shape, world.rotary)
+    keys, values = world.sink()
+    memory.start(keys, values)
+    for index in range(9):
+        memory.append(world.step(index, 3))
+        context = plain(memory.context())
+        assert torch.equal(context.keys, keys)
+        assert torch.equal(context.values, values)
+        assert context.bias.eq(0).all()
+        assert (context.far_span(), context.visible_tokens()) == (0, 2)
+
+
+def test_until_it_evicts_it_reads_what_the_full_cache_holds() -> None:
+    shape = shape_of(heads=2)
+    read = []
+    for config in (LastFramesConfig(budget=30, last_steps=5), MemoryConfig.of("full", budget=30)):
+        world = World(shape, 0)
+        memory = build_memory(config, shape, world.rotary)
+        feed(memory, world, [4, 1, 7, 2, 6])
+        read.append(plain(memory.recall()))
+    for name in ("keys", "values", "bias"):
+        assert torch.equal(getattr(read[0], name), getattr(read[1], name))
+
+
+def watched(backbone: Backbone, config: MemoryConfig, frames: list[int]) -> Session:
+    session = Session.start(backbone, config)
+    for frame in frames:
+        session.watch(random_frames(frame))
+    return session
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: str) -> None:
+    pasts = [[0, 1, 2, 3, 20, 21, 22], [9, 8, 7, 6, 20, 21, 22]]
+    config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions)
+    one, other = (watched(tiny, config, past).prefill(QUESTION) for past in pasts)
+    assert torch.equal(one, other)
+    changed = watched(tiny, config, [*pasts[0][:4], 19, 21, 22]).prefill(QUESTION)
+    assert (one - changed).abs().max() > 1e-3
+    # A sliding window over as many tokens carries older steps on inside the keys of newer ones.
+    tokens = len(tiny.embed_step(random_frames(0), 0.0).embeddings)
+    window = MemoryConfig.of("sliding-window", budget=3 * tokens, positions=positions)
+    one, other = (watched(tiny, window, past).prefill(QUESTION) for past in pasts)
+    assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+@pytest.mark.parametrize("recent_frames", [0, 6])
+def test_skipping_what_lies_beyond_its_horizon_changes_no_answer(
+    tiny: Backbone, positions: str, recent_frames: int
+) -> None:
+    config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
+    whole = watched(tiny, config, list(range(9)))
+    session = Session.start(tiny, config)
+    assert config.horizon is not None
+    for index in range(9):
+        start_s = index * session.clock.step_seconds
+        tokens = session.embed(random_frames(index), start_s)
+        if index < 9 - config.horizon:
+            session.skip(tokens, start_s)
+        else:
+            session.take([tokens], [start_s])
+    assert session.clock == whole.clock
+    torch.testing.assert_close(session.prefill(QUESTION), whole.prefill(QUESTION))
+    assert session.ask(QUESTION).context_tokens == whole.ask(QUESTION).context_tokens
+
+
+def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
+    session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
+    for index, frame in enumerate([3, 1, 4, 1, 5]):
+        # Half a second is one temporal position of this model, so that the next step stands where text would.
+        session.watch(random_frames(frame), time_s=index / 2)
+    alone = watched(tiny, MemoryConfig.of("full", budget=400), [5])
+    torch.testing.assert_close(session.prefill(QUESTION), alone.prefill(QUESTION), rtol=1e-4, atol=1e-4)
+
+
+def test_compact_positions_do_not_grow_with_the_stream(tiny: Backbone) -> None:
+    # Also no PositionWarning, which would be an error here.
+    assert tiny.max_position is not None
+    session = Session.start(tiny, LastFramesConfig(budget=400, positions="compact"))
+    for step in range(12):
+        session.watch(random_frames(step), time_s=1000.0 * step)
+    session.ask(QUESTION)
+    assert session.clock.next_position > session.clock.steps
+
+
+def test_a_state_of_more_steps_than_it_keeps_is_refused_and_changes_nothing() -> None:
+    shape = shape_of()
+    many, few = (LastFrames(LastFramesConfig(budget=20, last_steps=n), shape, World(shape, 0).rotary) for n in (5, 4))
+    feed(many, World(shape, 0), [3] * 6)
+    feed(few, World(shape, 0), [3] * 6)
+    before = copy_of(few)
+    with pytest.raises(StateCorrupt, match=r"near\.step holds 5 steps"):
+        few.load(copy_of(many))
+    assert same(before, copy_of(few))
+    few.load(before)
+
+
+def test_its_constant_is_that_of_the_source() -> None:
+    assert LastFramesConfig().last_steps == 4
+    with pytest.raises(ConfigError, match="last_steps"):
+        MemoryConfig.of("last-frames", last_steps=0)

@@ -1,0 +1,456 @@
+"""`ReKV`: retrieval equals a literal loop over blocks, and until the budget is exceeded nothing is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones.base import Backbone
+from protokv.baselines.rekv import ReKV, Retrieval
+from protokv.config import MemoryConfig, ReKVConfig
+from protokv.core.decoding import Decoding
+from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.registry import build_memory
+from protokv.core.rotary import rotate, unrotate
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.storage.checkpoint import to_state
+from tests.conftest import random_frames
+from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
+
+QUESTION = "what is the first star ?"
+LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=14)
+SINK = 2
+
+
+def built(shape: MemoryShape, seed: int = 0, **settings: Any) -> tuple[ReKV, World]:
+    world = World(shape, seed)
+    memory = build_memory(ReKVConfig(**settings), shape, world.rotary)
+    assert isinstance(memory, ReKV)
+    return memory, world
+
+
+def recalled(memory: ReKV) -> Retrieval:
+    context = memory.recall()
+    assert isinstance(context, Retrieval)
+    return context
+
+
+def question(shape: MemoryShape, groups: int, seed: int, tokens: int = 4) -> Tensor:
+    """A query before rotation, `[L, Hq, T, D]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape.layers, shape.kv_heads * groups, tokens, shape.head_size, generator=generator)
+
+
+def turned(context: Retrieval, world: World, bare: Tensor) -> Tensor:
+    """The query as the model hands it over, at the position that the context names."""
+    line = context.next_position + torch.arange(bare.shape[-2])
+    return rotate(bare, *world.rotary(line[:, None].expand(-1, world.shape.position_components)))
+
+
+def blocks_of(steps: list[StepKV], budget: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Keys, values and positions of each block, cut out of the steps."""
+    return [
+        (step.keys[:, :, at : at + budget], step.values[:, :, at : at + budget], step.positions[at : at + budget])
+        for step in steps
+        for at in range(0, len(step.positions), budget)
+    ]
+
+
+def literal_choice(blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, world: World, budget: int) -> list[int]:
+    """The published rule for one layer's query `[Hq, T, D]` and blocks of that layer alone, one block at a time."""
+    query_heads = bare.shape[0]
+    wanted = torch.cat([torch.stack([bare[h, t] for t in range(bare.shape[1])]).mean(0) for h in range(query_heads)])
+    scores = []
+    for keys, _, positions in blocks:
+        without = [unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))]
+        mean = sum(without) / len(without)
+        groups = query_heads // len(mean)
+        scores.append(float(torch.cat([mean[h // groups] for h in range(query_heads)]) @ wanted))
+    chosen, tokens = [], 0
+    for index in sorted(range(len(blocks)), key=lambda index: -scores[index]):
+        tokens += len(blocks[index][2])
+        if tokens > budget:
+            break
+        chosen.append(index)
+    return sorted(chosen)
+
+
+@given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 2, 3]), st.sampled_from([1, 3]), st.integers(0, 99))
+def test_every_layer_reads_what_a_literal_loop_over_blocks_chooses(
+    lengths: list[int], budget: int, groups: int, components: int, seed: int
+) -> None:
+    shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
+    memory, world = built(shape, seed, budget=budget)
+    blocks = blocks_of(feed(memory, world, lengths), budget)
+    context, bare = recalled(memory), question(shape, groups, seed)
+    for layer in range(shape.layers):
+        keys, values, bias = shown_to(context, layer, turned(context, world, bare[layer]))
+        own = [(k[layer], v[layer], p) for k, v, p in blocks]
+        chosen = literal_choice(own, bare[layer], world, budget)
+        n = sum(len(own[index][2]) for index in chosen)
+        assert keys.shape[1] == SINK + min(budget, sum(lengths))
+        seen = slice(SINK, SINK + n)
+        assert torch.equal(keys[:, seen], torch.cat([own[index][0] for index in chosen], 1))
+        assert torch.equal(values[:, seen], torch.cat([own[index][1] for index in chosen], 1))
+        assert (bias[:, : SINK + n] == 0).all()
+        assert (bias[:, SINK + n :] == -torch.inf).all()
+    assert SINK < context.visible_tokens() <= SINK + budget
+
+
+@pytest.mark.parametrize("cap", [0, 60])
+def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest(cap: int) -> None:
+    shape = shape_of(heads=2, sink=SINK)
+    memory, world = built(shape, budget=12, archive_tokens=cap)
+    memory.start(*world.sink())
+    steps = []
+    for index in range(90):
+        step = world.step(index, 3)
+        steps.append(StepKV(*(getattr(step, n).clone() for n in ("keys", "values", "positions", "coordinates")), index))
+        memory.append(step)
+        # The caller's tensors are its own again.
+        for tensor in (step.keys, step.values, step.positions):
+            tensor.zero_()
+    held = steps[-cap // 3 :] if cap else steps
+    chosen_ever = set()
+    for seed in range(12):
+        context, bare = recalled(memory), question(shape, 2, seed)
+        keys, _, _ = shown_to(context, 1, turned(context, world, bare[1]))
+        own = [(k[1], v[1], p) for k, v, p in blocks_of(held, 12)]
+        chosen = literal_choice(own, bare[1], world, 12)
+        assert torch.equal(keys[:, SINK:], torch.cat([own[index][0] for index in chosen], 1))
+        packed = context.compacted(anchored(world, SINK), 0)
+        packed_keys, _, _ = shown_to(packed, 1, turned(packed, world, bare[1]))
+        here = torch.cat([own[index][2] for index in chosen])
+        expected = rotate(
+            unrotate(keys[:, SINK:], *world.rotary(here)), *world.rotary(SINK + torch.arange(12)[:, None])
+        )
+        torch.testing.assert_close(packed_keys[:, SINK:], expected, rtol=0, atol=1e-5)
+        chosen_ever |= set(chosen)
+    # The questions differ enough to reach old and new blocks.
+    assert min(chosen_ever) < len(held) // 4 < 3 * len(held) // 4 < max(chosen_ever)
+
+
+@given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 3]), st.integers(0, 99))
+def test_packed_blocks_stand_one_behind_another_and_the_question_behind_them(
+    lengths: list[int], budget: int, components: int, seed: int
+) -> None:
+    shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
+    memory, world = built(shape, seed, budget=budget)
+    blocks = blocks_of(feed(memory, world, lengths), budget)
+    stream, bare = recalled(memory), question(shape, 2, seed)
+    packed = stream.compacted(anchored(world, SINK), stream.far_span())
+    if sum(lengths) <= budget:
+        assert packed is stream
+        return
+    ends = []
+    for layer in range(shape.layers):
+        keys, values, bias = shown_to(packed, layer, turned(packed, world, bare[layer]))
+        own = [(k[layer], v[layer], p) for k, v, p in blocks]
+        # Where it stands does not change what is chosen.
+        chosen = literal_choice(own, bare[layer], world, budget)
+        times = [p[:, 0] for _, _, p in (own[index] for index in chosen)]
+        spans = [int(time.max() - time.min()) + 1 for time in times]
+        start = packed.packed_end - sum(spans)
+        assert start >= SINK
+        expected = []
+        for index, time, span in zip(chosen, times, spans, strict=True):
+            here = own[index][2]
+            there = here.clone()
+            there[:, 0] += start - int(time.min())
+            start += span
+            expected.append(rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there)))
+            ends.append(int(there.max()) + 1)
+        n = sum(len(time) for time in times)
+        torch.testing.assert_close(keys[:, SINK : SINK + n], torch.cat(expected, 1), rtol=0, atol=1e-5)
+        assert torch.equal(values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1))
+        assert (bias[:, SINK + n :] == -torch.inf).all()
+    assert packed.next_position >= max(ends)
+    if components == 1:
+        assert packed.next_position == max(ends) <= SINK + budget
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_blocks_of_one_size_are_packed_without_a_gap_from_the_prefix_to_the_question(components: int) -> None:
+    shape = shape_of(components=components, sink=SINK)
+    memory, world = built(shape, budget=20)
+    feed(memory, world, [6] * 9)
+    stream = recalled(memory)
+    packed = stream.compacted(anchored(world, SINK), stream.far_span())
+    # Three blocks fit: of six positions each, or with M-RoPE of one (and rows and columns up to 2).
+    assert packed.packed_end == SINK + (18 if components == 1 else 3)
+    assert packed.next_position == packed.packed_end
+    newest = int(memory.context().positions()[..., 0].max())
+    assert newest + 1 - packed.shift == packed.packed_end
+
+
+def test_what_does_not_move_stays_below_the_question() -> None:
+    shape = shape_of(components=3, sink=SINK)
+    memory, world = built(shape, budget=30)
+    feed(memory, world, [30, 30])
+    packed = recalled(memory).compacted(anchored(world, SINK), 0)
+    # One block of ten rows fits; its time takes one position.
+    assert packed.packed_end == SINK + 1
+    assert packed.next_position == SINK + 10
+
+
+def test_all_moving_components_of_a_block_move_together() -> None:
+    shape = shape_of(components=3, sink=SINK)
+    memory, world = built(shape, budget=9)
+    memory.start(*world.sink())
+    for index in range(4):
+        step = world.step(index, 9)
+        # As a family places a grid that starts where the text before it ends.
+        cell = torch.arange(9)
+        corner = SINK + 3 * index
+        places = torch.stack((torch.full((9,), corner), corner + cell // 3, corner + cell % 3), 1)
+        keys = rotate(unrotate(step.keys, *world.rotary(step.positions)), *world.rotary(places))
+        memory.append(StepKV(keys, step.values, places, step.coordinates, index))
+    stream = recalled(memory)
+    packed = stream.compacted(anchored(world, SINK, moving=(0, 1, 2)), stream.far_span())
+    assert packed.next_position == packed.packed_end == SINK + 3
+    bare = question(shape, 1, 0)
+    keys, _, _ = shown_to(packed, 0, turned(packed, world, bare[0]))
+    chosen, _, _ = shown_to(stream, 0, turned(stream, world, bare[0]))
+    state = memory.tensors()
+    first = state["archive.positions"][:9]
+    blocks = state["archive.keys"][0].split(9, 1)
+    index = next(i for i, block in enumerate(blocks) if torch.equal(block, chosen[:, SINK:]))
+    expected = rotate(unrotate(blocks[index], *world.rotary(first + 3 * index)), *world.rotary(first))
+    torch.testing.assert_close(keys[:, SINK:], expected, rtol=0, atol=1e-5)
+
+
+def test_the_question_chooses_and_the_answer_reads_on() -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8)
+    feed(memory, world, [4] * 10)
+    context, one, other = recalled(memory), question(shape, 1, 1), question(shape, 1, 2, tokens=1)
+    first = [shown_to(context, layer, turned(context, world, one[layer])) for layer in range(2)]
+    again = [shown_to(context, layer, turned(context, world, other[layer])) for layer in range(2)]
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    # Another question is another recall, and may read other blocks: layers and questions choose for themselves.
+    fresh = recalled(memory)
+    differs = [shown_to(fresh, layer, turned(fresh, world, -one[layer]))[0] for layer in range(2)]
+    assert not torch.equal(differs[0], first[0][0])
+
+
+def test_hiding_the_far_part_leaves_the_prefix_alone() -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8)
+    feed(memory, world, [4] * 10)
+    hidden = recalled(memory).without_far()
+    keys, _, bias = shown_to(hidden, 0, question(shape, 1, 0)[0])
+    assert torch.equal(keys, memory.tensors()["sink.keys"][0])
+    assert (bias == 0).all()
+    assert hidden.visible_tokens() == SINK
+
+
+@pytest.mark.parametrize("before", ["nothing", "start"])
+def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8)
+    if before == "start":
+        memory.start(*world.sink())
+    stream = recalled(memory)
+    context = stream.compacted(anchored(world, SINK), stream.far_span())
+    keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
+    assert keys.shape[1] == SINK
+    assert context.next_position == SINK
+
+
+def test_new_steps_read_a_window_that_is_never_larger_than_the_budget() -> None:
+    assert ReKVConfig(budget=6000).near_tokens == 6000
+    assert ReKVConfig(budget=24_000).near_tokens == 15_000
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=20, local_tokens=9)
+    feed(memory, world, [4] * 5)
+    context = memory.context()
+    live = context.bias[0, 0] == 0
+    # Two whole steps fit into nine tokens.
+    assert sorted(context.positions()[0, 0, live, 0].tolist()) == [*range(SINK), *range(12, 20)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(LENGTHS, st.integers(5, 30), st.sampled_from([0, 35]), st.integers(0, 9), st.data())
+def test_a_stream_continued_from_a_saved_state_answers_with_the_same_bits(
+    dtype: torch.dtype, lengths: list[int], budget: int, cap: int, seed: int, data: st.DataObject
+) -> None:
+    shape = shape_of(layers=2, heads=2, components=3, dtype=dtype)
+    whole, world = built(shape, seed, budget=budget, archive_tokens=cap)
+    resumed, _ = built(shape, seed, budget=budget, archive_tokens=cap)
+    whole.start(*world.sink())
+    cut = data.draw(st.integers(0, len(lengths)))
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        if index == cut:
+            resumed.load(copy_of(whole))
+        whole.append(step)
+        if index >= cut:
+            resumed.append(step)
+    if cut == len(lengths):
+        resumed.load(copy_of(whole))
+    assert same(copy_of(whole), copy_of(resumed))
+    bare = question(shape, 2, seed).to(dtype)
+    answers = []
+    for memory in (whole, resumed):
+        context = recalled(memory)
+        context = context.compacted(anchored(world, SINK), context.far_span())
+        answers.append(
+            [part for layer in range(2) for part in shown_to(context, layer, bare[layer])] + [context.next_position]
+        )
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*answers, strict=True))
+
+
+@given(LENGTHS, st.integers(5, 15), st.integers(0, 25))
+def test_a_capped_archive_holds_the_newest_blocks_that_fit(lengths: list[int], budget: int, more: int) -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=budget, archive_tokens=budget + more)
+    blocks = blocks_of(feed(memory, world, lengths), budget)
+    held: list[tuple[Tensor, Tensor, Tensor]] = []
+    for block in reversed(blocks):
+        if sum(len(p) for _, _, p in held) + len(block[2]) > budget + more:
+            break
+        held.insert(0, block)
+    tokens = sum(len(p) for _, _, p in held)
+    state, report = memory.tensors(), memory.report()
+    assert state["archive.lengths"].tolist() == [len(p) for _, _, p in held]
+    assert torch.equal(state["archive.keys"], torch.cat([k for k, _, _ in held], 2))
+    assert (report["archive_tokens_in_use"], report["archive_tokens_dropped"]) == (tokens, sum(lengths) - tokens)
+    assert memory.recall().next_position == max(SINK, sum(lengths))
+
+
+def test_a_capped_archive_is_packed_once_it_has_dropped_something() -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8, archive_tokens=8)
+    feed(memory, world, [4] * 5)
+    context = recalled(memory).compacted(anchored(world, SINK), 0)
+    assert context.next_position == SINK + 8
+    assert context.shift == 20 - (SINK + 8)
+
+
+def test_the_bytes_of_the_archive_are_those_of_its_tokens_and_grow_with_the_stream() -> None:
+    shape = shape_of(layers=2, heads=3, size=16, components=3, dtype=torch.bfloat16)
+    memory, world = built(shape, budget=8)
+    a_token = 2 * 2 * 3 * 16 * 2 + 3 * 8
+    sizes = []
+    memory.start(*world.sink())
+    for index in range(40):
+        memory.append(world.step(index, 7))
+        sizes.append(memory.nbytes())
+        assert sizes[-1]["archive"] == 7 * (index + 1) * a_token
+    assert sizes[-1]["near"] == sizes[0]["near"]
+    assert sizes[-1]["block_keys"] >= 40 * 2 * 3 * 16 * 4
+    assert not memory.bounded
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("archive.lengths", lambda t: t - 1),
+        ("archive.lengths", lambda t: torch.cat((t[:1] + t[1:2], t[2:], t[:1] * 0))),
+        ("archive.lengths", lambda t: torch.cat((t[:2].sum()[None], t[2:]))),
+        ("archive.count", lambda t: torch.tensor([-1, int(t[1])])),
+        ("archive.count", lambda t: torch.tensor([4, int(t[1])])),
+        ("archive.count", lambda t: torch.tensor([0, int(t[1]) - 1])),
+        ("archive.lengths", lambda t: t[:0]),
+    ],
+)
+def test_an_archive_that_contradicts_itself_is_refused_and_changes_nothing(name: str, change: Any) -> None:
+    shape = shape_of()
+    memory, world = built(shape, budget=6)
+    feed(memory, world, [4, 3, 5])
+    good = copy_of(memory)
+    with pytest.raises(StateCorrupt, match=r"archive\."):
+        memory.load(good | {name: change(good[name])})
+    assert same(good, copy_of(memory))
+
+
+def test_an_empty_archive_under_a_window_that_is_not_is_refused() -> None:
+    shape = shape_of()
+    memory, world = built(shape, budget=6)
+    memory.start(*world.sink())
+    empty = copy_of(memory)
+    memory.append(world.step(0, 4))
+    good = copy_of(memory)
+    with pytest.raises(StateCorrupt, match=r"archive\.lengths"):
+        memory.load(good | {name: t for name, t in empty.items() if name.startswith("archive")})
+    assert same(good, copy_of(memory))
+
+
+def test_an_archive_above_its_cap_is_refused() -> None:
+    shape = shape_of()
+    memory, world = built(shape, budget=6)
+    feed(memory, world, [4, 3, 5])
+    capped, _ = built(shape, budget=6, archive_tokens=11)
+    with pytest.raises(StateCorrupt, match="12 tokens"):
+        capped.load(memory.tensors())
+
+
+@pytest.mark.parametrize("settings", [{"archive_tokens": 7}, {"archive_tokens": -1}, {"local_tokens": 0}])
+def test_an_impossible_setting_is_refused_by_name(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ReKVConfig(budget=8, **settings)
+
+
+def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
+    session = Session.start(backbone, config)
+    for step in range(n_steps):
+        session.watch(random_frames(step))
+    return session
+
+
+@pytest.mark.parametrize("positions", ["compact", "stream"])
+@pytest.mark.parametrize("n_steps", [1, 6])
+def test_until_the_budget_is_exceeded_it_answers_as_the_full_cache(
+    tiny: Backbone, positions: str, n_steps: int
+) -> None:
+    session = watched(tiny, n_steps, MemoryConfig.of("rekv", budget=40, positions=positions))
+    assert session.clock.tokens_seen <= 40
+    expected = watched(tiny, n_steps, MemoryConfig.of("full", budget=40)).prefill(QUESTION)
+    # The same tokens; the full cache has empty slots beside them, so sums run in another order.
+    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_above_the_budget_it_does_not(tiny: Backbone) -> None:
+    session = watched(tiny, 14, MemoryConfig.of("rekv", budget=40, positions="stream", local_tokens=40))
+    expected = watched(tiny, 14, MemoryConfig.of("full", budget=40)).prefill(QUESTION)
+    assert (session.prefill(QUESTION) - expected).abs().max() > 1e-3
+
+
+def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, chosen = Retrieval._choose, []
+
+    def recording(self: Retrieval, layer: int, query: Tensor) -> list[int]:
+        chosen.append((layer, self.next_position, choose(self, layer, query)))
+        return chosen[-1][2]
+
+    monkeypatch.setattr(Retrieval, "_choose", recording)
+    session = watched(tiny, 30, MemoryConfig.of("rekv", budget=40, positions="stream"))
+    for positions in ("stream", "compact"):
+        config = MemoryConfig.of("rekv", budget=40, positions=positions)
+        other = Session.resume(tiny, config, to_state(session))
+        other.prefill(QUESTION)
+    (stream, compact) = (entry for entry in chosen if entry[0] == 0)
+    assert stream[1] == session.clock.next_position > compact[1]
+    # The first layer's query does not depend on what was read: only a rotation that was not removed could.
+    assert stream[2] == compact[2] != list(range(len(stream[2])))
+
+
+@pytest.mark.parametrize("positions", ["compact", "stream"])
+def test_asking_changes_nothing(tiny: Backbone, positions: str) -> None:
+    config = MemoryConfig.of("rekv", budget=40, positions=positions)
+    quiet, curious = Session.start(tiny, config), Session.start(tiny, config)
+    for step in range(14):
+        quiet.watch(random_frames(step))
+        curious.watch(random_frames(step))
+        answer = curious.ask(QUESTION, Decoding(max_new_tokens=3))
+        assert answer.context_tokens <= 40 + len(tiny.prefix_ids)
+    assert all(torch.equal(quiet.tensors()[name], t) for name, t in curious.tensors().items())
+    assert torch.equal(quiet.prefill(QUESTION), curious.prefill(QUESTION))

@@ -1,0 +1,139 @@
+"""Streams of random steps and a plain rotary embedding, for all tests of memories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protokv.config import DurableConfig, PaperConfig
+from protokv.core.context import EMPTY, Anchoring, Context
+from protokv.core.memory import Memory, MemoryShape, StepKV
+from protokv.core.rotary import PreciseRotary, rotate, unrotate
+
+
+class PlainRotary:
+    """RoPE of P components: the frequencies are dealt out to the components in turn."""
+
+    def __init__(self, head_size: int) -> None:
+        half = head_size // 2
+        self.frequency = 100.0 ** -(torch.arange(half) / half)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        half = len(self.frequency)
+        components = positions.repeat((1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),))
+        angles = components[..., :half] * self.frequency
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos(), angles.sin()
+
+
+class World:
+    """A stream that revisits a few things: each token is one of `things` directions of its head, with some noise."""
+
+    def __init__(self, shape: MemoryShape, seed: int, *, things: int = 12, noise: float = 0.3) -> None:
+        self.shape, self.noise = shape, noise
+        self.rotary = PlainRotary(shape.head_size)
+        self.generator = torch.Generator().manual_seed(seed)
+        size = (shape.layers, shape.kv_heads, things, shape.head_size)
+        self.keys, self.values = self._normal(*size), self._normal(*size)
+        self.time = 0
+
+    def _normal(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self.generator)
+
+    def sink(self) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
+        return self._normal(*size).to(shape.dtype), self._normal(*size).to(shape.dtype)
+
+    def step(self, index: int, tokens: int) -> StepKV:
+        shape, T = self.shape, tokens
+        which = torch.randint(self.keys.shape[2], (T,), generator=self.generator)
+        size = (shape.layers, shape.kv_heads, T, shape.head_size)
+        keys = self.keys[:, :, which] + self.noise * self._normal(*size)
+        values = self.values[:, :, which] + self.noise * self._normal(*size)
+        positions = self.time + torch.arange(T)[:, None].expand(T, shape.position_components)
+        if shape.position_components > 1:
+            cells = torch.arange(T) % 3
+            positions = torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1) + shape.sink_tokens
+        self.time += T
+        coordinates = torch.rand(T, 2, generator=self.generator)
+        rotated = rotate(keys, *self.rotary(positions)).to(shape.dtype)
+        return StepKV(rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index)
+
+
+def shape_of(
+    *,
+    layers: int = 2,
+    heads: int = 1,
+    size: int = 8,
+    components: int = 1,
+    sink: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> MemoryShape:
+    return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
+
+
+def small_config(budget: int = 29, **changes: object) -> PaperConfig:
+    """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
+    defaults = {
+        "pseudo_tokens": 2,
+        "idle_steps": 4,
+        "subquantizers": 2,
+        "codewords": 4,
+        "warmup_residuals": 11,
+        "merge_key_distance": 0.5,
+        "merge_value_distance": 0.5,
+    }
+    return PaperConfig(budget=budget, **(defaults | changes))
+
+
+def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
+    """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics, its centres in float32."""
+    defaults = {
+        "pseudo_tokens": 2,
+        "residual": True,
+        "subquantizers": 2,
+        "codewords": 4,
+        "warmup_residuals": 11,
+        "center_bits": 32,
+    }
+    return DurableConfig(budget=budget, **(defaults | changes))
+
+
+def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:
+    """Start the memory and append one step of each length; return the steps."""
+    memory.start(*world.sink())
+    steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
+    for step in steps:
+        memory.append(step)
+    return steps
+
+
+def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values `[H, N, D]` and bias `[H, N]`, `-inf` where free, of all that a layer reads.
+
+    Where a segment wants its queries turned, its keys are turned back instead: the logits are the same.
+    """
+    segments = context.at(layer, query)
+    keys = [s.keys if s.turn is None else unrotate(s.keys.float(), *s.turn).to(s.keys.dtype) for s in segments]
+    bias = torch.cat([segment.bias for segment in segments], 1)
+    free = bias.masked_fill(bias == EMPTY, -torch.inf)
+    return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free
+
+
+def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Anchoring:
+    """What re-anchoring must know of the model and of a stream of a test."""
+    precise = PreciseRotary(world.rotary, world.shape.position_components)
+    return Anchoring(precise, origin, 2**18, moving)
+
+
+def copy_of(memory: Memory) -> dict[str, Tensor]:
+    """The state, safe from later appends."""
+    return {name: tensor.clone() for name, tensor in memory.tensors().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two states have the same names and the same bytes."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

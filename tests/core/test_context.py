@@ -1,0 +1,332 @@
+"""Re-anchoring: what is in memory, shown at consecutive positions, and the attention that this gives."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.config import DurableConfig, MemoryConfig
+from protokv.core import rotary as turning
+from protokv.core.context import EMPTY, Anchoring, Context, Segment, SlotContext
+from protokv.core.registry import build_memory
+from protokv.core.rotary import Angles, PreciseRotary, direction, rotate, turn, turn_, unrotate
+from protokv.extras.compact import CompactContext
+from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
+from tests.oracles import attention as plain
+
+ORIGIN = 2
+ROTARY = PlainRotary(8)
+# By the number of position components.
+PRECISE = {components: PreciseRotary(ROTARY, components) for components in (1, 3)}
+LATE = 2**31
+
+
+def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = frozenset()) -> SlotContext:
+    """One layer, a head for each list of far times; `empty` names free far slots. Two slots of prompt prefix."""
+    H, far = len(times), len(times[0])
+    time = torch.tensor([[*range(ORIGIN), *row, *near] for row in times])[None]
+    positions = time[..., None]
+    g = torch.Generator().manual_seed(3)
+    bare = torch.randn(1, H, time.shape[2], 8, generator=g)
+    bias = torch.zeros(time.shape)
+    bias[:, :, [ORIGIN + slot for slot in empty]] = -torch.inf
+    keys = rotate(bare, *PRECISE[1](positions))
+    return SlotContext(keys, bare, bias, slice(ORIGIN, ORIGIN + far), lambda: positions)
+
+
+def compact(context: SlotContext) -> CompactContext:
+    shown = context.compacted(Anchoring(PRECISE[1], ORIGIN, 2000), context.far_span())
+    assert isinstance(shown, CompactContext)
+    return shown
+
+
+def times_of(context: Context) -> list[list[int]]:
+    return places_of(context)[0, :, :, 0].tolist()
+
+
+def places_of(context: Context) -> torch.Tensor:
+    assert isinstance(context, SlotContext | CompactContext)
+    assert context.positions is not None
+    return context.positions()
+
+
+def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = None) -> tuple[SlotContext, int, int]:
+    """Compact placement written out slot by slot, every key turned: the slots, the shift and the next position."""
+    assert context.positions is not None
+    places, live = context.positions().tolist(), (context.bias > -torch.inf).tolist()
+    L, H, N = context.bias.shape
+    heads = [(layer, head) for layer in range(L) for head in range(H)]
+    near_slots, far_slots = range(context.far.stop, N), range(context.far.start, context.far.stop)
+    behind = [
+        places[a][b][slot][0]
+        for slots in (near_slots, far_slots)
+        for a, b in heads
+        for slot in slots
+        if live[a][b][slot]
+    ]
+    has_near = any(live[a][b][slot] for a, b in heads for slot in near_slots)
+    near_times = [places[a][b][slot][0] for a, b in heads for slot in near_slots if live[a][b][slot]]
+    near = min(near_times) if has_near else max(behind, default=-1) + 1
+    older = {
+        (a, b): sorted({places[a][b][s][0] for s in far_slots if live[a][b][s] and places[a][b][s][0] < near})
+        for a, b in heads
+    }
+    distinct = max(map(len, older.values()), default=0)
+    shift = near - anchoring.origin - (distinct if span is None else span)
+    if shift <= 0:
+        return context, 0, anchoring.end
+    moved, last = context.positions().clone(), anchoring.origin - 1
+    for a, b in heads:
+        times = older[a, b]
+        for slot in range(context.far.start, N):
+            time = places[a][b][slot][0]
+            is_older = slot in far_slots and live[a][b][slot] and time in times
+            by = near - shift - len(times) + times.index(time) - time if is_older else -shift
+            for component in anchoring.moving:
+                moved[a, b, slot, component] += by
+            if live[a][b][slot]:
+                last = max(last, int(moved[a, b, slot].max()))
+    seen = slice(context.far.start, None)
+    keys = context.keys.clone()
+    keys[:, :, seen] = turn(keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary)
+    return SlotContext(keys, context.values, context.bias, context.far, lambda: moved), shift, last + 1
+
+
+@st.composite
+def contexts(draw: st.DrawFn) -> tuple[SlotContext, Anchoring]:
+    """Any times of far slots (copies of near ones too), any slots free, one position component or three."""
+    H, F, W = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 5))
+    P, moving = draw(st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]))
+    start = draw(st.integers(ORIGIN, 300)) + draw(st.sampled_from([0, 0, 2**16, LATE]))
+    gap = draw(st.integers(1, 3))
+    near = [start + gap * index for index in range(W)]
+    times = st.integers(max(ORIGIN, start - 400), max(near, default=start))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    N = ORIGIN + F + W
+    positions = torch.randint(ORIGIN, ORIGIN + 5, (2, H, N, P), generator=g)
+    rows = [[draw(st.lists(times, min_size=F, max_size=F)) for _ in range(H)] for _ in range(2)]
+    for layer in range(2):
+        for head in range(H):
+            positions[layer, head, :, 0] = torch.tensor([*range(ORIGIN), *rows[layer][head], *near])
+    bare, values = (torch.randn(2, H, N, 8, generator=g) for _ in range(2))
+    bias = torch.rand(2, H, N, generator=g)
+    bias[..., ORIGIN : ORIGIN + F][torch.rand(2, H, F, generator=g) < 0.3] = -torch.inf
+    bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
+    keys = rotate(bare, *PRECISE[P](positions))
+    context = SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions)
+    return context, Anchoring(PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving)
+
+
+@given(contexts(), st.integers(0, 4))
+def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
+    case: tuple[SlotContext, Anchoring], more: int
+) -> None:
+    context, anchoring = case
+    span = int(context.far_span()) + more
+    expected, shift, after = literal(context, anchoring, span=span)
+    shown = context.compacted(anchoring, span)
+    assert (shown.shift, shown.next_position) == (shift, after)
+    live = (context.bias > -torch.inf)[..., None]
+    assert torch.equal(places_of(shown) * live, places_of(expected) * live)
+    g = torch.Generator().manual_seed(1)
+    H = context.keys.shape[1]
+    query, tail = torch.randn(2 * H, 3, 8, generator=g), (torch.randn(H, 3, 8, generator=g),) * 2
+    for layer in range(2):
+        one, other = (plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@given(contexts())
+def test_a_compact_context_hides_its_far_slots(case: tuple[SlotContext, Anchoring]) -> None:
+    context, anchoring = case
+    shown = context.compacted(anchoring, context.far_span()).without_far()
+    expected, _, _ = literal(context, anchoring)
+    g = torch.Generator().manual_seed(1)
+    H = context.keys.shape[1]
+    query, tail = torch.randn(H, 2, 8, generator=g), (torch.randn(H, 2, 8, generator=g),) * 2
+    far = expected.bias.clone()
+    far[..., context.far] = EMPTY
+    hidden = Segment(expected.keys[1], expected.values[1], far[1].clamp(min=EMPTY))
+    one = plain.attend(query, shown.at(1, query), tail, 0.3)
+    torch.testing.assert_close(one, plain.attend(query, [hidden], tail, 0.3), rtol=1e-4, atol=1e-4)
+
+
+def test_far_keys_of_a_layer_are_turned_once_for_an_answer() -> None:
+    shown = compact(context_of([[400, 90, 35]], [1000, 1001]))
+    query = torch.ones(1, 1, 8)
+    assert shown.at(0, query)[0] is shown.at(0, query)[0]
+
+
+def test_far_times_stand_one_apart_before_the_window_newest_next_to_it() -> None:
+    shown = compact(context_of([[400, 90, 400], [70, 90, 400]], [1000, 1001, 1003]))
+    assert times_of(shown) == [[0, 1, 4, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8]]
+    assert (shown.shift, shown.next_position) == (995, 9)
+
+
+def test_a_far_copy_of_what_is_still_in_the_window_moves_with_the_window() -> None:
+    shown = compact(context_of([[50, 1001]], [1000, 1001]))
+    assert times_of(shown) == [[0, 1, 2, 4, 3, 4]]
+
+
+def test_without_a_window_the_newest_time_is_the_last_position() -> None:
+    shown = compact(context_of([[50, 10, 70]], []))
+    assert times_of(shown) == [[0, 1, 3, 2, 4]]
+    assert shown.next_position == 5
+
+
+def test_free_slots_take_no_position() -> None:
+    shown = compact(context_of([[50, 123, 70]], [99], empty={1}))
+    assert [times_of(shown)[0][slot] for slot in (2, 4, 5)] == [2, 3, 4]
+
+
+def test_nothing_moves_while_positions_are_consecutive() -> None:
+    context = context_of([[2, 3, 4]], [5, 6])
+    shown = compact(context)
+    assert times_of(shown) == times_of(context)
+    older, near = shown.at(0, torch.ones(1, 1, 8))
+    assert torch.equal(torch.cat((older.keys, near.keys), 1), context.keys[0])
+    assert near.turn is not None
+    query = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rotate(query, *near.turn), query)
+
+
+def test_keys_are_turned_to_the_positions_that_are_named() -> None:
+    context = context_of([[400, 90, 35]], [1000, 1001])
+    shown = compact(context)
+    keys, _, _ = shown_to(shown, 0, torch.ones(1, 1, 8))
+    bare = unrotate(keys, *PRECISE[1](places_of(shown)[0]))
+    torch.testing.assert_close(bare, context.values[0], rtol=0, atol=1e-4)
+    assert torch.equal(keys[:, :ORIGIN], context.keys[0, :, :ORIGIN])
+
+
+def test_only_moving_components_are_shifted() -> None:
+    positions = torch.tensor([[50, 3, 4], [900, 2, 5]]).expand(1, 1, 2, 3)
+    keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
+    context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
+    for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
+        shown = context.compacted(Anchoring(PRECISE[3], ORIGIN, 901, moving), context.far_span())
+        assert places_of(shown)[0, 0].tolist() == expected
+
+
+def test_a_context_without_positions_says_so() -> None:
+    keys = torch.zeros(1, 1, 2, 8)
+    context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
+    with pytest.raises(ValueError, match="positions"):
+        context.compacted(Anchoring(PRECISE[1], ORIGIN, 9), 1)
+
+
+@pytest.mark.parametrize("rows", [7, 4096])
+@pytest.mark.parametrize("end", [3, 900, 2**31])
+def test_keys_turned_in_parts_by_angles_of_two_tables_are_turned_by_their_own(
+    rows: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turning, "_ROWS", rows)
+    g = torch.Generator().manual_seed(rows)
+    keys = torch.randn(3, 11, 8, generator=g)
+    moves = torch.randint(1 - end, end, (3, 11), generator=g)
+    angles = Angles.of(PRECISE[1], torch.tensor([1]), 4, end)
+    turned = keys.clone()
+    turn_(turned, moves, angles)
+    torch.testing.assert_close(turned, rotate(keys, *PRECISE[1](moves[..., None])), rtol=0, atol=2e-6)
+
+
+@given(st.integers(1, 2**32), st.integers(0, 99))
+def test_an_angle_of_two_tables_is_off_by_less_than_float32_rounds(end: int, seed: int) -> None:
+    precise = PRECISE[3]
+    angles = Angles.of(precise, direction((0, 2), 3, torch.device("cpu")), 4, end)
+    # As many rows as the square root of what they reach.
+    assert (len(angles.coarse[0]) + len(angles.fine[0])) ** 2 <= 64 * max(end, 4)
+    moves = torch.randint(1 - end, end, (50,), generator=torch.Generator().manual_seed(seed))
+    moves[:3] = torch.tensor([1 - end, 0, end - 1])
+    expected = oracle(precise, moves[:, None] * torch.tensor([1, 0, 1]))
+    for mine, literal_ in zip(angles.at(moves), expected, strict=True):
+        torch.testing.assert_close(mine.double(), literal_, rtol=0, atol=8e-7)
+
+
+def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of each pair in float64, of integers of any size."""
+    (owner, rate), *_ = precise._made.values()
+    parts = [
+        [position[own] * by % 2**32 for own, by in zip(owner.tolist(), rate.tolist(), strict=True)]
+        for position in positions.tolist()
+    ]
+    angle = torch.tensor(parts, dtype=torch.float64) * (2 * math.pi / 2**32)
+    return angle.cos(), angle.sin()
+
+
+@cache
+def precise_of(size: int, components: int) -> PreciseRotary:
+    return PreciseRotary(PlainRotary(size), components)
+
+
+@pytest.mark.parametrize("size", [2, 8, 34, 128])
+@given(st.integers(0, 2**33 - 1), st.integers(1, 3))
+def test_precise_angles_are_right_at_any_position(size: int, position: int, components: int) -> None:
+    precise = precise_of(size, components)
+    places = torch.tensor([[position // (1 + component) for component in range(components)]])
+    for mine, expected in zip(precise.of_pairs(places), oracle(precise, places), strict=True):
+        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=4e-7)
+
+
+@pytest.mark.parametrize("size", [2, 8, 34, 128])
+@given(st.integers(0, 2**15), st.integers(1, 3))
+def test_precise_angles_are_the_model_s_at_small_positions(size: int, position: int, components: int) -> None:
+    places = torch.tensor([[position // (1 + component) for component in range(components)]])
+    mine, theirs = precise_of(size, components)(places), PlainRotary(size)(places)
+    # The model rounds its angle to float32.
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=position * 2**-24 + 1e-6)
+
+
+def test_only_the_pairs_that_move_are_turned() -> None:
+    # Of 4 pairs the frequencies are dealt out to 3 components in turn.
+    assert PreciseRotary(PlainRotary(8), 3).moving_pairs((0,)) == 4
+    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0,)) == 1
+    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0, 1, 2)) == 3
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4000))
+def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) -> None:
+    bare = torch.randn(5, 8, generator=torch.Generator().manual_seed(there))
+    one, other = (torch.full((5, 1), position) for position in (here, there))
+    turned = turn(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
+    torch.testing.assert_close(turned, rotate(bare, *PRECISE[1](other)), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("components", [1, 3])
+@pytest.mark.parametrize(
+    "config",
+    [
+        small_config(29),
+        small_config(29, anchor="average", residual=False),
+        small_config(29, split=(0, 1)),
+        DurableConfig(budget=29),
+        MemoryConfig.of("sliding-window", budget=29),
+    ],
+    ids=["paper", "average", "far-only", "durable", "sliding-window"],
+)
+def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: MemoryConfig, components: int) -> None:
+    shape = shape_of(heads=2, components=components)
+    world = World(shape, 1)
+    memory = build_memory(config, shape, world.rotary)
+    feed(memory, world, [3, 5, 1, 7, 2, 6] * 20)
+    context = memory.context()
+    assert isinstance(context, SlotContext)
+    assert context.positions is not None
+    shown = context.compacted(anchored(world, ORIGIN), context.far_span())
+    live = context.bias > -torch.inf
+    before, after = context.positions()[..., 0], places_of(shown)[..., 0]
+    assert int(after[live].max()) < config.budget + ORIGIN
+    assert int(after[live].min()) == 0
+    for old, new in zip(
+        (b[a] for b, a in zip(before.flatten(0, 1), live.flatten(0, 1), strict=True)),
+        (b[a] for b, a in zip(after.flatten(0, 1), live.flatten(0, 1), strict=True)),
+        strict=True,
+    ):
+        # Strictly increasing in each other: no two times fall together and none change places.
+        assert ((old[:, None] < old) == (new[:, None] < new)).all()

@@ -1,0 +1,51 @@
+"""Counters of a bank stay exact however long the stream is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig
+from protokv.core.prototypes import ProtoKV
+from tests.core.streams import World, shape_of
+
+LONG = 10**9
+CASES: dict[str, MemoryConfig] = {
+    "durable": DurableConfig(budget=4, split=(0, 1), center_bits=32),
+    "durable, blocked": DurableConfig(budget=4, split=(0, 1), rule="blocked", center_bits=32),
+    "durable, coded": DurableConfig(budget=4, split=(0, 1)),
+    "continuity": ContinuityConfig(budget=4, split=(0, 1), merge=False),
+}
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
+def test_a_token_more_is_a_token_more_after_ten_to_the_nine(config: MemoryConfig) -> None:
+    world = World(shape_of(layers=1, heads=2, size=4, sink=0), 0, things=1, noise=0.01)
+    memory = ProtoKV(config, world.shape, world.rotary)
+    memory.start(*world.sink())
+    memory.append(world.step(0, 8))
+    bank = memory._bank
+    # As if the stream had brought a billion tokens of every prototype, up to a position beyond 2**24.
+    bank.mass += LONG
+    bank.absorbed += 4 * LONG
+    bank.position += 2**31
+    world.time = 2**31 + 8
+    for index in range(1, 9):
+        memory.append(world.step(index, 3))
+        # Nothing is gone, and nothing came twice: every token is in the mass of one prototype, to the last one.
+        assert (bank.mass.sum(-1) == 4 * LONG + 8 + 3 * index).all()
+        assert float(bank.position.max()) == world.time - 1
+    assert torch.isfinite(memory.context().bias).all()
+
+
+def test_a_mean_position_of_a_billion_tokens_still_moves() -> None:
+    world = World(shape_of(layers=1, heads=1, size=4, sink=0), 0, things=1, noise=0.01)
+    memory = ProtoKV(DurableConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
+    memory.start(*world.sink())
+    memory.append(world.step(0, 1))
+    bank = memory._bank
+    bank.mass.fill_(LONG)
+    bank.position.fill_(2.0**30)
+    world.time = 2**31
+    memory.append(world.step(1, 1))
+    assert float(bank.position) - 2**30 == pytest.approx(2**30 / (LONG + 1), rel=1e-6)

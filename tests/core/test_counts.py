@@ -1,0 +1,269 @@
+"""How many operations and host waits a session adds to a forward, counted at the shapes of a 7B model.
+
+How they are counted is in `counting`. The model is a stub that attends and does nothing else. Bounds are of one steady
+step at 28 layers, 4 KV heads of 128 and 196 tokens a step, in bfloat16: of everything between the vision tower and the
+next step, attention and the update of the memory alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from protokv.config import MemoryConfig
+from protokv.config.base import Positions
+from protokv.core import assignment, loops
+from protokv.core import assignment as candidates
+from protokv.core import maintenance as closeness
+from protokv.core import maintenance as merging
+from protokv.core import rotary as turning
+from protokv.core import session as session_module
+from protokv.core.decoding import Decoding
+from protokv.core.memory import StepKV
+from protokv.core.rotary import rotate
+from protokv.core.session import Session
+from protokv.durable import nearest as parts
+from tests.counting import Counting
+from tests.stub_backbone import StubBackbone
+
+# Memories whose steps do not wait for the device, and those whose decoding steps do not.
+WITHOUT_WAITS = [
+    ("sliding-window", 6000),
+    ("durable", 4000),
+    ("durable", 6000),
+    pytest.param("sliding-window", 24_000, marks=pytest.mark.slow),
+    pytest.param("durable", 24_000, marks=pytest.mark.slow),
+]
+DECODED = ["sliding-window", "durable", "paper", "continuity"]
+# A step, or a decoded token; casts are seen only where nothing runs in inference mode.
+OPERATIONS = 400
+# At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
+COMPACT_OPERATIONS = {"sliding-window": 600, "durable": 1400}
+# Operations of one layer: two sets of tokens attended to, and merged.
+ATTENTION = 7
+
+
+@pytest.fixture(autouse=True)
+def _seen_by_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in inference mode is hidden from a dispatch mode in part. Decorated methods go without it."""
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
+    for name, method in list(vars(Session).items()):
+        if isinstance(method, FunctionType) and method.__code__.co_name in ("decorate_context", "generator_context"):
+            monkeypatch.setattr(Session, name, method.__wrapped__)
+
+
+def watch(session: Session) -> None:
+    step = session.backbone.embed_step(None)
+    with torch.no_grad():
+        session.take([step], [session.clock.steps * 1.0])
+
+
+def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions: Positions = "stream") -> Session:
+    """A session that has seen as many steps; the model is left out for all but the last two."""
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, positions=positions))
+    T = len(backbone.step.embeddings)
+    keys = torch.randn(backbone.layers, backbone.kv_heads, T, backbone.head_size).to(backbone.dtype)
+    for index in range(steps - 2):
+        places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).places
+        session.memory.append(StepKV(keys + index % 7, keys, places, torch.rand(T, 2), index))
+    session.clock = replace(session.clock, steps=steps - 2, next_position=14 + steps)
+    for _ in range(2):
+        watch(session)
+    return session
+
+
+def check_steady(session: Session, most: int, steps: int) -> None:
+    with Counting() as counting:
+        counts = []
+        for _ in range(steps):
+            counting.operations.clear()
+            watch(session)
+            counts.append(counting.operations.total())
+    assert not counting.waits
+    assert max(counts) <= most, counting.operations
+    # The same work in every step.
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize(("kind", "budget"), WITHOUT_WAITS)
+def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
+    kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only a CPU works through the plan of a bank in parts.
+    monkeypatch.setattr(parts, "_ROWS", 2**40)
+    # Without data behind the tensors, a wait would raise.
+    with FakeTensorMode():
+        session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
+        check_steady(session, OPERATIONS, steps=3)
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 6000), ("durable", 4000)])
+def test_a_steady_step_at_compact_positions_waits_for_nothing(
+    kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (parts, turning):
+        monkeypatch.setattr(module, "_ROWS", 2**40)
+    # Its rates are read off the model once, which takes data.
+    precise = StubBackbone(layers=1).precise_rotary
+    with FakeTensorMode():
+        backbone = StubBackbone()
+        backbone.precise_rotary = precise
+        precise._made = {backbone.device: (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))}
+        # Far out in the stream, and whether that is beyond the model's range is not asked either.
+        backbone.max_position = 20
+        session = filled(backbone, kind, budget, budget // 196 + 3, "compact")
+        session.clock = replace(session.clock, next_position=500_000)
+        check_steady(session, COMPACT_OPERATIONS[kind], steps=2)
+
+
+class Scene(StubBackbone):
+    """Keys and values of a step are what a scene shows, `[H, T, D]` of an index, turned as its place asks for."""
+
+    def __init__(self, show: Callable[[int, tuple[int, int, int]], Tensor], **sizes: Any) -> None:
+        super().__init__(**sizes, dtype=torch.float32)
+        self._show, self._index = show, 0
+
+    def forward(self, embeddings: Tensor, positions: Tensor, context: Any, tail: Any, **more: Any) -> Tensor:
+        query, keys, _, hidden = self._made_for(len(positions))
+        shown = self._show(self._index, tuple(keys.shape[1:]))  # type: ignore[arg-type]
+        self._index += 1
+        self._made[len(positions)] = query, rotate(shown, *self.rotary(positions))[None], shown[None], hidden
+        return super().forward(embeddings, positions, context, tail, **more)
+
+
+def new_noise(index: int, size: tuple[int, int, int]) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(1 + index))
+
+
+def still(index: int, size: tuple[int, int, int]) -> Tensor:
+    return new_noise(-1, size) + 0.1 * new_noise(index, size)
+
+
+def three_things(index: int, size: tuple[int, int, int]) -> Tensor:
+    thing = torch.arange(size[1]) % 3
+    return new_noise(-1, size)[:, thing] + 0.14 * new_noise(index, size)
+
+
+def walk(index: int, size: tuple[int, int, int]) -> Tensor:
+    return (0.05 * new_noise(-1, size)).cumsum(1) + 0.02 * new_noise(index, size)
+
+
+def crowd(index: int, size: tuple[int, int, int]) -> Tensor:
+    return 0.15 * new_noise(index, size)
+
+
+def cut(index: int, size: tuple[int, int, int]) -> Tensor:
+    return still(index, size) if index < 22 else three_things(index, size)
+
+
+# What is shown to whom, and how many a head of 49 tokens a step merges then.
+PAPER, CONTINUITY = ("paper", 1000, {"idle_steps": 3}), ("continuity", 400, {})
+MERGING = [(still, 30), (three_things, 40), (walk, 30), (crowd, 40), (cut, 40)]
+SCENES = [
+    (PAPER, new_noise, 0),
+    *((PAPER, *merging) for merging in MERGING),
+    (CONTINUITY, walk, 30),
+    (CONTINUITY, cut, 40),
+]
+
+
+@pytest.mark.parametrize(("memory", "scene", "merges"), SCENES, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
+    memory: tuple[str, int, dict[str, Any]], scene: Any, merges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked, and only
+    # there loops serve.
+    monkeypatch.setattr(loops, "LEAST", 10**9)
+    for module in (assignment, candidates, closeness, merging):
+        monkeypatch.setattr(module, "asks_freely", lambda _: False)
+    layers, heads = 2, 2
+    backbone = Scene(scene, layers=layers, kv_heads=heads, groups=2, head_size=32, grid=(7, 7))
+    kind, budget, changes = memory
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, **changes))
+    merged = [0]
+    with Counting() as counting:
+        for index in range(30):
+            counting.operations.clear()
+            counting.waits.clear()
+            watch(session)
+            operations, waits = counting.operations.total(), Counter(counting.waits)
+            merged.append(int(session.memory.tensors()["bank.merged"].sum()))
+            if index >= 18:
+                assert 0 < waits.total() <= 10, waits
+                assert operations + (28 - layers) * ATTENTION <= 2000, counting.operations
+    most = max(after - before for before, after in pairwise(merged[18:]))
+    assert most >= merges * layers * heads * 0.5 if merges else most == 0
+
+
+def test_the_proof_would_notice_a_wait() -> None:
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        int(torch.zeros(3).max())
+    with torch.no_grad(), Counting() as counting:
+        numbers = torch.arange(5)
+        numbers[numbers > 2]
+        numbers[numbers > 2] = 0
+        numbers.nonzero(as_tuple=True)
+        numbers.max().item()
+        numbers.tolist()
+    assert counting.waits == {"index": 1, "index_put_": 1, "nonzero": 1, "_local_scalar_dense": 1, "tolist": 1}
+
+
+class Spy:
+    """Stands for `read_token`: the operations between two reads are those of one decoding step."""
+
+    def __init__(self, counting: Counting) -> None:
+        self._counting, self.steps = counting, []
+
+    def __call__(self, token: torch.Tensor) -> int:
+        self.steps.append((Counter(self._counting.operations), Counter(self._counting.waits)))
+        self._counting.operations.clear()
+        self._counting.waits.clear()
+        return 7
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+@pytest.mark.parametrize("decoding", [Decoding(6), Decoding(6, temperature=0.7, top_p=0.9)], ids=["greedy", "drawn"])
+def test_a_decoding_step_waits_for_its_token_alone(
+    kind: str, positions: Positions, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The counts are those of any size; with data, since some memories wait before the question is forwarded.
+    backbone = StubBackbone(kv_heads=2, groups=2, head_size=16, grid=(3, 3))
+    session = filled(backbone, kind, 72, 20, positions)
+    with Counting() as counting:
+        spy = Spy(counting)
+        monkeypatch.setattr(session_module, "read_token", spy)
+        for _ in range(2):
+            spy.steps.clear()
+            assert session.ask("what?", decoding).tokens == 6
+    _, *steps = spy.steps
+    assert len(steps) == 5
+    for operations, waits in steps:
+        assert not waits
+        # Keys are turned before the first token.
+        assert operations.total() <= (OPERATIONS if positions == "stream" else COMPACT_OPERATIONS["sliding-window"])
+    assert len({operations.total() for operations, _ in steps}) == 1
+
+
+@pytest.mark.parametrize("budget", [6000, pytest.param(24_000, marks=pytest.mark.slow)])
+def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeTensorMode(), Counting() as counting:
+        session = filled(StubBackbone(), "sliding-window", budget, budget // 196 + 2)
+        spy = Spy(counting)
+        monkeypatch.setattr(session_module, "read_token", spy)
+        # Not to the end: how many tokens were visible is asked once an answer.
+        pieces = session.stream("what?", Decoding(6))
+        for _ in range(5):
+            next(pieces)
+    assert max(operations.total() for operations, _ in spy.steps[1:]) <= OPERATIONS

@@ -1,0 +1,80 @@
+"""Choosing tokens and streaming text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protokv.core.decoding import Chooser, Decoding, TextStream, read_token
+from protokv.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def test_zero_temperature_takes_the_likeliest_token() -> None:
+    logits = torch.tensor([0.1, 3.0, 2.9])
+    assert {read_token(Chooser(Decoding(seed=seed), CPU)(logits)) for seed in range(5)} == {1}
+
+
+def test_draws_follow_the_softmax() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    choose = Chooser(Decoding(temperature=1.0), CPU)
+    counts = torch.bincount(torch.tensor([read_token(choose(logits)) for _ in range(4000)]), minlength=3) / 4000
+    # Five standard deviations of a share of 4000 draws.
+    torch.testing.assert_close(counts, logits.softmax(0), rtol=0, atol=0.04)
+
+
+def test_top_p_never_draws_what_lies_outside_it() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    choose = Chooser(Decoding(temperature=1.0, top_p=0.6), CPU)
+    assert {read_token(choose(logits)) for _ in range(300)} == {0, 1}
+
+
+def test_top_p_always_keeps_the_likeliest_token() -> None:
+    choose = Chooser(Decoding(temperature=1.0, top_p=1e-6), CPU)
+    assert {read_token(choose(torch.tensor([0.0, 0.1]))) for _ in range(20)} == {1}
+
+
+def test_a_draw_is_that_of_multinomial() -> None:
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    choose, generator = Chooser(Decoding(temperature=1.5, seed=3), CPU), torch.Generator().manual_seed(3)
+    for _ in range(20):
+        ordered, ids = (logits / 1.5).softmax(-1).sort(descending=True)
+        assert choose(logits).tolist() == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    Chooser(Decoding(temperature=1.0), CPU)(torch.randn(7, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 10**9},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+    ],
+)
+def test_impossible_settings_are_named(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        Decoding(**values)  # type: ignore[arg-type]
+
+
+def test_a_character_in_two_tokens_waits_for_its_rest() -> None:
+    raw = "aé!".encode()
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
+    assert [stream.push(byte) for byte in raw] == ["a", "", "é", "!"]
+    assert stream.finish() == ""
+
+
+def test_what_never_completes_is_shown_at_the_end() -> None:
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
+    assert stream.push("é".encode()[0]) == ""
+    assert stream.finish() == "�"

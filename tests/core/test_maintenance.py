@@ -1,0 +1,301 @@
+"""Ageing, merging and recycling, each alone."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.config import PaperConfig
+from protokv.config.prototypes import Anchor
+from protokv.core import maintenance as closeness
+from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
+from protokv.core.maintenance import Recycler, decay_, merge_, recycle_, turns
+from protokv.core.naive import NaiveProtoKV, Prototype
+from tests.core.streams import World, shape_of
+
+pytestmark = pytest.mark.usefixtures("computed_by")
+
+
+class Followed:
+    """A follower that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+        self.merged: list[tuple[int, int]] = []
+
+    def freed_(self, rows: Tensor) -> None:
+        self.freed += rows.nonzero().squeeze(1).tolist()
+
+    def merged_(self, into: Tensor, gone: Tensor) -> None:
+        pairs = zip(into.tolist(), gone.tolist(), strict=True)
+        self.merged += sorted((one, other) for one, other in pairs if one != other)
+
+
+def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
+    """A bank whose prototypes have these key centres `[L * H, K, D]`, values of 0 and mass 1, seen at step 0."""
+    B, K, D = keys.shape
+    bank = PrototypeBank(shape_of(layers=layers, heads=heads, size=D), K)
+    seen = TokenPositions(torch.rand(B * K, 2), torch.arange(B * K, dtype=torch.float64)[:, None])
+    bank.open_(torch.arange(B * K), keys.reshape(-1, D), torch.zeros(B * K, D), seen, 0)
+    bank.absorbed += 10**12
+    return bank
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.001, 1.0, 0.0])
+def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
+    masses = torch.cat((torch.arange(1, 2001), torch.tensor([10**6, 2**24]))).float()
+    bank = bank_of(torch.randn(1, len(masses), 4))
+    bank.mass = masses.view(1, 1, -1).clone()
+    decay_(bank, [], step=121, config=PaperConfig(decay_rate=rate))
+    kept = 1 - Fraction(str(rate))
+    assert bank.mass.view(-1).tolist() == [math.floor(kept * int(mass)) for mass in masses.tolist()]
+
+
+def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
+    bank, follower = bank_of(torch.randn(1, 3, 4)), Followed()
+    bank.last_step[0, 0, 1] = 1
+    decay_(bank, [follower], step=121, config=PaperConfig())
+    assert (bank.mass > 0).tolist() == [[[False, True, False]]]
+    assert follower.freed == [0, 2]
+    assert int(bank.expired) == 2
+    bank.check(bank.held(), None)
+
+
+def test_once_an_interval_a_prototype_decays_in_the_first_step_behind_each_and_in_no_other() -> None:
+    bank, config = bank_of(torch.randn(1, 1, 4)), PaperConfig(decay="interval", idle_steps=7, decay_rate=0.5)
+    bank.mass += 99
+    masses = {}
+    for step in range(1, 30):
+        decay_(bank, [], step, config)
+        masses[step] = int(bank.mass)
+    expected = {step: math.floor(100 / 2 ** max(0, (step - 1) // 7)) for step in masses}
+    assert masses == expected
+    assert [masses[step] for step in (7, 8, 14, 15, 22, 29)] == [100, 50, 50, 25, 12, 6]
+
+
+def test_with_no_idle_time_both_readings_of_decay_are_one() -> None:
+    for decay in ("floor", "interval"):
+        bank = bank_of(torch.randn(1, 1, 4))
+        bank.mass += 99
+        for step in range(4):
+            decay_(bank, [], step, PaperConfig(decay=decay, idle_steps=0, decay_rate=0.5))
+        assert int(bank.mass) == 12
+
+
+def test_merging_conserves_mass_and_moments() -> None:
+    torch.manual_seed(3)
+    keys = torch.randn(1, 1, 12).expand(1, 5, 12) + 0.01 * torch.randn(1, 5, 12)
+    bank, follower = bank_of(keys), Followed()
+    bank.mass[0, 0] = torch.tensor([3.0, 1, 4, 1, 5])
+    weight = bank.mass.view(-1, 1)
+    center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
+    second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
+    merge_(bank, [follower], PaperConfig())
+    one = turns(5)[0]
+    assert bank.mass.view(-1).tolist() == [14 * (slot == one) for slot in range(5)]
+    assert follower.merged == [(one, slot) for slot in range(5) if slot != one]
+    torch.testing.assert_close(bank.key_center[0, 0, one], center)
+    torch.testing.assert_close(bank.mean[0, 0, one], mean)
+    torch.testing.assert_close(bank.covariance[0, 0, one] + torch.outer(mean, mean), second.sum(0) / 14)
+    assert float(bank.position[0, 0, one]) == 4.0
+    bank.check(bank.held(), None)
+
+
+def test_merges_follow_the_order_of_turns_and_use_the_centres_of_the_pass_before() -> None:
+    # On a line with eps 1, in order of turns: the first takes the second (and moves to 0.45), which brings it nowhere
+    # near the third; that one and the fourth are a pair.
+    order = list(turns(4))
+    keys = torch.zeros(1, 4, 4)
+    keys[0, order] = torch.tensor([0.0, 0.9, 1.6, 2.5])[:, None]
+    bank, follower = bank_of(keys), Followed()
+    config = PaperConfig(merge_key_distance=1.0)
+    merge_(bank, [follower], config)
+    expected = [(order[0], order[1]), (order[2], order[3])]
+    assert sorted(follower.merged) == sorted(expected)
+    # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
+    merge_(bank, [follower], config)
+    assert len(follower.merged) == 2
+    bank.key_center[0, 0, order[2]] = 1.3
+    bank.touch_(torch.tensor([order[2]]))
+    merge_(bank, [follower], config, 1)
+    assert follower.merged[2:] == [(order[0], order[2])]
+
+
+def test_close_keys_with_different_values_stay_apart() -> None:
+    bank = bank_of(torch.ones(1, 3, 8))
+    bank.value_center[0, 0, 1] = 0.26
+    merge_(bank, [], PaperConfig())
+    assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
+
+
+def test_heads_merge_independently_of_each_other() -> None:
+    torch.manual_seed(0)
+    keys = 0.4 * torch.randn(6, 9, 8)
+    together = bank_of(keys, layers=2, heads=3)
+    merge_(together, [], PaperConfig(merge_key_distance=0.5))
+    for head in range(6):
+        alone = bank_of(keys[head : head + 1])
+        merge_(alone, [], PaperConfig(merge_key_distance=0.5))
+        assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
+    assert 0 < int(together.merged.sum()) < 6 * 8
+
+
+def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
+    """The bank as the oracle has it."""
+    L, H, K, D = bank.key_center.shape
+    naive = NaiveProtoKV(config, shape_of(layers=L, heads=H, size=D), World(shape_of(), 0).rotary)
+    names = ("key_center", "value_center", "mean", "covariance", "position")
+    counts = torch.zeros(1, 1, dtype=torch.int64)
+    for layer in range(L):
+        for head in range(H):
+            slots: list[Prototype | None] = []
+            for slot in range(K):
+                held = {name: getattr(bank, name)[layer, head, slot].clone() for name in names}
+                mass, last = (int(part[layer, head, slot]) for part in (bank.mass, bank.last_step))
+                one = Prototype(**held, mass=mass, last_step=last, key_counts=counts, value_counts=counts)
+                slots.append(one if mass else None)
+            naive.heads[layer][head].slots = slots
+    return naive
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    heads=st.integers(1, 3),
+    prototypes=st.integers(2, 40),
+    size=st.sampled_from([2, 4, 12, 64]),
+    things=st.sampled_from([1, 3, 20]),
+    noise=st.sampled_from([0.02, 0.15, 0.3]),
+    line=st.booleans(),
+    heavy=st.booleans(),
+    anchor=st.sampled_from(["recent", "first", "average"]),
+    block=st.sampled_from([1, 2**26]),
+)
+def test_merging_side_by_side_is_what_is_written_out(
+    seed: int,
+    heads: int,
+    prototypes: int,
+    size: int,
+    things: int,
+    noise: float,
+    line: bool,
+    heavy: bool,
+    anchor: Anchor,
+    block: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    which = torch.randint(things, (heads, prototypes), generator=generator)
+    keys = normal(heads, things, size).gather(1, which[..., None].expand(-1, -1, size))
+    if line:
+        # Each close to those beside it.
+        keys = normal(heads, 1, size) * torch.arange(prototypes)[:, None] * 0.1
+    bank = bank_of(keys + noise * normal(heads, prototypes, size), heads=heads)
+    bank.value_center.copy_(0.5 * noise * normal(*bank.value_center.shape))
+    # Masses that differ by orders of magnitude make centres jump.
+    bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
+    config, moved = PaperConfig(anchor=anchor), None
+    for _ in range(3):
+        naive, follower = heads_of(bank, config), Followed()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(closeness, "_BLOCK_ELEMENTS", block)
+            moved = merge_(bank, [follower], config, moved)
+        merged = []
+        for head, expected in enumerate(naive.heads[0]):
+            before = list(expected.slots)
+            naive._merge(expected)
+            for slot, prototype in enumerate(expected.slots):
+                assert int(bank.mass[0, head, slot]) == (prototype.mass if prototype else 0)
+                if prototype is None:
+                    heir = before[slot].merged_into if before[slot] else None
+                    merged += [(head * prototypes + before.index(heir), head * prototypes + slot)] if heir else []
+                    continue
+                for name in ("key_center", "value_center", "mean", "covariance", "position"):
+                    expected_part = getattr(prototype, name)
+                    found = getattr(bank, name)[0, head, slot]
+                    torch.testing.assert_close(found, expected_part, rtol=1e-5, atol=1e-5)
+        assert sorted(follower.merged) == sorted(merged)
+        bank.check(bank.held(), None)
+        # Another pass over what some of has moved meanwhile: what was found apart and did not move is not looked at.
+        rows = (
+            ((torch.rand(bank.mass.shape, generator=generator) < 0.2) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
+        )
+        bank.key_center.view(-1, size)[rows] += 0.1
+        bank.touch_(rows)
+        moved += len(rows)
+
+
+def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> None:
+    # Groups of up to a dozen, each of them near each other, whatever has been merged before.
+    torch.manual_seed(5)
+    things = torch.randn(1, 9, 16)
+    which = torch.randint(9, (1, 60))
+    bank, follower = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Followed()
+    merge_(bank, [follower], PaperConfig())
+    order, expected = turns(60), []
+    for place, one in enumerate(order):
+        expected += [(one, other) for other in order[place + 1 :] if which[0, one] == which[0, other]]
+    first = {int(which[0, slot]): slot for slot in reversed(order)}
+    assert sorted(follower.merged) == sorted(pair for pair in expected if pair[0] in first.values())
+    assert len(follower.merged) == 60 - 9
+
+
+@pytest.mark.parametrize("step", [0.02, 0.05, 0.1, 0.15])
+def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
+    # A walk, each centre close to those beside it: the loop over pairs would go along it one by one.
+    torch.manual_seed(1)
+    bank = bank_of((step * torch.randn(1, 300, 32)).cumsum(1))
+    found, moved = [], None
+    while moved is None or moved:
+        before = int(bank.merged.sum())
+        moved = merge_(bank, [], PaperConfig(), moved)
+        found.append(int(bank.merged.sum()) - before)
+    assert found[0] >= 0.9 * sum(found)
+    assert len(found) <= 6
+
+
+def _newest(tokens: int, heads: int) -> FarTokens:
+    keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
+    return FarTokens(
+        keys, -keys, TokenPositions(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None])
+    )
+
+
+@pytest.mark.parametrize(("tokens", "reopened"), [(5, 3), (2, 2), (0, 0)])
+def test_freed_slots_are_opened_with_distinct_tokens_of_the_newest_step(tokens: int, reopened: int) -> None:
+    bank = bank_of(torch.randn(2, 6, 4) + 1000, heads=2)
+    bank.free_(torch.tensor([1, 2, 5, 9]))
+    bank.last_step[0, 0, 0], bank.mass[0, 0, 0] = -1, 0.0
+    recycle_(bank, Recycler(lambda: _newest(tokens, 2), seed=4), step=7)
+    fresh = (bank.last_step[0, 0] == 7).nonzero().squeeze(1).tolist()
+    assert fresh == [1, 2, 5][:reopened]
+    assert len({tuple(bank.key_center[0, 0, slot].tolist()) for slot in fresh}) == reopened
+    assert int(bank.recycled[0, 0]) == reopened
+    # A slot that no token ever opened waits for an evicted one.
+    assert float(bank.mass[0, 0, 0]) == 0.0
+
+
+def test_the_draw_for_recycling_is_a_function_of_seed_and_step() -> None:
+    def centers(seed: int, step: int) -> Tensor:
+        bank = bank_of(torch.randn(1, 4, 4))
+        bank.free_(torch.arange(4))
+        recycle_(bank, Recycler(lambda: _newest(9, 1), seed), step=step)
+        return bank.key_center
+
+    assert torch.equal(centers(1, 1), centers(1, 1))
+    assert not torch.equal(centers(1, 1), centers(2, 1))
+    assert not torch.equal(centers(1, 1), centers(1, 2))
+
+
+def test_some_layers_of_a_model_draw_what_the_whole_draws_for_them() -> None:
+    whole = Recycler(lambda: _newest(9, 1), seed=3).draw(5, 7, 2, 11)
+    part = Recycler(lambda: _newest(9, 1), seed=3, of_model=(7, slice(2, 5))).draw(5, 3, 2, 11)
+    assert torch.equal(part, whole[2:5])

@@ -1,0 +1,300 @@
+"""What every registered memory promises; a new one is tested here by being registered."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
+from protokv.core.memory import Memory, MemoryShape, StepKV
+from protokv.core.registry import MEMORIES, build_memory
+from protokv.errors import ConfigError, StateCorrupt
+from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
+
+BUDGET = 29
+# Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
+
+
+def configs() -> list[object]:
+    variants = {
+        "protokv": small_config(BUDGET),
+        "protokv-durable": DurableConfig(budget=BUDGET, center_bits=32),
+        "protokv-paper": PaperConfig(budget=BUDGET),
+        "protokv-near-only": small_config(BUDGET, split=(1, 0)),
+        "protokv-far-only": small_config(BUDGET, split=(0, 1)),
+        "protokv-agglomerative": small_durable(BUDGET),
+        "protokv-agglomerative-plain": small_durable(
+            BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
+        ),
+        "protokv-coded": DurableConfig(budget=BUDGET, center_bits=8),
+        "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "protokv-blocked-average": DurableConfig(
+            budget=BUDGET, rule="blocked", split=(0, 1), anchor="average", center_bits=32
+        ),
+        "protokv-joint": small_config(BUDGET, histograms="joint"),
+        "protokv-variance": small_config(BUDGET, allocation="variance"),
+        "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
+    }
+    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES}
+    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+
+
+@pytest.fixture(params=configs())
+def config(request: pytest.FixtureRequest) -> MemoryConfig:
+    return request.param
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def shape(request: pytest.FixtureRequest) -> MemoryShape:
+    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=request.param)
+
+
+def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:
+    world = World(shape, seed)
+    return build_memory(config, shape, world.rotary), world
+
+
+@cache
+def _fed(config: MemoryConfig, shape: MemoryShape) -> Memory:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS)
+    return memory
+
+
+def fed(config: MemoryConfig, shape: MemoryShape) -> Memory:
+    """A memory that has seen all of `LENGTHS`, a copy for one test."""
+    return deepcopy(_fed(config, shape))
+
+
+class Shown(NamedTuple):
+    """`[L, H, N, D]` keys and values, `[L, H, N]` bias."""
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+
+
+def recalled(memory: Memory) -> Shown:
+    """What all layers read for a question; one that retrieves does so by a query that is always the same."""
+    L, H, _, D = memory.context().keys.shape
+    context, query = memory.recall(), torch.ones(2 * H, 3, D)
+    return Shown(*map(torch.stack, zip(*(shown_to(context, layer, query) for layer in range(L)), strict=True)))
+
+
+def visible(memory: Memory) -> list[Tensor]:
+    """Which slots attention can see, `[N]` bool of each layer and head."""
+    return list((recalled(memory).bias > -torch.inf).flatten(0, 1))
+
+
+def bounded(config: MemoryConfig) -> bool:
+    return MEMORIES[config.name].bounded
+
+
+def reads_within_budget(config: MemoryConfig) -> bool:
+    """A memory that retrieves keeps everything and reads within its budget."""
+    return bounded(config) or config.name == "rekv"
+
+
+def test_it_is_registered_under_its_own_name(config: MemoryConfig, shape: MemoryShape) -> None:
+    assert type(built(config, shape)[0]) is MEMORIES[config.name]
+
+
+def test_the_budget_is_never_exceeded_and_the_prefix_always_shown(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    keys, values = world.sink()
+    memory.start(keys, values)
+    for index, tokens in enumerate(LENGTHS):
+        memory.append(world.step(index, tokens))
+        context = memory.context()
+        assert torch.equal(context.keys[:, :, :5], keys)
+        assert torch.equal(context.values[:, :, :5], values)
+        assert (context.bias[:, :, :5] == 0).all()
+        for seen in visible(memory):
+            assert not reads_within_budget(config) or int(seen.sum()) <= BUDGET + 5
+
+
+def test_until_the_first_eviction_the_context_is_the_exact_tokens(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    room = config.near_tokens if reads_within_budget(config) else 60
+    lengths = [min(3, room)] * (room // 3) if room else []
+    steps = feed(memory, world, lengths[: getattr(config, "last_steps", None)])
+    lengths = lengths[: len(steps)]
+    context = recalled(memory)
+    for seen in visible(memory):
+        assert int(seen.sum()) == 5 + sum(lengths)
+        shown = seen.nonzero().squeeze(1)[5:]
+        assert (context.bias[:, :, shown] == 0).all()
+        for held, appended in ((context.keys, [s.keys for s in steps]), (context.values, [s.values for s in steps])):
+            if steps:
+                expected = torch.cat(appended, 2)
+                # Softmax does not care about order, nor does this.
+                order = (held[0, 0, shown][:, None] == expected[0, 0][None]).all(2).int().argmax(1)
+                assert sorted(order.tolist()) == list(range(sum(lengths)))
+                assert torch.equal(held[:, :, shown], expected[:, :, order])
+
+
+def test_what_attention_reads_is_finite_in_every_slot(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory = fed(config, shape)
+    context = memory.context()
+    assert torch.isfinite(context.keys).all()
+    assert torch.isfinite(context.values).all()
+    assert not torch.isnan(context.bias).any()
+    assert (context.bias < torch.inf).all()
+
+
+def test_the_footprint_does_not_depend_on_the_length_of_the_stream(config: MemoryConfig, shape: MemoryShape) -> None:
+    if not bounded(config):
+        pytest.skip("it is unbounded and says so")
+    memory, world = built(config, shape)
+    memory.start(*world.sink())
+    sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
+    bytes_by_part, slots = memory.nbytes(), memory.context().keys.shape
+    for index, tokens in enumerate(LENGTHS * 2):
+        memory.append(world.step(index, tokens))
+        context = memory.context()
+        assert context.keys.shape == context.values.shape == slots
+        now = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
+        gone = sizes.keys() - now.keys()
+        # The one exception: the warm-up reservoir is dropped once the codebooks are fitted.
+        assert all(name.startswith("warmup.") for name in gone)
+        assert now == {name: size for name, size in sizes.items() if name not in gone}
+        expected = bytes_by_part | ({"warmup": 0} if gone else {})
+        assert memory.nbytes() == expected
+
+
+def test_looking_changes_nothing(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory = fed(config, shape)
+    before = copy_of(memory)
+    first = memory.context()
+    keys, values, bias = first.keys.clone(), first.values.clone(), first.bias.clone()
+    memory.report()
+    memory.nbytes()
+    again = memory.context()
+    assert same(before, copy_of(memory))
+    assert torch.equal(keys, again.keys)
+    assert torch.equal(values, again.values)
+    assert torch.equal(bias, again.bias)
+
+
+def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: MemoryConfig, shape: MemoryShape) -> None:
+    whole, world = built(config, shape)
+    sink = world.sink()
+    steps = [world.step(index, tokens) for index, tokens in enumerate(LENGTHS)]
+    whole.start(*sink)
+    resumed: dict[int, Memory] = {}
+    for index, step in enumerate(steps):
+        if index in (0, 1, 6, 15):
+            resumed[index], _ = built(config, shape)
+            resumed[index].load(copy_of(whole))
+            assert same(copy_of(whole), copy_of(resumed[index]))
+        whole.append(step)
+        # Reading or not reading the context makes no difference to what comes after.
+        if index % 3:
+            whole.context()
+        for memory in resumed.values():
+            memory.append(step)
+    state, one = copy_of(whole), whole.context()
+    # Another memory that was built, started and fed alike has the same bytes.
+    assert same(state, copy_of(fed(config, shape)))
+    for cut, memory in resumed.items():
+        assert same(state, copy_of(memory)), cut
+        other = memory.context()
+        assert torch.equal(one.bias, other.bias), cut
+        assert torch.equal(one.keys, other.keys), cut
+        assert torch.equal(one.values, other.values), cut
+
+
+def test_saved_tensors_are_contiguous_and_none_shares_memory(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    feed(memory, world, LENGTHS[:6])
+    tensors = memory.tensors()
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    starts = [tensor.data_ptr() for tensor in tensors.values() if tensor.numel()]
+    assert len(set(starts)) == len(starts)
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
+    memory = fed(config, shape)
+    good = copy_of(memory)
+    for name, tensor in good.items():
+        if name == "intake.dropped" and "near.usable" not in good:
+            # As in a state of format 2.
+            continue
+        missing = {other: held for other, held in good.items() if other != name}
+        reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
+        retyped = good | {name: tensor.to(torch.float16 if tensor.dtype == torch.float64 else torch.float64)}
+        for bad in (missing, reshaped, retyped):
+            with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
+                memory.load(bad)
+    with pytest.raises(StateCorrupt, match=r"bank\.extra"):
+        memory.load(good | {"bank.extra": torch.zeros(1)})
+    assert same(good, copy_of(memory))
+
+
+def test_a_ring_that_contradicts_itself_is_refused(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory = fed(config, shape)
+    good = copy_of(memory)
+    if "near.ring" not in good:
+        pytest.skip("it has no ring")
+    start, count, last = good["near.ring"].tolist()
+    for ring in ([10**6, count, last], [start, count + 1, last], [start, -1, last], [start, count, last + 1]):
+        if config.near_tokens == 0 and ring[2] == last + 1:
+            continue
+        with pytest.raises(StateCorrupt, match=r"near\."):
+            memory.load(good | {"near.ring": torch.tensor(ring)})
+
+
+def test_steps_out_of_order_or_of_a_wrong_shape_are_refused(config: MemoryConfig, shape: MemoryShape) -> None:
+    memory, world = built(config, shape)
+    step = world.step(4, 3)
+    with pytest.raises(RuntimeError, match="start"):
+        memory.append(step)
+    feed(memory, World(shape, 1), [2, 2])
+    memory.append(step)
+    with pytest.raises(ValueError, match="came after step 4"):
+        memory.append(world.step(4, 3))
+    wrong = StepKV(step.keys[..., :8], step.values, step.positions, step.coordinates, 5)
+    with pytest.raises(ValueError, match="keys"):
+        memory.append(wrong)
+
+
+def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> None:
+    json.dumps(built(config, shape)[0].report(), allow_nan=False)
+    json.dumps(fed(config, shape).report(), allow_nan=False)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(9, 40), st.integers(0, 99))
+def test_any_lengths_of_steps_keep_to_any_budget(lengths: list[int], budget: int, seed: int) -> None:
+    shape = shape_of(components=1, size=8)
+    small = {config.name: config for config in (small_config(budget), small_durable(budget))}
+    for name in MEMORIES:
+        config = small.get(name) or MemoryConfig.of(name, budget=budget)
+        memory, world = built(config, shape, seed)
+        feed(memory, world, lengths)
+        for seen in visible(memory):
+            assert not reads_within_budget(config) or int(seen.sum()) <= budget + shape.sink_tokens
+            exact = seen & (recalled(memory).bias[0, 0] == 0)
+            assert int(exact.sum()) >= min(shape.sink_tokens + 1, int(seen.sum()))
+
+
+def test_an_unknown_memory_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="elephant"):
+        MemoryConfig.of("elephant")
+
+
+def test_a_head_size_that_the_subquantizers_do_not_divide_is_refused_with_both_numbers() -> None:
+    shape = shape_of(size=12)
+    with pytest.raises(ConfigError, match=r"8.*12"):
+        build_memory(PaperConfig(budget=512), shape, World(shape, 0).rotary)
+    build_memory(PaperConfig(budget=512).with_fields({"residual": False}), shape, World(shape, 0).rotary)

@@ -1,0 +1,67 @@
+"""`NearWindow`: whole steps leave in order, and the window is the context's own storage."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.core.near import NearWindow
+from protokv.core.slots import Slots
+from tests.core.streams import World, shape_of
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)
+
+
+@given(st.integers(0, 11), LENGTHS)
+def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, lengths: list[int]) -> None:
+    shape = shape_of(heads=2)
+    world, slots = World(shape, seed=window), Slots(shape, far=0, near=window)
+    near = NearWindow(slots, 1)
+    seen, gone, held = [], [], []
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        # What is expected, written as lists.
+        while held and sum(map(len, held)) + tokens > window:
+            gone += held.pop(0)
+        names = step.positions[:, 0].tolist()
+        surplus = max(0, tokens - window)
+        gone += names[:surplus]
+        if names[surplus:]:
+            held.append(names[surplus:])
+        left = near.append(step)
+        seen.append((left.positions[:, 0].tolist(), left.keys, step.keys))
+        assert len(near) == sum(map(len, held)) <= window
+        assert near.newest().positions[:, 0].tolist() == (held[-1] if held else [])
+    assert [name for names, _, _ in seen for name in names] == gone
+    stream = torch.cat([keys for _, _, keys in seen], 2)
+    assert torch.equal(torch.cat([keys for _, keys, _ in seen], 2), stream[:, :, gone])
+    shown = slots.bias[0, 0] == 0
+    order = near.positions[shown[shape.sink_tokens :], 0]
+    assert sorted(order.tolist()) == [name for names in held for name in names]
+    assert torch.equal(slots.keys[:, :, shown], stream[:, :, order])
+
+
+def test_a_step_is_shown_without_a_copy() -> None:
+    shape = shape_of()
+    slots = Slots(shape, far=3, near=5)
+    near = NearWindow(slots, 1)
+    before = slots.keys.data_ptr()
+    near.append(World(shape, 0).step(0, 4))
+    assert near.keys.data_ptr() == slots.keys[:, :, slots.near].data_ptr()
+    assert slots.keys.data_ptr() == before
+    assert (slots.bias[0, 0] == 0).tolist() == [False] * 5 + [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("sink", [0, 3])
+def test_the_prompt_prefix_is_taken_once_and_as_it_is(sink: int) -> None:
+    shape = shape_of(sink=sink)
+    slots, (keys, values) = Slots(shape, far=2, near=5), World(shape, 0).sink()
+    slots.start(keys, values)
+    assert torch.equal(slots.keys[:, :, :sink], keys)
+    assert torch.equal(slots.values[:, :, :sink], values)
+    with pytest.raises(RuntimeError, match="already"):
+        slots.start(keys, values)
+    with pytest.raises(ValueError, match=r"prompt prefix: values .*float64"):
+        Slots(shape, far=2, near=5).start(keys, values.double())

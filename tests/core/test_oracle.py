@@ -1,0 +1,363 @@
+"""The fast memory equals `naive`, Algorithms 1-4 written out, token for token.
+
+Assignments, masses, histograms and counters are compared exactly; centres and spatial statistics within 1e-5,
+which leaves room for a different order of adding and for nothing else. Two things are ties to float32 and no
+error: a token whose two best costs differ by less than 1e-5 ends the comparison there, and codewords closer
+than 1e-4 are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.config import PaperConfig
+from protokv.core import assignment
+from protokv.core import assignment as candidates_of
+from protokv.core import maintenance as closeness
+from protokv.core.loops import assigning
+from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.naive import Head, NaiveProtoKV, Prototype
+from protokv.core.prototypes import ProtoKV
+from protokv.core.registry import build_memory
+from protokv.core.rotary import rotate
+from tests.core.streams import World, feed, shape_of, small_config
+
+pytestmark = pytest.mark.usefixtures("computed_by")
+
+TIE = 1e-5
+
+
+def configs() -> st.SearchStrategy[PaperConfig]:
+    """Every variant of the paper's ablations and sensitivity tables, and every constant."""
+    return (
+        st.fixed_dictionaries(
+            {
+                "budget": st.integers(19, 45),
+                "pseudo_tokens": st.sampled_from([1, 2, 3, 4, 8, 16]),
+                "split": st.sampled_from([(1, 3), (1, 5), (1, 2), (3, 1), (1, 1), (0, 1), (1, 0)]),
+                "subquantizers": st.sampled_from([1, 2, 4]),
+                "codewords": st.sampled_from([2, 5]),
+                "histograms": st.sampled_from(["independent", "joint"]),
+                "allocation": st.sampled_from(["fixed", "variance"]),
+                "beam_per_mode": st.sampled_from([1, 4]),
+                "smoothing": st.sampled_from([1e-5, 0.3]),
+                "warmup_residuals": st.sampled_from([17, 40]),
+                "kmeans_iterations": st.sampled_from([0, 10]),
+                "idle_steps": st.sampled_from([1, 4, 30]),
+                "spatial_weight": st.sampled_from([0.1, 0.0, 1.5]),
+                "idle_weight": st.sampled_from([0.01, 0.0, 0.7]),
+                "key_rate": st.sampled_from([0.05, 0.3]),
+                "value_rate": st.sampled_from([0.05, 0.3]),
+                "spatial_rate": st.sampled_from([0.05, 0.3]),
+                "anchor": st.sampled_from(["recent", "first", "average"]),
+                "decay": st.sampled_from(["floor", "interval", "off"]),
+                "decay_rate": st.sampled_from([0.05, 0.3]),
+                "merge": st.booleans(),
+                "merge_key_distance": st.sampled_from([0.5, 0.2, 1.0]),
+                "merge_value_distance": st.sampled_from([0.5, 0.25, 1.0]),
+                "recycle": st.booleans(),
+                "residual": st.sampled_from([True, True, False]),
+                "mass_bias": st.sampled_from(["log_n", "log_n_over_s", "off"]),
+                "seed": st.integers(0, 99),
+            }
+        )
+        .filter(lambda changes: changes["residual"] or changes["allocation"] == "fixed")
+        .map(lambda changes: small_config(**changes))
+    )
+
+
+@given(
+    config=configs(),
+    layers=st.integers(1, 2),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([8, 12, 16]),
+    components=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**16),
+    lengths=st.lists(st.integers(1, 7), min_size=8, max_size=30),
+    noise=st.sampled_from([0.05, 0.3, 1.0]),
+)
+def test_the_fast_memory_equals_the_algorithms_written_out(
+    config: PaperConfig,
+    layers: int,
+    heads: int,
+    size: int,
+    components: int,
+    seed: int,
+    lengths: list[int],
+    noise: float,
+) -> None:
+    shape = shape_of(layers=layers, heads=heads, size=size, components=components)
+    world = World(shape, seed, noise=noise)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    for index in watched_by_both(fast, naive, world, lengths):
+        if index % 3 == 0 or index == len(lengths) - 1:
+            compare_state(fast, naive)
+            compare_context(fast, naive)
+
+
+def watched_by_both(fast: ProtoKV, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
+    """The number of each step behind which the two may be compared: a near-tie ends it."""
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        fast.append(step)
+        naive.append(step)
+        if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
+            event("a near-tie ended the comparison")
+            return
+        yield index
+
+
+def flat(naive: NaiveProtoKV) -> list[Head]:
+    return [head for layer in naive.heads for head in layer]
+
+
+def compare_state(fast: ProtoKV, naive: NaiveProtoKV) -> None:
+    state = fast.tensors()
+
+    def rows(name: str) -> Tensor:
+        return state[name].flatten(0, 1)
+
+    for h, head in enumerate(flat(naive)):
+        alive = [prototype is not None for prototype in head.slots]
+        assert (rows("bank.mass")[h] > 0).tolist() == alive
+        assert (rows("bank.last_step")[h] >= 0).tolist() == [slot in head.used for slot in range(len(alive))]
+        held = [(slot, prototype) for slot, prototype in enumerate(head.slots) if prototype is not None]
+        if not held:
+            continue
+        slots = torch.tensor([slot for slot, _ in held])
+
+        def stacked(name: str, held: list[tuple[int, Prototype]] = held) -> Tensor:
+            return torch.stack([getattr(prototype, name) for _, prototype in held])
+
+        for found, name in zip(fast._bank.centers(h * len(alive) + slots), ("key_center", "value_center"), strict=True):
+            torch.testing.assert_close(found, stacked(name), rtol=1e-5, atol=1e-5)
+        for name in ("mean", "covariance", "position"):
+            torch.testing.assert_close(rows(f"bank.{name}")[h, slots], stacked(name), rtol=1e-5, atol=1e-5)
+        for slot, prototype in held:
+            assert float(rows("bank.mass")[h, slot]) == prototype.mass
+            assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
+            if not fast._config.residual:
+                continue
+            assert int(rows("residual.updates")[h, slot]) == prototype.updates
+            assert bool(rows("codebook.fitted")[h]) == (head.key_codebook is not None)
+            if head.key_codebook is None or head.value_codebook is None:
+                continue
+            keys, values = (first_alike(codebook) for codebook in (head.key_codebook, head.value_codebook))
+            for name, codebook in (("keys", head.key_codebook), ("values", head.value_codebook)):
+                torch.testing.assert_close(rows(f"codebook.{name}")[h], codebook, rtol=1e-5, atol=1e-5)
+            if fast._config.histograms == "joint":
+                C = fast._config.codewords
+                pairs = (keys[:, :, None] * C + values[:, None]).flatten(1)
+                counted = [("joint", prototype.joint_counts, pairs)]
+            else:
+                counted = [("key", prototype.key_counts, keys), ("value", prototype.value_counts, values)]
+            for name, expected, alike in counted:
+                found = rows(f"residual.{name}_counts")[h, slot]
+                assert torch.equal(added_up(found, alike), added_up(expected, alike))
+
+
+def added_up(counts: Tensor, alike: Tensor) -> Tensor:
+    """Counts `[G, C]` or `[G, C, C]` with those of codewords that are one up to rounding added to the first of them."""
+    flat = counts.flatten(1).long()
+    return torch.zeros_like(flat).scatter_add_(1, alike, flat)
+
+
+def first_alike(codebook: Tensor) -> Tensor:
+    alike = (codebook[:, :, None] - codebook[:, None]).abs().amax(3) < 1e-4
+    return alike.to(torch.uint8).argmax(2)
+
+
+def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) -> None:
+    context = fast.context()
+    read = zip(*(context.read(layer) for layer in range(fast._shape.layers)), strict=True)
+    keys, values, bias = (part[:, :, context.far].flatten(0, 1) for part in (*map(torch.stack, read), context.bias))
+    assert context.positions is not None
+    positions = context.positions()[:, :, context.far].flatten(0, 1)
+    for h, head in enumerate(flat(naive)):
+        shares = naive.allocation(head)
+        found = shares if fast._config.is_quantized else fast._layout.counts[h].tolist()
+        if found != shares:
+            # Two fractions of a slot that are one to float32: one slot goes to the other of the two.
+            assert ties
+            assert sum(abs(one - other) for one, other in zip(found, shares, strict=True)) == 2
+            event("a near-tie of shares: not compared")
+            continue
+        shown = torch.full_like(bias[h], -torch.inf)
+        codebooks = [book for book in (head.key_codebook, head.value_codebook) if book is not None]
+        doubled = any((first_alike(book) != torch.arange(book.shape[1])).any() for book in codebooks)
+        for slot, pairs, mass_bias in naive.pseudo_tokens(*divmod(h, naive.shape.kv_heads)):
+            start = sum(shares[:slot])
+            shown[start : start + len(pairs)] = mass_bias
+            position = head.slots[slot].position
+            if ((position % 1 - 0.5).abs() < 1e-3).any():
+                event("a mean position half-way between two: not compared")
+                continue
+            assert (positions[h, start : start + len(pairs)] == position.round().long()).all()
+            if doubled:
+                event("codewords that are one to float32: pseudo-tokens not compared")
+                continue
+            for found, expected in zip((keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True):
+                torch.testing.assert_close(found[h, start : start + len(pairs)], expected, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(bias[h], shown, rtol=1e-6, atol=1e-6)
+
+
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"histograms": "joint"},
+    {"allocation": "variance", "pseudo_tokens": 4, "budget": 85},
+]
+
+
+@pytest.mark.parametrize(("variant", "components"), list(zip(VARIANTS, (3, 1, 3), strict=True)), ids=str)
+def test_a_long_stream_goes_through_everything_and_stays_equal(variant: dict[str, object], components: int) -> None:
+    goes_through_everything(variant, shape_of(layers=1, heads=3, size=12, components=components))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("components", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_long_stream_of_many_heads_stays_equal(variant: dict[str, object], components: int) -> None:
+    goes_through_everything(variant, shape_of(layers=2, heads=3, size=12, components=components))
+
+
+def goes_through_everything(variant: dict[str, object], shape: MemoryShape) -> None:
+    config = small_config(**{"budget": 45, "idle_steps": 3, "warmup_residuals": 60} | variant)
+    world = World(shape, seed=5)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    for index in range(80):
+        step = world.step(index, 1 + index * 5 % 7)
+        fast.append(step)
+        naive.append(step)
+    assert min(margin for head in flat(naive) for _, margin in head.decisions) > TIE
+    compare_state(fast, naive)
+    compare_context(fast, naive, ties=False)
+    state = fast.tensors()
+    for counter in ("opened", "absorbed", "merged", "expired", "recycled"):
+        assert (state[f"bank.{counter}"] > 0).all(), counter
+    assert state["codebook.fitted"].all()
+    assert "warmup.keys" not in state
+
+
+@pytest.mark.parametrize(("noise", "spread"), [(0.02, 1.0), (0.05, 0.2), (0.2, 0.25)])
+def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(noise: float, spread: float) -> None:
+    # The same tokens step after step: what is opened is merged at once, in many groups of two and in larger ones.
+    shape = shape_of(layers=1, heads=2, size=12)
+    config = small_config(budget=90, pseudo_tokens=1, merge_key_distance=0.4, merge_value_distance=0.4, seed=3)
+    world = World(shape, seed=8, noise=spread)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    still = world.step(0, 23)
+    generator = torch.Generator().manual_seed(1)
+    for index in range(14):
+        moved = [part + noise * torch.randn(part.shape, generator=generator) for part in (still.keys, still.values)]
+        step = StepKV(*moved, still.positions, still.coordinates, index)
+        fast.append(step)
+        naive.append(step)
+        assert min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) > TIE
+        compare_state(fast, naive)
+    assert (fast.tensors()["bank.merged"] > 100).all()
+
+
+def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of(layers=2, heads=2, size=12)
+    config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
+
+    def state() -> dict[str, Tensor]:
+        world = World(shape, seed=5)
+        memory = ProtoKV(config, shape, world.rotary)
+        feed(memory, world, [1 + index * 5 % 11 for index in range(60)])
+        return memory.tensors()
+
+    whole = state()
+    monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(assigning, "_TOKENS", 3)
+    monkeypatch.setattr(assigning, "_CACHED_ELEMENTS", 1)
+    monkeypatch.setattr(closeness, "_BLOCK_ELEMENTS", 200)
+    cut = state()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(cut[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@given(
+    candidates=st.sampled_from([1, 2, 8]),
+    rounds=st.sampled_from([1, 3]),
+    rate=st.sampled_from([0.05, 0.5, 0.9]),
+    anchor=st.sampled_from(["recent", "first", "average"]),
+    things=st.sampled_from([2, 12]),
+    freely=st.booleans(),
+    at_once=st.sampled_from([1, 7, 256]),
+    seed=st.integers(0, 2**16),
+)
+def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
+    candidates: int, rounds: int, rate: float, anchor: str, things: int, freely: bool, at_once: int, seed: int
+) -> None:
+    # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
+    shape = shape_of(layers=1, heads=2)
+    rates = {"key_rate": rate, "spatial_rate": rate / 2}
+    config = small_config(budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates)
+    world = World(shape, seed, things=things)
+    fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates_of, "_CANDIDATES", candidates)
+        patch.setattr(assignment, "_ROUNDS", rounds)
+        patch.setattr(assigning, "_TOKENS", at_once)
+        for module in (assignment, candidates_of):
+            patch.setattr(module, "asks_freely", lambda _: freely)
+        for index, tokens in enumerate([20, 30, 3, 41]):
+            step = world.step(index, tokens)
+            fast.append(step)
+            naive.append(step)
+            if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
+                event("a near-tie ended the comparison")
+                return
+        compare_state(fast, naive)
+
+
+def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
+    shape = shape_of(heads=2, size=16, dtype=torch.bfloat16)
+    config, world = small_config(), World(shape, seed=2)
+    fast, naive = build_memory(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
+    assert isinstance(fast, ProtoKV)
+    fast.start(*world.sink())
+    for index in range(25):
+        step = world.step(index, 5)
+        fast.append(step)
+        naive.append(step)
+    compare_state(fast, naive)
+    context = fast.context()
+    assert context.keys.dtype == context.values.dtype == torch.bfloat16
+    assert context.bias.dtype == torch.float32
+
+
+def test_the_order_of_a_step_s_tokens_matters_and_is_theirs() -> None:
+    # With a mini-batch update both tokens would go to the first prototype; the first one moves it away.
+    shape = shape_of(layers=1, heads=1, size=4, sink=0)
+    config = small_config(
+        budget=2, pseudo_tokens=1, split=(0, 1), key_rate=0.9, spatial_weight=0.0, merge=False, recycle=False
+    )
+    world = World(shape, 0)
+
+    def rotated(*keys: list[float]) -> Tensor:
+        return rotate(torch.tensor([[keys]]), *world.rotary(torch.arange(len(keys))[:, None]))
+
+    memory = ProtoKV(config, shape, world.rotary)
+    memory.start(*world.sink())
+    for index, keys in enumerate(([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], [[0.8, -0.7, 0, 0], [0.8, 0.7, 0, 0]])):
+        step = StepKV(
+            rotated(*keys),
+            torch.zeros(1, 1, 2, 4),
+            torch.arange(2)[:, None],
+            torch.full((2, 2), 0.5),
+            index,
+        )
+        memory.append(step)
+    assert memory.tensors()["bank.mass"].tolist() == [[[2.0, 2.0]]]

@@ -1,0 +1,86 @@
+"""Packing leaves out what is unused, loses nothing, and is the same for the same state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.config import CONFIGS, MemoryConfig
+from protokv.core.records import StreamClock
+from protokv.core.registry import build_memory, restore_memory
+from protokv.core.tensors import TensorSpec, check_shapes, pack, shapes_of, size_of, unpack
+from protokv.errors import StateCorrupt
+from tests.core.streams import World, feed, shape_of
+
+SPECS = (
+    TensorSpec("a.x", ("layer", "prototype", "feature"), (2, 7, 3), torch.float32, ""),
+    TensorSpec("a.y", ("prototype",), (7,), torch.int64, "", fill=-1),
+    TensorSpec("b.z", ("near_token",), (5,), torch.bool, "", fill=True),
+    TensorSpec("c.grows", ("near_token", "feature"), (None, 3), torch.bfloat16, ""),
+)
+
+
+@given(used=st.tuples(*[st.integers(0, 7)] * 2, st.integers(0, 5), st.integers(0, 4)), data=st.data())
+def test_what_is_unpacked_is_what_was_packed_bit_for_bit(used: tuple[int, ...], data: st.DataObject) -> None:
+    tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
+    tensors["c.grows"] = torch.zeros(used[3], 3, dtype=torch.bfloat16)
+    value = data.draw(st.sampled_from([-0.0, 1.0, float("nan"), -1e-45]))
+    if used[0]:
+        tensors["a.x"][data.draw(st.integers(0, 1)), used[0] - 1, data.draw(st.integers(0, 2))] = value
+    if used[1]:
+        tensors["a.y"][used[1] - 1] = 0
+    if used[2]:
+        tensors["b.z"][used[2] - 1] = False
+    packed = pack(tensors, SPECS)
+    assert packed["a.x"].shape == (2, max(used[:2]), 3)
+    assert packed["a.y"].shape == (max(used[:2]),)
+    assert packed["b.z"].shape == (used[2],)
+    assert all(tensor.is_contiguous() for tensor in packed.values())
+    again = unpack(packed, SPECS)
+    for name, tensor in tensors.items():
+        assert tensor.shape == again[name].shape
+        assert tensor.view(torch.uint8).tolist() == again[name].view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("lengths", [[], [3], [3, 1, 7, 2], [5] * 12], ids=["nothing", "a step", "some", "more"])
+def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int]) -> None:
+    shape, config = shape_of(heads=2, components=3), MemoryConfig.of(name, budget=29)
+    world = World(shape, 0)
+    memory = build_memory(config, shape, world.rotary)
+    steps = feed(memory, world, lengths)
+    whole = memory.tensors()
+    packed = pack(whole, memory.specs())
+    assert size_of(*packed.values()) <= size_of(*whole.values())
+    assert pack(packed, memory.specs()).keys() == packed.keys()
+    end = int(steps[-1].positions.max()) + 1 if steps else 2
+    clock = StreamClock(len(lengths), float(len(lengths)), end, sum(lengths), 2.0, 2)
+    again = restore_memory(config, shape, world.rotary, packed, clock).tensors()
+    assert again.keys() == whole.keys()
+    assert all(torch.equal(again[n], whole[n]) for n in whole)
+
+
+def test_a_full_memory_is_saved_as_it_is() -> None:
+    shape, config = shape_of(components=3), MemoryConfig.of("durable", budget=29)
+    world = World(shape, 0)
+    memory = build_memory(config, shape, world.rotary)
+    feed(memory, world, [5] * 20)
+    whole = memory.tensors()
+    packed = pack(whole, memory.specs())
+    bank = [name for name in whole if name.startswith("bank.")]
+    assert bank
+    assert all(packed[name].data_ptr() == whole[name].data_ptr() for name in bank)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("a.x", (2, 8, 3)), ("a.x", (1, 7, 3)), ("a.x", (2, 6, 3)), ("a.x", (2, 7, 2)), ("b.z", (6,))]
+)
+def test_only_slots_may_be_left_out_and_of_all_tensors_alike(name: str, shape: tuple[int, ...]) -> None:
+    tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
+    tensors["c.grows"] = torch.zeros(5, 3, dtype=torch.bfloat16)
+    check_shapes(shapes_of(tensors), SPECS)
+    tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)
+    with pytest.raises(StateCorrupt, match=name.replace(".", r"\.") + "|a.y"):
+        check_shapes(shapes_of(tensors), SPECS)

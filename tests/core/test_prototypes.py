@@ -1,0 +1,280 @@
+"""What is true of ProtoKV's state after any stream, and how its parts are shown."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.core import loops
+from protokv.core import prototypes as pseudo_tokens
+from protokv.core.prototypes import ProtoKV
+from protokv.core.rotary import rotate, unrotate
+from protokv.errors import StateCorrupt
+from tests.core.streams import PlainRotary, World, copy_of, feed, same, shape_of, small_config
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=30)
+
+
+@given(LENGTHS, st.integers(0, 99), st.booleans(), st.sampled_from([0.05, 0.5]))
+def test_mass_is_the_number_of_tokens_that_left_the_window(
+    lengths: list[int], seed: int, merge: bool, noise: float
+) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, seed, noise=noise)
+    memory = ProtoKV(small_config(decay="off", recycle=False, merge=merge), shape, world.rotary)
+    feed(memory, world, lengths)
+    state = memory.tensors()
+    evicted = sum(lengths) - int(state["near.ring"][1])
+    assert (state["bank.mass"].sum(2) == evicted).all()
+    assert (state["bank.opened"] + state["bank.absorbed"] == evicted).all()
+    assert torch.equal(state["residual.updates"].sum(2).long(), state["bank.absorbed"])
+
+
+@given(LENGTHS, st.integers(0, 99))
+def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], seed: int) -> None:
+    shape = shape_of(heads=2, components=3)
+    world = World(shape, seed)
+    memory = ProtoKV(small_config(idle_steps=2), shape, world.rotary)
+    memory.start(*world.sink())
+    seen: set[tuple[float, ...]] = set()
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        seen |= {tuple(position) for position in step.positions.float().tolist()}
+        memory.append(step)
+        state = memory.tensors()
+        memory._bank.check(memory.tensors(), None)
+        alive = state["bank.mass"] > 0
+        assert {tuple(position) for position in state["bank.position"][alive].tolist()} <= seen
+        assert (state["bank.last_step"][alive] <= index).all()
+        assert (torch.linalg.eigvalsh(state["bank.covariance"]) >= -1e-6).all()
+        fitted = state["codebook.fitted"][:, :, None]
+        counted = torch.where(fitted, state["residual.updates"], 0)[..., None].expand(*alive.shape, 2)
+        for name in ("residual.key_counts", "residual.value_counts"):
+            assert torch.equal(state[name].sum(4), counted)
+
+
+@given(
+    lengths=LENGTHS,
+    reads=st.lists(st.booleans(), min_size=30, max_size=30),
+    few=st.sampled_from([1, 2**17]),
+    looped=st.booleans(),
+    seed=st.integers(0, 99),
+    changes=st.fixed_dictionaries(
+        {
+            "residual": st.booleans(),
+            "histograms": st.sampled_from(["independent", "joint"]),
+            "idle_steps": st.sampled_from([1, 4]),
+            "decay": st.sampled_from(["floor", "interval", "off"]),
+            "merge": st.booleans(),
+            "recycle": st.booleans(),
+            "anchor": st.sampled_from(["recent", "average"]),
+        }
+    ),
+)
+def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
+    lengths: list[int], reads: list[bool], few: int, looped: bool, seed: int, changes: dict[str, object]
+) -> None:
+    shape, config = shape_of(heads=2, components=3), small_config(**changes)
+    world = World(shape, seed)
+    memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
+    memory.start(*world.sink())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "LEAST", 0 if looped else 10**9)
+        patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
+        for index, tokens in enumerate(lengths):
+            memory.append(world.step(index, tokens))
+            if reads[index]:
+                memory.context()
+    alone.load(copy_of(memory))
+    one, other = memory.context(), alone.context()
+    for name in ("keys", "values", "bias"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_the_first_updates_are_counted_once_the_codebooks_are_fitted() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 3)
+    memory = ProtoKV(small_config(decay="off", recycle=False, merge=False), shape, world.rotary)
+    memory.start(*world.sink())
+    before = after = False
+    for index in range(20):
+        memory.append(world.step(index, 4))
+        state = memory.tensors()
+        held = int(state["bank.absorbed"][0, 0])
+        fitted = bool(state["codebook.fitted"].all())
+        assert fitted == (held >= 11) == ("warmup.keys" not in state)
+        assert int(state["residual.key_counts"][0, 0, :, 0].sum()) == (held if fitted else 0)
+        before, after = before or not fitted, after or fitted
+    assert before
+    assert after
+
+
+def test_a_prototype_without_residuals_is_shown_as_copies_of_its_centre() -> None:
+    shape = shape_of(heads=2, components=3, sink=1)
+    world = World(shape, 1)
+    config = small_config(budget=29, pseudo_tokens=3, warmup_residuals=1000)
+    memory = ProtoKV(config, shape, world.rotary)
+    feed(memory, world, [4] * 9)
+    context, state = memory.context(), memory.tensors()
+    far = context.keys[:, :, context.far].unflatten(2, (config.prototypes, 3))
+    cos, sin = world.rotary(state["bank.position"].long())
+    alive = state["bank.mass"] > 0
+    expected = rotate(state["bank.key_center"], cos, sin)[..., None, :].expand(-1, -1, -1, 3, -1)
+    assert alive.all()
+    torch.testing.assert_close(far, expected)
+
+
+@pytest.mark.parametrize(("mode", "shift"), [("log_n", 0.0), ("log_n_over_s", -math.log(2)), ("off", None)])
+def test_the_bias_is_the_log_mass_or_what_the_config_says(mode: str, shift: float | None) -> None:
+    shape = shape_of()
+    world = World(shape, 1)
+    memory = ProtoKV(small_config(mass_bias=mode), shape, world.rotary)
+    feed(memory, world, [4] * 9)
+    context = memory.context()
+    mass = memory.tensors()["bank.mass"].repeat_interleave(2, 2)
+    expected = mass.log() + shift if shift is not None else torch.where(mass > 0, 0.0, -torch.inf)
+    torch.testing.assert_close(context.bias[:, :, context.far], expected)
+
+
+def test_anchors_are_the_first_the_latest_or_the_mean_position() -> None:
+    shape = shape_of(layers=1, heads=1)
+    found = {}
+    for anchor in ("first", "recent", "average"):
+        world = World(shape, 1)
+        memory = ProtoKV(
+            small_config(5, pseudo_tokens=1, split=(0, 1), anchor=anchor, merge=False, decay="off"), shape, world.rotary
+        )
+        feed(memory, world, [5, 5, 5, 5])
+        found[anchor] = memory.tensors()["bank.position"].view(-1)
+        mass = memory.tensors()["bank.mass"].view(-1)
+    assert found["first"].tolist() == [0, 1, 2, 3, 4]
+    assert float(found["recent"].max()) == 19.0
+    assert float((found["average"] * mass).sum()) == pytest.approx(sum(range(20)))
+    assert (found["first"] <= found["average"]).all()
+    assert (found["average"] <= found["recent"]).all()
+
+
+def test_what_dies_or_merges_while_the_codebooks_warm_up_is_followed() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 4)
+    memory = ProtoKV(small_config(idle_steps=2, warmup_residuals=60), shape, world.rotary)
+    memory.start(*world.sink())
+    for index in range(40):
+        memory.append(world.step(index, 5))
+        state = memory.tensors()
+        if "warmup.owner" in state:
+            owner, held = state["warmup.owner"], state["bank.absorbed"]
+            for head in range(4):
+                owners = owner.flatten(0, 1)[head]
+                counted = torch.bincount(owners[owners >= 0], minlength=state["bank.mass"].shape[2])
+                if int(held.view(-1)[head]) <= 60:
+                    assert torch.equal(counted, state["residual.updates"].flatten(0, 1)[head].long())
+    assert int(state["bank.expired"].min()) > 0
+    assert int(state["bank.merged"].min()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bank.mass", -1000.0),
+        ("bank.key_center", float("nan")),
+        ("bank.covariance", -1.0),
+        ("bank.last_step", -1000),
+        ("residual.updates", -1),
+        ("residual.key_counts", 1),
+        ("codebook.values", float("inf")),
+    ],
+)
+def test_a_state_that_no_stream_can_leave_is_refused_by_name(name: str, change: float) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 4)
+    memory = ProtoKV(small_config(), shape, world.rotary)
+    feed(memory, world, [5] * 20)
+    good = copy_of(memory)
+    bad = copy_of(memory)
+    bad[name].view(-1)[0] = bad[name].view(-1)[0] + change
+    with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
+        memory.load(bad)
+    assert torch.equal(memory.tensors()[name], good[name])
+
+
+def test_a_state_of_an_older_format_continues_in_the_bytes_of_the_newest() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 4)
+    memory, other = (ProtoKV(small_config(), shape, world.rotary) for _ in range(2))
+    feed(memory, world, [5] * 20)
+    old = copy_of(memory)
+    old |= {name: old[name].float() for name in ("bank.mass", "bank.position")}
+    other.load(old)
+    for index in range(20, 24):
+        step = world.step(index, 5)
+        memory.append(step)
+        other.append(step)
+    assert same(memory.tensors(), other.tensors())
+    old["bank.mass"][0, 0, 0] += 0.5
+    with pytest.raises(StateCorrupt, match=r"bank\.mass"):
+        memory.load(old)
+
+
+def test_joint_histograms_count_the_pairs_whose_sides_are_the_independent_ones() -> None:
+    shape = shape_of(heads=2)
+    states, reports = [], []
+    for name in ("independent", "joint"):
+        memory = ProtoKV(small_config(idle_steps=2, histograms=name), shape, World(shape, 4).rotary)
+        feed(memory, World(shape, 4), [5] * 30)
+        states.append(copy_of(memory))
+        reports.append(memory.report())
+    apart, joint = states
+    assert torch.equal(joint["residual.joint_counts"].sum(5), apart["residual.key_counts"])
+    assert torch.equal(joint["residual.joint_counts"].sum(4), apart["residual.value_counts"])
+    assert apart.keys() - joint.keys() == {"residual.key_counts", "residual.value_counts"}
+    assert reports[0] == reports[1]
+    bad = joint | {"residual.joint_counts": joint["residual.joint_counts"].clone()}
+    bad["residual.joint_counts"][0, 0, 0, 0, 0, 0] += 1
+    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts must sum"):
+        memory.load(bad)
+    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts is missing"):
+        memory.load(apart)
+
+
+def test_the_report_tells_what_the_bank_holds() -> None:
+    shape = shape_of(layers=2, heads=2)
+    world = World(shape, 4)
+    memory = ProtoKV(small_config(), shape, world.rotary)
+    feed(memory, world, [5] * 3)
+    early = memory.report()["layers"][0]
+    assert early["codebooks"] == "warming up"
+    assert 0 <= early["warmup_residuals"] < early["warmup_target"] == 11
+    for index in range(3, 30):
+        memory.append(world.step(index, 5))
+    state, report = memory.tensors(), memory.report()
+    assert report["near_tokens_in_use"] == 5
+    for index, layer in enumerate(report["layers"]):
+        mass = state["bank.mass"][index]
+        assert layer["slots"] == mass.numel()
+        assert layer["slots_in_use"] == int((mass > 0).sum())
+        assert layer["mass_quantiles"][-1] == float(mass.max())
+        assert len(layer["age_quantiles_steps"]) == 5
+        assert layer["merged"] == int(state["bank.merged"][index].sum())
+        assert layer["codebooks"] == "fitted"
+        assert 0 < layer["key_usage_entropy_bits"] <= 2.0
+
+
+@given(st.integers(0, 2**20), st.sampled_from([2, 8, 18]))
+def test_rotation_is_undone(position: int, size: int) -> None:
+    cos, sin = PlainRotary(size)(torch.tensor([[position]]))
+    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position))
+    torch.testing.assert_close(unrotate(rotate(x, cos, sin), cos, sin), x, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(0, 2**20), st.sampled_from([2, 8, 18]), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_keys_turn_as_transformers_turns_them_to_the_bit(position: int, size: int, dtype: torch.dtype) -> None:
+    cos, sin = PlainRotary(size)(torch.tensor([[position]]))
+    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position)).to(dtype)
+    exchanged = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
+    assert torch.equal(rotate(x, cos, sin), x * cos + exchanged * sin)
+    assert torch.equal(unrotate(x, cos, sin), x * cos - exchanged * sin)

@@ -1,0 +1,155 @@
+"""Numbers that are not finite: whatever a step holds, a memory goes on, counts what it dropped, and its state loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig
+from protokv.core.memory import Memory, StepKV
+from protokv.core.registry import build_memory
+from protokv.core.sanitize import find_usable
+from protokv.errors import ModelError, StateCorrupt
+from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
+
+BUDGET = 29
+CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS} | {
+    "paper, small": small_config(BUDGET),
+    "durable with residuals": small_durable(BUDGET),
+    "durable, blocked": DurableConfig(budget=120, rule="blocked", center_bits=32),
+}
+WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]
+
+
+@dataclass(frozen=True)
+class Clock:
+    steps: int
+    tokens_seen: int
+    next_position: int
+
+
+def spoilt(step: StepKV, tokens: list[int], number: float, *, of_values: bool = False, head: int = 0) -> StepKV:
+    """A step with one number of some tokens replaced, in one layer and head."""
+    keys, values = step.keys.clone(), step.values.clone()
+    (values if of_values else keys)[-1, head, tokens, 1] = number
+    return replace(step, keys=keys, values=values)
+
+
+def stream(memory: Memory, world: World, steps: int, bad: dict[int, list[int]], number: float = float("nan")) -> Clock:
+    """Steps of five tokens, some of them spoilt; where the stream then stands."""
+    for index in range(steps):
+        step = world.step(index, 5)
+        tokens = bad.get(index, [])
+        memory.append(spoilt(step, tokens, number, of_values=index % 2 == 1) if tokens else step)
+    return Clock(steps, 5 * steps, world.shape.sink_tokens + world.time if hasattr(world, "time") else 10**9)
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def config(request: pytest.FixtureRequest) -> MemoryConfig:
+    return request.param
+
+
+@pytest.mark.parametrize("number", WORST)
+def test_a_number_that_is_not_finite_stops_nothing_and_is_counted(config: MemoryConfig, number: float) -> None:
+    world = World(shape_of(layers=2, heads=2, size=8), 3)
+    memory = build_memory(config, world.shape, world.rotary)
+    memory.start(*world.sink())
+    bad = {0: [0], 3: [1, 4], 4: [0, 1, 2, 3, 4], 11: [2], 19: [4]}
+    clock = stream(memory, world, 20, bad, number)
+    assert memory.report()["tokens_dropped"] == 10
+    memory.check(clock)
+    state = copy_of(memory)
+    assert all(torch.isfinite(tensor).all() for tensor in state.values() if tensor.is_floating_point())
+    other = build_memory(config, world.shape, world.rotary)
+    other.load(state)
+    for index in range(20, 26):
+        step = world.step(index, 5)
+        memory.append(step)
+        other.append(step)
+    assert same(copy_of(memory), copy_of(other))
+
+
+@pytest.mark.parametrize("name", ["sliding-window", "full", "last-frames", "durable"])
+def test_a_dropped_token_is_never_shown(name: str) -> None:
+    world = World(shape_of(layers=2, heads=2, size=8, sink=2), 3)
+    memory = build_memory(MemoryConfig.of(name, budget=64), world.shape, world.rotary)
+    memory.start(*world.sink())
+    memory.append(spoilt(world.step(0, 5), [1, 3], float("nan")))
+    context = memory.recall()
+    seen = context.bias > -torch.inf
+    assert seen.sum(-1).unique().tolist() == [2 + 3]
+    assert torch.isfinite(context.keys).all()
+
+
+@pytest.mark.parametrize(
+    "config", [small_config(28, split=(0, 1)), small_durable(28, split=(0, 1))], ids=["paper", "durable"]
+)
+def test_the_bank_is_what_it_would_be_without_the_dropped_tokens(config: MemoryConfig) -> None:
+    world = World(shape_of(layers=2, heads=2, size=8), 3)
+    spoilt_one, without = (build_memory(config, world.shape, world.rotary) for _ in range(2))
+    sink = world.sink()
+    for memory in (spoilt_one, without):
+        memory.start(*sink)
+    for index in range(24):
+        step = world.step(index, 12)
+        bad = [0, 3] if index % 4 == 1 else []
+        kept = [t for t in range(12) if t not in bad]
+        spoilt_one.append(spoilt(step, bad, float("inf")) if bad else step)
+        part = StepKV(
+            step.keys[:, :, kept], step.values[:, :, kept], step.positions[kept], step.coordinates[kept], index
+        )
+        without.append(part)
+    ours, theirs = copy_of(spoilt_one), copy_of(without)
+    assert int(ours["intake.dropped"]) == 12
+    names = [name for name in ours if name.startswith(("bank.", "residual.", "codebook."))]
+    assert all(torch.equal(ours[name], theirs[name]) for name in names)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30), st.integers(0, 99))
+def test_the_blocked_rule_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
+    world = World(shape_of(layers=1, heads=2, size=8), seed)
+    config = DurableConfig(budget=24, rule="blocked", center_bits=32)
+    memory = build_memory(config, world.shape, world.rotary)
+    memory.start(*world.sink())
+    clock = stream(memory, world, len(bad), dict(enumerate(bad)))
+    memory.check(clock)
+    assert memory.report()["tokens_dropped"] == sum(map(len, bad))
+    build_memory(config, world.shape, world.rotary).load(copy_of(memory))
+
+
+def test_a_bad_step_is_refused_by_choice_and_changes_nothing(config: MemoryConfig) -> None:
+    world = World(shape_of(layers=2, heads=2, size=8), 3)
+    memory = build_memory(config.with_fields({"non_finite": "refuse"}), world.shape, world.rotary)
+    memory.start(*world.sink())
+    for index in range(6):
+        memory.append(world.step(index, 5))
+    before = copy_of(memory)
+    with pytest.raises(ModelError, match="not finite for 2 of 5 tokens"):
+        memory.append(spoilt(world.step(6, 5), [0, 2], float("nan")))
+    assert same(before, copy_of(memory))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_usable_is_what_is_finite_and_not_huge(dtype: torch.dtype) -> None:
+    keys = torch.zeros(2, 3, 6, 4, dtype=dtype)
+    keys[1, 2, :5, 3] = torch.tensor([6e4, float("nan"), float("inf"), -float("inf"), 1.0]).to(dtype)
+    values = torch.zeros_like(keys)
+    values[0, 0, 5, 0] = float("nan")
+    assert find_usable(keys, values).tolist() == [True, False, False, False, True, False]
+    assert find_usable(values[:, :, :5], keys[:, :, :5]).tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("name", ["near.keys", "near.values", "sink.keys", "sink.values"])
+def test_a_state_with_such_a_number_is_refused(name: str) -> None:
+    world = World(shape_of(layers=2, heads=2, size=8, sink=2), 3)
+    memory = build_memory(DurableConfig(budget=64), world.shape, world.rotary)
+    memory.start(*world.sink())
+    memory.append(world.step(0, 5))
+    bad = copy_of(memory)
+    bad[name][0, 0, 0, 0] = float("nan")
+    with pytest.raises(StateCorrupt, match=name):
+        memory.load(bad)

@@ -1,0 +1,288 @@
+"""A session equals the plain model while nothing has been evicted, and asking leaves no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone, StepPositions, StepTokens
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
+from protokv.core.decoding import Decoding
+from protokv.core.registry import MEMORIES
+from protokv.core.rotary import turn
+from protokv.core.session import Session
+from protokv.core.step import cell_centres
+from protokv.errors import ConfigError, PositionWarning, StateMismatch
+from protokv.storage.checkpoint import to_state
+from tests.backbones.tiny import write_qwen2_5_vl
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+QUESTION = "what is the first star ?"
+# DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
+EXACT_AT_FIRST = sorted(set(CONFIGS) - {"dycoke", "last-frames"})
+
+
+def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
+    session = Session.start(backbone, config)
+    for step in range(n_steps):
+        session.watch(random_frames(step))
+    return session
+
+
+@pytest.fixture(scope="module")
+def upstream(tiny_folder: Path) -> Upstream:
+    return Upstream("qwen2_5_vl", tiny_folder)
+
+
+def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> torch.Tensor:
+    """transformers' own model over the same frames, with its own embeddings and positions: `[suffix, vocabulary]`."""
+    inputs = upstream.inputs([random_frames(i) for i in range(n_steps)], question, step_seconds=1.0)
+    return upstream.logits(inputs, len(upstream.chat(question)[1]))
+
+
+@pytest.mark.parametrize("kind", EXACT_AT_FIRST)
+@pytest.mark.parametrize("n_steps", [1, 5, 11])
+def test_logits_equal_the_plain_model_while_nothing_was_evicted(
+    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
+) -> None:
+    session = watched(tiny, n_steps, MemoryConfig.of(kind, budget=400))
+    expected = plain_logits(upstream, n_steps)
+    # float32 through three layers; the sums run in another order than in eager attention.
+    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)], ids=lambda v: str(v))
+def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: int, kv_heads: int) -> None:
+    folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    session = watched(backbone, 4, PaperConfig(budget=400))
+    expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
+    session = watched(tiny, 4, PaperConfig(budget=400))
+    assert (session.prefill(QUESTION) - plain_logits(upstream, 5)).abs().max() > 1e-2
+
+
+def test_the_comparison_would_notice_rows_taken_for_columns(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions_of = tiny.step_positions
+
+    def swapped(*tokens: StepTokens, **at: float) -> StepPositions:
+        stands = positions_of(*tokens, **at)  # type: ignore[arg-type]
+        return StepPositions(stands.places[:, [0, 2, 1]], stands.highest)
+
+    monkeypatch.setattr(tiny, "step_positions", swapped)
+    session = watched(tiny, 4, PaperConfig(budget=400))
+    assert (session.prefill(QUESTION) - plain_logits(upstream, 4)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
+    session = watched(tiny, 12, MemoryConfig.of(kind, budget=40))
+    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    clock, logits = session.clock, session.prefill(QUESTION)
+    for _ in range(3):
+        session.ask(QUESTION, Decoding(max_new_tokens=5, temperature=1.0))
+    assert session.clock == clock
+    assert torch.equal(session.prefill(QUESTION), logits)
+    after = session.tensors()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_asking_in_the_middle_does_not_change_what_comes_after(tiny: Backbone) -> None:
+    config = PaperConfig(budget=40, pseudo_tokens=2)
+    quiet, curious = Session.start(tiny, config), Session.start(tiny, config)
+    for step in range(9):
+        quiet.watch(random_frames(step))
+        curious.watch(random_frames(step))
+        curious.ask(QUESTION, Decoding(max_new_tokens=2))
+    assert all(torch.equal(quiet.tensors()[name], t) for name, t in curious.tensors().items())
+
+
+def test_the_answer_is_what_transformers_generates(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = watched(tiny, 3, PaperConfig(budget=400))
+    # Past any end of the answer, so that all twelve tokens are compared.
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    answer = session.ask(QUESTION, Decoding(max_new_tokens=12))
+    inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
+    assert answer.text == tiny.decode(upstream.generate(inputs, 12)).strip()
+    assert answer.tokens == 12
+
+
+def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:
+    session = watched(tiny, 2, PaperConfig(budget=400))
+    decoding = Decoding(max_new_tokens=6)
+    pieces = list(session.stream(QUESTION, decoding))
+    answer = session.ask(QUESTION, decoding)
+    assert "".join(pieces).strip() == answer.text
+    assert 0 < answer.tokens <= 6
+
+
+def test_an_answer_ends_where_the_model_ends_it(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = watched(tiny, 2, PaperConfig(budget=400))
+    monkeypatch.setattr(tiny, "stop_ids", frozenset(range(48)))
+    answer = session.ask(QUESTION)
+    assert (answer.text, answer.tokens) == ("", 0)
+
+
+def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone) -> None:
+    session = watched(tiny, 2, PaperConfig(budget=400))
+    texts = {
+        seed: [session.ask(QUESTION, Decoding(max_new_tokens=12, temperature=2.0, seed=seed)).text for _ in range(2)]
+        for seed in range(4)
+    }
+    assert all(first == second for first, second in texts.values())
+    assert len({first for first, _ in texts.values()}) > 1
+
+
+def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
+    session = Session.start(tiny, PaperConfig(budget=400))
+    session.watch(random_frames(0), time_s=0.0)
+    session.watch(random_frames(1), time_s=60.0)
+    # Two positions a second behind a prefix of three tokens.
+    assert session.clock.next_position == len(tiny.prefix_ids) + 120 + 1
+    assert session.clock.stream_time_s == 61.0
+
+
+@pytest.mark.parametrize(("mode", "sees_prototypes"), [("all", True), ("near", False)])
+def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
+    tiny: Backbone, mode: str, sees_prototypes: bool
+) -> None:
+    config = PaperConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
+    session = watched(tiny, 13, config)
+    tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    tensors["bank.value_center"] += 1
+    other = Session.resume(tiny, config, replace(to_state(session), tensors=tensors))
+    for each in (session, other):
+        each.watch(random_frames(13))
+    keys, changed = (each.tensors()["near.keys"] for each in (session, other))
+    assert torch.equal(keys, changed) is not sees_prototypes
+
+
+def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
+    stream, compact = (watched(tiny, 6, PaperConfig(budget=400, positions=p)) for p in ("stream", "compact"))
+    # Compact, the prompt prefix is attended to by itself.
+    torch.testing.assert_close(compact.prefill(QUESTION), stream.prefill(QUESTION), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PaperConfig(budget=72), DurableConfig(budget=72), MemoryConfig.of("sliding-window", budget=72)],
+    ids=lambda config: config.name,
+)
+def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, config: MemoryConfig) -> None:
+    session = Session.start(tiny, config.with_fields({"positions": "compact"}))
+    seen: list[int] = []
+    forward = tiny.forward
+
+    def spy(embeddings: torch.Tensor, positions: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
+        seen.append(int(positions.max()))
+        return forward(embeddings, positions, *rest, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "forward", spy)
+        for step in range(60):
+            session.watch(random_frames(step), time_s=100.0 * step)
+        logits = session.prefill(QUESTION)
+    assert session.clock.next_position > 11_000
+    # Distances inside the window are those of the stream; what is older takes one position a time at the most.
+    window = 2 * 100 * (config.near_tokens // 6)
+    assert max(seen) < window + config.prototypes + len(tiny.prefix_ids) + len(tiny.suffix_ids(QUESTION)) + 10
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("far_out", [9_000, 2**32])
+def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Backbone, far_out: int) -> None:
+    session = watched(tiny, 6, MemoryConfig.of("sliding-window", budget=400, positions="compact"))
+    expected = session.prefill(QUESTION)
+    tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    here = tensors["near.positions"]
+    there = here.clone()
+    there[:, 0] += far_out
+    tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.precise_rotary)
+    tensors["near.positions"] = there
+    clock = replace(session.clock, next_position=session.clock.next_position + far_out)
+    moved = replace(to_state(session), tensors=tensors, clock=clock)
+    later = Session.resume(tiny, session.config, moved)
+    torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=1e-3, atol=1e-3)
+    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), moved)
+    # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
+    assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
+
+
+def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbers(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "max_position", 50)
+    session = Session.start(tiny, DurableConfig(budget=48))
+
+    def watch_all() -> None:
+        for step in range(40):
+            session.watch(random_frames(step))
+
+    with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
+        watch_all()
+    assert len(told) == 1
+    compact = Session.start(tiny, DurableConfig(budget=16).with_fields({"positions": "compact"}))
+    for step in range(40):
+        compact.watch(random_frames(step))
+
+
+@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), 1e9, float("inf")])
+def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
+    with pytest.raises(ConfigError, match="fps"):
+        Session.start(tiny, PaperConfig(), fps=fps)
+
+
+def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=16))
+    for question, said in (("what " * 5000, "tokens"), ("x" * 10**7, "10000000 characters")):
+        with pytest.raises(ConfigError, match=said):
+            session.ask(question)
+
+
+def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.core.capacity.device_bytes", lambda _: 10 * 2**20)
+    with pytest.raises(
+        ConfigError, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
+    ):
+        Session.start(tiny, DurableConfig(budget=16_000_000))
+    small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
+    state = to_state(Session.start(tiny, small))
+    with pytest.raises(StateMismatch, match="budget: 16000000 tokens"):
+        Session.resume(tiny, huge, state)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 6 GB")])
+def test_a_memory_for_which_nothing_is_free_is_told_by_its_budget(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    config = MemoryConfig.of("sliding-window", budget=16)
+    state = to_state(Session.start(tiny, config))
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(MEMORIES["sliding-window"], "__init__", full)
+    with pytest.raises(ConfigError, match="budget: 16 tokens of this model take more memory than is free"):
+        Session.start(tiny, config)
+    with pytest.raises(StateMismatch, match="budget: 16 tokens"):
+        Session.resume(tiny, config, state)
+
+
+def test_cell_centres_do_not_depend_on_resolution() -> None:
+    assert cell_centres((2, 2)).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
+    assert cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]

@@ -1,0 +1,193 @@
+"""The last frames read afresh: equal to the plain reading where it must be, bounded, saved, refused when unsound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.core.attention import LocalKV
+from protokv.core.registry import MEMORIES, build_memory
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.extras.recent import RecentStep, WithRecent
+from protokv.storage import checkpoint
+from tests.backbones.tiny import BUILDERS
+from tests.conftest import random_frames
+from tests.core.streams import World, shape_of, shown_to
+
+SUPPORTED = [name for name, cls in MEMORIES.items() if cls.hides_recent]
+QUESTION = "what is it?"
+
+
+def watched(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object) -> Session:
+    session = Session.start(backbone, MemoryConfig.of(name, budget=budget, **settings))
+    for seed in range(n):
+        session.watch(random_frames(seed, n_frames=backbone.frames_per_step))
+    return session
+
+
+@pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")])
+def test_while_nothing_was_evicted_reading_afresh_is_what_reading_the_keys_is(tiny: Backbone, name: str) -> None:
+    plain = watched(tiny, 4, name, budget=400).prefill(QUESTION)
+    afresh = watched(tiny, 4, name, budget=400, recent_frames=4).prefill(QUESTION)
+    assert torch.allclose(plain, afresh, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_every_family_reads_its_own_steps_afresh(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = BUILDERS[family](tmp_path_factory.mktemp(family))
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    frames = 2 * backbone.frames_per_step
+    plain, afresh = (watched(backbone, 3, recent_frames=n).prefill(QUESTION) for n in (0, frames))
+    assert torch.allclose(plain, afresh, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(tiny: Backbone, positions: str) -> None:
+    steps = 2
+    settings = {"last_steps": steps, "positions": positions}
+    session = watched(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
+    # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
+    ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
+    assert isinstance(session.memory, WithRecent)
+    recent = session.memory.recent()
+    stands = torch.cat([one.positions for one in recent])
+    if positions == "compact":
+        stands = stands.clone()
+        stands[:, list(tiny.moving)] -= int(stands[0, 0]) - prefix
+    embedded = [tiny.embed_text(tiny.prefix_ids), *(one.embeddings for one in recent), tiny.embed_text(ids)]
+    places = [tiny.text_positions(0, prefix), stands, tiny.text_positions(int(stands.max()) + 1, len(ids))]
+    tail: LocalKV = tiny.new_local_kv(sum(map(len, embedded)))
+    with torch.inference_mode():
+        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), tiny.empty_context(), tail)
+        expected = tiny.logits(hidden[-len(ids) :])
+    assert torch.allclose(session.prefill(QUESTION), expected, atol=1e-4)
+    # And that is another reading than the keys that were made one frame at a time.
+    assert not torch.allclose(watched(tiny, 6, "last-frames", **settings).prefill(QUESTION), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_compact_a_question_stands_behind_the_recent_steps_and_within_what_is_held(tiny: Backbone, name: str) -> None:
+    session = watched(tiny, 14, name, budget=24, recent_frames=4, positions="compact")
+    _, context, tail, position = session._forward_question(QUESTION, room=0)
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+    held = len(tiny.prefix_ids) + context.visible_tokens() + tail.length
+    assert position <= held + 12
+    assert session.ask(QUESTION).text == session.ask(QUESTION).text
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_what_is_kept_is_bounded_counted_and_told(tiny: Backbone, name: str) -> None:
+    session = watched(tiny, 7, name, budget=24, recent_frames=6)
+    assert isinstance(session.memory, WithRecent)
+    recent = session.memory.recent()
+    assert [one.step for one in recent] == [4, 5, 6]
+    bytes_of = session.memory.nbytes()
+    assert bytes_of["recent"] > 0
+    tokens = session.memory.report()["recent_tokens"]
+    assert tokens == sum(len(one.positions) for one in recent)
+    assert watched(tiny, 11, name, budget=24, recent_frames=6).memory.nbytes()["recent"] == bytes_of["recent"]
+    # What a question reads afresh is not read from the memory as well, where the memory has it as single tokens.
+    answer = session.ask(QUESTION)
+    assert answer.context_tokens <= len(tiny.prefix_ids) + 24 + tokens
+
+
+def test_a_question_reads_no_more_than_the_budget_where_the_memory_has_the_recent_steps(tiny: Backbone) -> None:
+    plain, afresh = (watched(tiny, 9, "sliding-window", budget=24, recent_frames=n).ask(QUESTION) for n in (0, 6))
+    assert afresh.context_tokens == plain.context_tokens
+
+
+def test_asking_changes_nothing(tiny: Backbone) -> None:
+    session = watched(tiny, 5, "durable", budget=24, recent_frames=4)
+    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    assert session.ask(QUESTION).text == session.ask(QUESTION).text
+    after = session.tensors()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: object, cut: int) -> None:
+    whole = watched(tiny, 7, "durable", budget=24, recent_frames=4)
+    part = watched(tiny, cut, "durable", budget=24, recent_frames=4)
+    path = f"{tmp_path}/state.safetensors"
+    checkpoint.save(part, path)
+    resumed = checkpoint.load(path, tiny)
+    for seed in range(cut, 7):
+        resumed.watch(random_frames(seed))
+    ours, theirs = whole.tensors(), resumed.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert torch.equal(whole.prefill(QUESTION), resumed.prefill(QUESTION))
+
+
+def change(tensors: Mapping[str, Tensor], name: str, index: tuple[int, ...], value: float) -> dict[str, Tensor]:
+    changed = {key: tensor.clone() for key, tensor in tensors.items()}
+    changed[name][index] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [
+        ("recent.steps", (0, 0), 1),
+        ("recent.steps", (0, 3), -1),
+        ("recent.steps", (1, 4), 10**9),
+        ("recent.steps", (0, 5), 99),
+        ("recent.positions", (0, 0), 10**6),
+        ("recent.embeddings", (0, 0), float("nan")),
+    ],
+)
+def test_a_state_whose_recent_steps_make_no_sense_is_refused(
+    tiny: Backbone, name: str, index: tuple[int, ...], value: float
+) -> None:
+    session = watched(tiny, 4, "durable", budget=24, recent_frames=4)
+    state = checkpoint.to_state(session)
+    with pytest.raises(StateCorrupt, match="recent"):
+        checkpoint.from_state(replace(state, tensors=change(state.tensors, name, index, value)), tiny)
+    without = {key: tensor for key, tensor in state.tensors.items() if key != name}
+    with pytest.raises(StateCorrupt, match="recent"):
+        checkpoint.from_state(replace(state, tensors=without), tiny)
+
+
+def test_what_cannot_be_read_afresh_is_refused_with_what_to_do(tiny: Backbone) -> None:
+    for name in MEMORIES.keys() - set(SUPPORTED):
+        with pytest.raises(ConfigError, match="recent_frames"):
+            watched(tiny, 1, name, recent_frames=4)
+    with pytest.raises(ConfigError, match="recent_frames"):
+        MemoryConfig.of("durable", recent_frames=-1)
+
+
+def test_a_memory_spread_over_devices_shows_what_a_whole_one_shows() -> None:
+    shape = shape_of(layers=4, heads=2, size=8, components=1)
+    places = [torch.device(name) for name in ("cpu", "cpu", "cpu:0", "cpu:0")]
+    shown = []
+    for layer_devices in (None, places):
+        world = World(shape, 3)
+        config = MemoryConfig.of("durable", budget=20, recent_frames=2)
+        memory = build_memory(config, replace(shape, layer_devices=layer_devices), world.rotary)
+        assert isinstance(memory, WithRecent)
+        memory.start(*world.sink())
+        for index in range(12):
+            step = world.step(index, 3)
+            memory.append(step)
+            memory.remember(RecentStep(torch.ones(3, 5), step.positions, (1, 3), (0, 3), index))
+        context = memory.recall()
+        shown.append([shown_to(context, layer, torch.ones(2, 1, 8))[2] for layer in range(4)])
+        assert context.visible_tokens() < memory.context().visible_tokens()
+        assert memory.tensors()["recent.positions"].shape == (6, 1)
+    assert all(torch.equal(whole, part) for whole, part in zip(*shown, strict=True))
+
+
+def test_frames_round_up_to_steps(tiny: Backbone) -> None:
+    assert tiny.frames_per_step == 2
+    session = watched(tiny, 4, recent_frames=3)
+    assert isinstance(session.memory, WithRecent)
+    assert len(session.memory.recent()) == 2
+    assert torch.isfinite(session.prefill(QUESTION)).all()

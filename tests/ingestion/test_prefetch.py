@@ -1,0 +1,126 @@
+"""Reading ahead gives the steps of a source in order, a bounded number early, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.errors import SourceUnreadable
+from protokv.ingestion.prefetch import Stop, read_ahead
+from protokv.timings import Timings
+from protokv.video.sampling import Step
+from tests.conftest import random_frames
+from tests.mock_backbone import MockBackbone
+
+BACKBONE = MockBackbone()
+
+
+class Reading:
+    """Steps as `read_steps` gives them; counts what was taken from it, and ends where it is not wanted any more."""
+
+    def __init__(self, n: int, error: BaseException | None = None) -> None:
+        self.n, self.error, self.given, self.closed = n, error, 0, threading.Event()
+
+    def __call__(self, unwanted: Callable[[], bool]) -> Iterator[Step]:
+        try:
+            while self.given < self.n and not unwanted():
+                index = self.given
+                self.given += 1
+                yield Step(index, index / 2, random_frames(index), ("none", "none"), mark=index)
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.closed.set()
+
+
+def never() -> bool:
+    return False
+
+
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "protokv-ahead"]
+
+
+@given(n=st.integers(0, 9), depth=st.integers(1, 5))
+def test_steps_come_in_order_each_prepared_and_none_too_early(n: int, depth: int) -> None:
+    reading, taken = Reading(n), 0
+    for step in read_ahead(reading, BACKBONE, Stop(never), depth=depth):
+        # Besides those that wait, one is in the hands of the thread and one in ours.
+        assert reading.given <= taken + depth + 2
+        assert (step.time_s, step.mark, step.decoders) == (taken / 2, taken, ("none", "none"))
+        assert torch.equal(step.prepared.pixels, BACKBONE.prepare(random_frames(taken)).pixels)
+        taken += 1
+    assert taken == n
+    assert reading.closed.is_set()
+    assert not running()
+
+
+@pytest.mark.parametrize("error", [SourceUnreadable("gone"), KeyboardInterrupt(), MemoryError()], ids=repr)
+def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
+    steps = read_ahead(Reading(3, error), BACKBONE, Stop(never))
+    assert [next(steps).mark for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(type(error)):
+        next(steps)
+    assert not running()
+
+
+def test_a_frame_that_cannot_be_prepared_is_an_error_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = MockBackbone.prepare
+
+    def refuse(self: MockBackbone, images: np.ndarray) -> object:
+        if np.array_equal(images, random_frames(1)):
+            raise SourceUnreadable("too narrow")
+        return prepare(self, images)
+
+    monkeypatch.setattr(MockBackbone, "prepare", refuse)
+    steps = read_ahead(Reading(3), BACKBONE, Stop(never))
+    assert next(steps).mark == 0
+    with pytest.raises(SourceUnreadable, match="too narrow"):
+        next(steps)
+
+
+def test_a_caller_who_goes_away_ends_the_reading() -> None:
+    reading = Reading(10**9)
+    steps = read_ahead(reading, BACKBONE, Stop(never))
+    assert next(steps).mark == 0
+    steps.close()
+    assert reading.closed.is_set()
+    assert not running()
+
+
+def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told() -> None:
+    asked, answers = set(), iter([False] * 3)
+
+    def should_stop() -> bool:
+        asked.add(threading.get_ident())
+        return next(answers, True)
+
+    def silent(unwanted: Callable[[], bool]) -> Iterator[Step]:
+        while not unwanted():
+            pass
+        yield from ()
+
+    stop = Stop(should_stop)
+    assert list(read_ahead(silent, BACKBONE, stop)) == []
+    assert stop.decided
+    assert asked == {threading.get_ident()}
+    assert not running()
+
+
+def test_a_decision_to_stop_is_not_asked_for_again() -> None:
+    answers = iter([True, False])
+    stop = Stop(lambda: next(answers))
+    assert stop.ask()
+    assert stop.ask()
+
+
+def test_what_the_thread_and_the_caller_spend_is_told() -> None:
+    timings = Timings()
+    list(read_ahead(Reading(3), BACKBONE, Stop(never), timings=timings))
+    assert timings.seconds.keys() == {"decode", "preprocess", "wait for frames"}

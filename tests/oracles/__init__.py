@@ -1,0 +1,1 @@
+"""Literal forms of the fast paths: slow, and written to be read."""

@@ -1,0 +1,68 @@
+"""The oracle: attention as it is written down, one softmax over everything in float32.
+
+Equation 3 of the paper. It casts keys and values to float32 and holds all logits at once, which is why `fused` exists;
+tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protokv.core.context import Segment
+from protokv.core.rotary import rotate
+
+
+def attend(
+    query: Tensor,
+    segments: Sequence[Segment],
+    tail: tuple[Tensor, Tensor],
+    scaling: float,
+) -> Tensor:
+    """Softmax attention of `T` queries over the slots of all segments and, causally, over the `n` tokens of the tail.
+
+    Args:
+        query: `[Hq, T, D]`, rotated; query `i` is the token `n - T + i` of the tail.
+        segments: what the layer reads of a context.
+        tail: keys `[H, n, D]`, values `[H, n, D]`, `n >= T`.
+        scaling: the factor on the logits, usually `D ** -0.5`.
+
+    Returns:
+        `[Hq, T, D]` in the dtype of the query.
+    """
+    heads, T, D = query.shape
+    H = tail[0].shape[0]
+    shown = torch.cat([*(segment.values for segment in segments), tail[1]], 1).float()
+    return (
+        (weights(query, segments, tail[0], scaling).view(H, -1, shown.shape[1]) @ shown)
+        .view(heads, T, D)
+        .to(query.dtype)
+    )
+
+
+def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> Tensor:
+    """The share of every slot and every token of the tail in what each query reads, `[Hq, T, N + n]` float32.
+
+    Args:
+        query: `[Hq, T, D]`, as for `attend`.
+        segments: likewise, `N` slots together.
+        tail_keys: `[H, n, D]`, `n >= T`.
+        scaling: the factor on the logits.
+    """
+    heads, T, D = query.shape
+    H, n = tail_keys.shape[:2]
+    asked = query.float()
+
+    def logits_of(queries: Tensor, keys: Tensor) -> Tensor:
+        folded = (queries * scaling).reshape(H, -1, D)
+        return (folded @ keys.transpose(1, 2)).view(H, heads // H, T, -1)
+
+    logits = []
+    for segment in segments:
+        turned = asked if segment.turn is None else rotate(asked, *segment.turn)
+        logits.append(logits_of(turned, segment.keys.float()) + segment.bias[:, None, None])
+    future = torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
+    logits.append(logits_of(asked, tail_keys.float()).masked_fill(future, -torch.inf))
+    return torch.cat(logits, -1).softmax(-1).view(heads, T, -1)

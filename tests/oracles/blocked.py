@@ -1,0 +1,260 @@
+"""The blocked rule written out: `NaiveBlocked` is what `blocked` must equal bit for bit. For tests.
+
+One head after the other, one prototype after the other, with no batches, no packed numbers and no state but lists. The
+floats of a step are float32, one operation after the other as there; everything that the choice of merges depends on is
+a comparison of whole numbers or of such floats.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protokv.durable.nearest import signs_of
+from tests.oracles.quantized import round_center
+
+LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
+# Of large banks and of small ones.
+SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
+
+
+Proposal = tuple[float, int, int, int]
+"""A cost, the place in its block and the slot of what to go into, and where that was found: no two of a head are
+equal."""
+
+
+@dataclass(slots=True)
+class Prototype:
+    """One slot: centres `[D]`, mean coordinates `[2]`, position `[P]`. Free, with mass 0, all of them are 0."""
+
+    key: Tensor
+    value: Tensor
+    mass: int
+    mean: Tensor
+    position: Tensor
+    last_step: int
+
+
+@dataclass(slots=True)
+class Head:
+    """The slots of one head that were opened, and what is left of its plan: pairs of a slot that goes and the one that
+    it goes into."""
+
+    slots: list[Prototype]
+    plan: list[tuple[int, int]] | None = None
+
+
+class NaiveBlocked:
+    """Heads of a model, K prototypes each."""
+
+    def __init__(
+        self,
+        prototypes: int,
+        heads: int,
+        *,
+        anchor: str = "recent",
+        merge_mass_power: float = 1.0,
+        coded: bool = False,
+    ) -> None:
+        self.K, self.anchor, self.power, self.coded = prototypes, anchor, merge_mass_power, coded
+        self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
+        self.heads = [Head([]) for _ in range(heads)]
+        self.turn = 0
+        # In how many plans something goes into what goes itself, and how often only some heads planned.
+        self.lines, self.turns = 0, 0
+
+    def absorb(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        coordinates: Tensor,
+        positions: Tensor,
+        step: int,
+        usable: Tensor | None = None,
+    ) -> None:
+        """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`; those that are not `usable` `[T]` leave a slot
+        free."""
+        T = keys.shape[1]
+        count = -(-T // self.M)
+        for piece in range(count):
+            some = range(T * piece // count, T * (piece + 1) // count)
+            tokens = [
+                [
+                    Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step)
+                    if usable is None or bool(usable[t])
+                    else _free(keys.shape[2], positions.shape[1])
+                    for t in some
+                ]
+                for b in range(len(self.heads))
+            ]
+            for token in itertools.chain.from_iterable(tokens):
+                self._round(token)
+            self._absorb(tokens)
+
+    def _absorb(self, tokens: list[list[Prototype]]) -> None:
+        n, filled = len(tokens[0]), len(self.heads[0].slots)
+        merges = max(0, filled + n - self.K)
+        if merges or filled > self.K - self.M:
+            groups = max(
+                g for g in range(1, len(self.heads) + 1) if len(self.heads) % g == 0 and g <= max(1, self.M // n)
+            )
+            due = [head for number, head in enumerate(self.heads) if number % groups == self.turn % groups]
+            rest = [head for number, head in enumerate(self.heads) if number % groups != self.turn % groups]
+            if any(len(head.plan or []) < merges for head in rest):
+                due = self.heads
+            self.turns += len(due) < len(self.heads)
+            for head in due:
+                head.plan = self.plan_of(head.slots)
+            self.turn += 1
+        for head, new in zip(self.heads, tokens, strict=True):
+            opening = new[: n - merges]
+            head.slots.extend(opening)
+            if merges:
+                assert head.plan is not None
+                now, head.plan = head.plan[:merges], head.plan[merges:]
+                self._merge(head.slots, now)
+                for (gone, _), token in zip(now, new[n - merges :], strict=True):
+                    head.slots[gone] = token
+
+    def _merge(self, slots: list[Prototype], merges: list[tuple[int, int]]) -> None:
+        """All merges of one step: first what joins each target, then one mean of it."""
+        for target in dict.fromkeys(into for _, into in merges):
+            held = slots[target]
+            joining = [slots[gone] for gone, into in merges if into == target]
+            mass = held.mass + sum(other.mass for other in joining)
+            shares = [torch.tensor(other.mass).float() / max(mass, 1) for other in joining]
+            for name in ("key", "value", "mean", "position") if self.anchor == "average" else ("key", "value", "mean"):
+                center = getattr(held, name)
+                moved = center
+                for other, share in zip(joining, shares, strict=True):
+                    moved = moved + (getattr(other, name) - center) * share.to(center.dtype)
+                setattr(held, name, moved)
+            for other in joining if self.anchor != "average" else []:
+                if not other.mass:
+                    continue
+                time, newest = float(other.position[0]), float(held.position[0])
+                if (time > newest) if self.anchor == "recent" else (time < newest):
+                    held.position = other.position
+            held.mass = mass
+            self._round(held)
+            held.last_step = max(held.last_step, *(other.last_step for other in joining))
+
+    def _round(self, held: Prototype) -> None:
+        if self.coded:
+            held.key, held.value = round_center(held.key, held.value, held.mass)
+
+    def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
+        """M merges, cheapest first."""
+        filled = len(slots)
+        slots = slots + [_free(len(slots[0].key), len(slots[0].position))] * (self.K - filled)
+        squares = self._squares(slots)
+        costs = self._costs(slots, squares)
+        place, content = self._by_place(slots), self._by_content(squares)
+        proposals: dict[int, Proposal] = {}
+        for number, order in enumerate((place, content)):
+            for slot, proposal in self._nearest_heavier(slots, costs, order, number):
+                if slot < filled:
+                    proposals[slot] = min(proposal, proposals.get(slot, proposal))
+        comes: dict[int, Proposal] = {}
+        for proposal in proposals.values():
+            comes[proposal[2]] = min(proposal, comes.get(proposal[2], proposal))
+
+        def turn(slot: int) -> tuple[bool, Proposal]:
+            own = proposals[slot]
+            # What it would go into goes itself, or something comes into it, at a lower cost.
+            waits = proposals.get(own[2], own) < own or comes.get(slot, own) < own
+            return waits, own
+
+        cheapest = sorted(proposals, key=turn)[: self.M]
+        goes = {slot: proposals[slot][2] for slot in cheapest}
+        assert len(goes) == self.M
+
+        def end(slot: int) -> int:
+            return end(goes[slot]) if slot in goes else slot
+
+        self.lines += any(target in goes for target in goes.values())
+        return [(slot, end(slot)) for slot in goes]
+
+    def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
+        """Whole numbers `[F]` float64, of free slots too."""
+        signs = signs_of(len(slots[0].key), torch.device("cpu"))
+        folded = [slot.key + slot.value * signs[0] for slot in slots]
+        while len(folded[0]) >= 128 and len(folded[0]) % 2 == 0:
+            half = len(folded[0]) // 2
+            folded = [point[:half] + point[half:] * signs[1][:half] for point in folded]
+        sample = _some(folded)
+        columns = zip(*(point.tolist() for point in sample), strict=True)
+        common = torch.tensor([sorted(column)[(len(sample) - 1) // 2] for column in columns])
+        folded = [point - common for point in folded]
+        sizes = sorted((point - common).abs().max() for point in sample)
+        scale = 1 / (sizes[(len(sizes) - 1) // 2] / USUAL).clamp(min=1e-30)
+        return [(point * scale).round().clamp(-MOST, MOST).double() for point in folded]
+
+    def _by_place(self, slots: list[Prototype]) -> list[int]:
+        def place(slot: int) -> tuple[int, int]:
+            cell = [int(min(max(float(part), 0.0), SIDE - 1.0)) for part in slots[slot].mean * SIDE]
+            bits = [(cell[axis] >> bit & 1) << (2 * bit + axis) for bit in range(4) for axis in range(2)]
+            # The step of a free slot is -1: it stands at the end of the cell before.
+            return (sum(bits) << 40) + slots[slot].last_step, slot
+
+        return sorted(range(len(slots)), key=place)
+
+    def _by_content(self, squares: list[list[float]]) -> list[int]:
+        count = min(PIVOTS, self.K)
+        pivots = [index * (self.K // count) for index in range(count)]
+
+        def near(slot: int) -> tuple[int, float, int]:
+            square, number = min((squares[slot][pivot], number) for number, pivot in enumerate(pivots))
+            return number, square, slot
+
+        return sorted(range(self.K), key=near)
+
+    def _nearest_heavier(
+        self, slots: list[Prototype], costs: list[list[float]], order: list[int], number: int
+    ) -> Iterator[tuple[int, Proposal]]:
+        """Each slot with the least cost in its block, of equal ones that of the heaviest partner; the last block is as
+        long as the others, so some slots are in two."""
+        width = self._width()
+        for start in range(0, len(order), width):
+            last = start + width >= len(order)
+            block = sorted(
+                order[-width:] if last else order[start : start + width], key=lambda slot: (-slots[slot].mass, slot)
+            )
+            for at, slot in enumerate(block[1:], 1):
+                cost, before = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
+                yield slot, (cost, before, block[before], at + width * number + 2 * width * last)
+
+    def _squares(self, slots: list[Prototype]) -> list[list[float]]:
+        """Squared distances of the sketches: whole numbers."""
+        points = torch.stack(self.sketch_of(slots))
+        return (points[:, None] - points[None]).square().sum(2).tolist()
+
+    def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
+        """Ward's costs, float32 less the lowest bits: as many as the number of a prototype in its block has."""
+        share = torch.stack([1 / self._weight(slot.mass) for slot in slots])
+        costs = torch.tensor(squares) / (share[:, None] + share[None])
+        bits = (self._width() - 1).bit_length()
+        return ((costs.view(torch.int32) >> bits) << bits).view(torch.float32).tolist()
+
+    def _width(self) -> int:
+        return min(self.K, WIDTH if self.K >= LARGE else WIDE)
+
+    def _weight(self, mass: int) -> Tensor:
+        return torch.tensor(mass).float().pow(self.power) if mass else torch.tensor(0.0)
+
+
+def _free(size: int, components: int) -> Prototype:
+    zeros = torch.zeros(size)
+    return Prototype(zeros, zeros, 0, torch.zeros(2), torch.zeros(components, dtype=torch.float64), -1)
+
+
+def _some(points: list[Tensor]) -> list[Tensor]:
+    """As many of the points, evenly spaced, as the greatest power of two that there are, or as SAMPLE."""
+    count = 1
+    while 2 * count <= min(SAMPLE, len(points)):
+        count *= 2
+    return [points[index * (len(points) // count)] for index in range(count)]

@@ -1,0 +1,97 @@
+"""`InfiniPotV` written out: one head, one token, one recent step at a time. The oracle of the fast memory.
+
+Slow on purpose, and shares no code with it. Where the two could disagree by rounding alone it says how close it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from protokv.config import InfiniPotVConfig
+from protokv.core.memory import MemoryShape, StepKV
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Token:
+    """A token of one head: key and value `[D]` float32, its place, its stream position `[P]`, its step."""
+
+    key: Tensor
+    value: Tensor
+    place: tuple[float, float]
+    position: Tensor
+    step: int
+
+
+class NaiveInfiniPotV:
+    """The memory of one layer and head, without the prompt prefix.
+
+    Attributes:
+        chosen: the tokens that compressions have chosen, in stream order.
+        steps: the whole steps behind them.
+        margin: by how much the closest decision was won; of tokens that have nothing to be compared with none is.
+    """
+
+    def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, layer: int, head: int) -> None:
+        self.config, self.shape, self.layer, self.head = config, shape, layer, head
+        self.chosen: list[Token] = []
+        self.steps: list[list[Token]] = []
+        self.margin = float("inf")
+
+    @property
+    def held(self) -> list[Token]:
+        """All tokens in stream order."""
+        return self.chosen + [token for step in self.steps for token in step]
+
+    def append(self, step: StepKV) -> None:
+        """Take one step."""
+        keys, values = step.keys[self.layer, self.head].float(), step.values[self.layer, self.head].float()
+        tokens = [
+            Token(key, value, (float(x), float(y)), position, step.step)
+            for key, value, (x, y), position in zip(keys, values, step.coordinates, step.positions, strict=True)
+        ][-self.config.budget :]
+        if len(self.held) + len(tokens) > self.config.budget:
+            self._compress(min(self.config.compressed_tokens, self.config.budget - len(tokens)))
+        self.steps.append(tokens)
+
+    def _compress(self, keep: int) -> None:
+        held = self.held
+        recent: list[list[Token]] = []
+        for step in reversed(self.steps):
+            together = len(step) + sum(map(len, recent))
+            if together > keep or (recent and together > int(self.config.recent_share * len(held))):
+                break
+            recent.insert(0, step)
+        n_recent = sum(map(len, recent))
+        older = held[: len(held) - n_recent]
+        by_norm = round((1 - self.config.redundancy_share) * keep)
+        cosines = {token: _cosines(token, recent) for token in older}
+        kept = self._best(
+            older,
+            keep - by_norm - n_recent,
+            lambda token: -sum(cosines[token]) / len(cosines[token]) if cosines[token] else 0.0,
+            lambda token: bool(cosines[token]),
+        )
+        others = [token for token in older if token not in kept]
+        kept |= self._best(others, keep - n_recent - len(kept), lambda token: float(token.value.norm()), lambda _: True)
+        self.chosen, self.steps = [token for token in older if token in kept], recent
+
+    def _best(
+        self, tokens: list[Token], n: int, score: Callable[[Token], float], compared: Callable[[Token], bool]
+    ) -> set[Token]:
+        """The n of the highest score, the newer of equal ones."""
+        ranked = sorted(enumerate(tokens), key=lambda item: (score(item[1]), item[0]), reverse=True)
+        best = [token for _, token in ranked[: max(n, 0)]]
+        for (_, last), (_, first_out) in list(pairwise(ranked))[len(best) - 1 : len(best)] if best else []:
+            if compared(last) or compared(first_out):
+                self.margin = min(self.margin, score(last) - score(first_out))
+        return set(best)
+
+
+def _cosines(token: Token, recent: list[list[Token]]) -> list[float]:
+    """Cosine similarity to every recent token in the same place."""
+    there = [other for step in recent for other in step if other.place == token.place]
+    return [float(token.key @ other.key / (token.key.norm() * other.key.norm())) for other in there]

@@ -1,0 +1,223 @@
+"""Sessions on disk: one that was saved and loaded on the way ends in the bytes of one that was not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv import storage
+from protokv.backbones.base import Backbone
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
+from protokv.core.digest import canonical, document_digest
+from protokv.core.local import LocalMemory
+from protokv.core.session import Session
+from protokv.core.tensors import pack
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch
+from protokv.inspection.describe import describe
+from protokv.storage.checkpoint import check_fits, from_state, load, save, to_state
+from protokv.storage.writer import Writer
+from tests.conftest import random_frames
+
+CONFIGS = {
+    "paper": PaperConfig(budget=40),
+    "durable": DurableConfig(budget=40),
+    "sliding-window": MemoryConfig.of("sliding-window", budget=40),
+    "full": MemoryConfig.of("full", budget=40),
+}
+
+
+def watched(backbone: Backbone, config: MemoryConfig, first: int, last: int, session: Session | None = None) -> Session:
+    session = session or Session.start(backbone, config)
+    for step in range(first, last):
+        session.watch(random_frames(step))
+    return session
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saving_and_loading_on_the_way_gives_the_same_bytes(tiny: Backbone, tmp_path: Path, name: str) -> None:
+    whole, half, joined = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "joined"))
+    save(watched(tiny, CONFIGS[name], 0, 24), whole)
+    saved, seen = None, 0
+    for stop in (1, 7, 19):
+        saved = watched(tiny, CONFIGS[name], seen, stop, saved)
+        seen = stop
+        save(saved, half)
+        save(watched(tiny, CONFIGS[name], stop, 24, load(half, tiny)), joined)
+        assert joined.read_bytes() == whole.read_bytes(), stop
+
+
+def test_a_loaded_session_answers_as_the_saved_one(tiny: Backbone, tmp_path: Path) -> None:
+    session = watched(tiny, CONFIGS["durable"], 0, 20)
+    save(session, tmp_path / "s.safetensors")
+    later = load(tmp_path / "s.safetensors", tiny)
+    assert torch.equal(later.prefill("what is first ?"), session.prefill("what is first ?"))
+    assert later.clock == session.clock
+    assert later.config == session.config
+
+
+def test_a_loaded_session_forwards_nothing(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(watched(tiny, CONFIGS["durable"], 0, 3), tmp_path / "s.safetensors")
+
+    def forward(*_: object, **__: object) -> None:
+        raise AssertionError("the prompt is in the state already")
+
+    monkeypatch.setattr(tiny, "forward", forward)
+    assert load(tmp_path / "s.safetensors", tiny).clock.steps == 3
+
+
+def test_a_session_that_failed_within_a_step_says_so(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = watched(tiny, CONFIGS["durable"], 0, 3)
+    assert session.intact
+
+    def append(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(session.memory, "append", append)
+    with pytest.raises(MemoryError):
+        session.watch(random_frames(3))
+    assert not session.intact
+
+
+@pytest.mark.parametrize("field", ["family", "config_hash", "weights_digest", "dtype"])
+def test_a_state_of_another_model_is_refused_by_field(tiny: Backbone, field: str) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    other = replace(state, backbone=replace(state.backbone, **{field: "another"}))
+    with pytest.raises(StateMismatch, match=field):
+        from_state(other, tiny)
+
+
+def test_memory_settings_that_make_no_sense_are_corrupt_not_a_crash(tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    with pytest.raises(StateCorrupt, match="budget"):
+        from_state(replace(state, memory={**state.memory, "budget": -1}), tiny)
+
+
+def test_a_state_whose_tensors_do_not_fit_its_settings_is_refused(tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    with pytest.raises(StateCorrupt, match=r"near\.keys"):
+        from_state(replace(state, memory={**state.memory, "budget": 20}), tiny)
+
+
+def test_a_clock_that_contradicts_the_model_is_refused(tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    with pytest.raises(StateCorrupt, match="clock"):
+        from_state(replace(state, clock=replace(state.clock, next_position=0)), tiny)
+
+
+def test_the_file_is_as_large_after_a_long_stream_as_after_a_short_one(tiny: Backbone, tmp_path: Path) -> None:
+    config = DurableConfig(budget=40).with_fields({"residual": False})
+    session = watched(tiny, config, 0, 9)
+    save(session, tmp_path / "short.safetensors")
+    save(watched(tiny, config, 9, 90, session), tmp_path / "long.safetensors")
+    short, long = (storage.load(tmp_path / f"{name}.safetensors") for name in ("short", "long"))
+    assert {n: (t.shape, t.dtype) for n, t in short.tensors.items()} == {
+        n: (t.shape, t.dtype) for n, t in long.tensors.items()
+    }
+
+
+def test_saving_while_another_writes_is_refused(tiny: Backbone, tmp_path: Path) -> None:
+    session = watched(tiny, CONFIGS["durable"], 0, 3)
+    with Writer(tmp_path / "s.safetensors"), pytest.raises(StateLocked):
+        save(session, tmp_path / "s.safetensors")
+    save(session, tmp_path / "s.safetensors")
+
+
+def test_an_unverified_load_lets_a_changed_byte_pass_and_nothing_else(tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    save(watched(tiny, CONFIGS["durable"], 0, 20), path)
+    data = bytearray(path.read_bytes())
+    # The last bit of a value, which no rule about a state can tell from another.
+    held = storage.load(path).tensors["near.values"]
+    data[data.index(held.view(torch.uint8).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StateCorrupt):
+        load(path, tiny)
+    assert load(path, tiny, verify=False).clock.steps == 20
+    path.write_bytes(data[:-1])
+    with pytest.raises(StateCorrupt):
+        load(path, tiny, verify=False)
+
+
+def test_a_state_is_gathered_once_and_what_is_written_is_what_was_checked(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
+    session.watch(random_frames(1))
+    memory, gathered, checked = session.memory, [], []
+    held, check = memory.held, memory._check
+    memory.held = lambda: gathered.append(1) or held()
+    memory._check = lambda tensors, clock: checked.append(tensors) or check(tensors, clock)
+    state = to_state(session)
+    assert len(gathered) == 1
+    packed = pack(checked[0], memory.specs())
+    assert len(checked) == 1
+    assert all(packed[name].equal(tensor) for name, tensor in state.tensors.items())
+
+
+def test_a_state_is_checked_once_when_it_is_verified(tiny: Backbone, tmp_path: Path, monkeypatch) -> None:
+    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
+    session.watch(random_frames(1))
+    save(session, tmp_path / "a.safetensors")
+    times, check = [], LocalMemory._check
+    monkeypatch.setattr(LocalMemory, "_check", lambda self, *arguments: times.append(1) or check(self, *arguments))
+    describe(tmp_path / "a.safetensors", values=True)
+    assert times == [1]
+
+
+def hollow(path: Path, session: Session, shape: list[int]) -> None:
+    """A state whose file is nearly all hole: near.keys has a shape that was never received."""
+    save(session, path)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    outer = json.loads(data[8 : 8 + length])
+    end = max(entry["data_offsets"][1] for name, entry in outer.items() if name != "__metadata__")
+    size = torch.Size(shape).numel() * 4
+    outer["near.keys"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+    outer["rest"] = {"dtype": "U8", "shape": [end], "data_offsets": [0, end]}
+    document = json.loads(outer["__metadata__"]["protokv"])
+    held = {name: entry for name, entry in outer.items() if name in ("__metadata__", "near.keys", "rest")}
+    document["digests"] = dict.fromkeys(set(held) - {"__metadata__"}, "0" * 32)
+    del document["digest"]
+    document["digest"] = document_digest(document)
+    held["__metadata__"] = {"protokv": canonical(document)}
+    head = json.dumps(held).encode()
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end + size)
+
+
+def test_nothing_is_read_of_a_file_with_holes_that_claims_more_than_its_settings_or_the_machine(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
+    hollow(path, session, [2, 2, 1 << 25, 16])
+    monkeypatch.setattr("protokv.storage.files.copy_and_digest", lambda *_: pytest.fail("it was read"))
+    for call in (describe, load):
+        with pytest.raises(StateCorrupt, match=r"sink\.keys|state: tensor"):
+            call(path)
+    monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)
+    with pytest.raises(StateError, match="4294967296 bytes of memory"):
+        storage.load(path)
+
+
+def test_a_budget_that_nothing_was_watched_under_takes_no_memory(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, state = tmp_path / "a.safetensors", to_state(watched(tiny, CONFIGS["full"], 0, 2))
+    storage.save(replace(state, memory={**state.memory, "budget": 2**24}), path)
+    largest, zeros = [0], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **o: largest.append((made := zeros(*a, **o)).nbytes) or made)
+    describe(path, values=True)
+    assert max(largest) < 8 << 20
+
+
+@pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
+def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name: str, tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    other = replace(state.backbone, **{name: "other"})
+    saved = getattr(state.backbone, name)
+    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
+        check_fits(state, other)
+    check_fits(state, replace(state.backbone, name="moved/elsewhere"))

@@ -1,0 +1,392 @@
+"""Earlier commits are states of their own, as many as asked for, and never those of another stream."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv.core.records import StreamClock
+from protokv.errors import ConfigError, StateError, StateNotFound
+from protokv.storage import api
+from protokv.storage.api import load, moments, read_header, save
+from protokv.storage.form import FORMS, form_of
+from protokv.storage.watched import Segment, fingerprints, is_before, next_segment, segment_of
+from protokv.storage.writer import Writer
+
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+
+
+def at(make_state, step: int, **changes):
+    """The state of a stream at a step of two seconds; its tensors tell the steps apart."""
+    return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
+
+
+def commit(state, path: Path, keep: int | None = None) -> None:
+    api.commit(form_of(path), state, keep)
+
+
+def kept(path: Path) -> list[Path]:
+    return [Path(at) for at, _ in form_of(path).kept()]
+
+
+def load_at(path: Path, at_s: float):
+    return load(path, at_s=at_s)
+
+
+def times(path: Path) -> list[float]:
+    return [read_header(one).clock.stream_time_s for one in kept(path)]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@EVERY_FORM
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_the_last_commits_are_kept_each_a_state_that_anything_reads(suffix, keep, make_state, same_state, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    for step in range(1, 7):
+        commit(at(make_state, step), path, keep)
+        assert same_state(load(path), at(make_state, step))
+        past = range(max(1, step - keep + 1), step)
+        assert times(path) == [2.0 * one for one in past]
+        for one, file in zip(past, kept(path), strict=True):
+            assert same_state(load(file), at(make_state, one))
+    assert len(names(tmp_path)) == keep
+
+
+def test_names_tell_the_stream_time_and_sort_by_it(make_state, tmp_path):
+    path = tmp_path / "talk.safetensors"
+    for time_s in (9.5, 1 / 3, 1234567.0, 30.0):
+        state = make_state(clock=StreamClock(1, time_s, 9, 9, 1.0, 2))
+        commit(state, path, 1)
+        commit(replace(state, clock=StreamClock(2, 2e6, 9, 9, 1.0, 2)), path, 2)
+        path.unlink()
+        (found,) = kept(path)
+        assert found.name == f"talk.safetensors@{time_s:010.3f}s"
+    assert names(tmp_path) == ["talk.safetensors@000030.000s"]
+
+
+def test_without_keep_nothing_is_kept_and_nothing_removed(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    for step in range(1, 4):
+        commit(at(make_state, step), path, 3)
+    for step in range(4, 8):
+        commit(at(make_state, step), path)
+    assert times(path) == [2.0, 4.0]
+    commit(at(make_state, 8), path, 2)
+    assert times(path) == [14.0]
+
+
+def test_committing_the_same_moment_again_keeps_it_once(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    for step, complete in [(1, False), (2, False), (2, True)]:
+        commit(at(make_state, step, complete=complete), path, 3)
+    assert times(path) == [2.0]
+    assert read_header(path).complete
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"memory": {"kind": "protokv", "budget": 9}},
+        {"source": {"name": "b.mp4", "fingerprint": "b"}},
+        {"backbone": None},
+        {"clock": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_state, same_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    if "backbone" in other:
+        other = {"backbone": replace(make_state().backbone, weights_digest="other")}
+    for step in (1, 2, 3):
+        state = at(make_state, step)
+        commit(replace(state, **(other if "clock" not in other else {"clock": replace(state.clock, fps=4.0)})), path, 3)
+    commit(at(make_state, 5), path)
+    with pytest.raises(StateNotFound, match=r"at 10 s$"):
+        load_at(path, 9.0)
+    commit(at(make_state, 6), path, 3)
+    assert moments(path) == [10.0, 12.0]
+    assert same_state(load_at(path, 10.0), at(make_state, 5))
+    # It is somebody else's, so it is not removed either.
+    assert times(path) == [2.0, 4.0, 10.0]
+
+
+@EVERY_FORM
+def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_state, same_state, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6)]
+    mine[0].write_text("mine")
+    mine[1].mkdir()
+    (mine[1] / "mine").write_text("mine")
+    # A moment of this stream under the name of another.
+    save(at(make_state, 1), tmp_path / f"b{suffix}")
+    (tmp_path / f"b{suffix}").rename(mine[2])
+    for step in range(1, 6):
+        commit(at(make_state, step), path, 2)
+        assert same_state(load(path), at(make_state, step))
+    assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
+    assert same_state(load(mine[2]), at(make_state, 1))
+
+
+@EVERY_FORM
+def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
+    path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a{suffix}@000002.000s"
+    save(at(make_state, 1), elsewhere)
+    link.symlink_to(elsewhere)
+    for step in range(1, 5):
+        commit(at(make_state, step), path, 2)
+        assert moments(path) == [2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1]
+    assert link.is_symlink()
+    assert load(elsewhere).clock.steps == 1
+
+
+def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    for step in range(1, 6):
+        commit(at(make_state, step), path, 4)
+    commit(at(make_state, 2), path, 4)
+    assert times(path) == []
+    commit(at(make_state, 3), path, 4)
+    assert times(path) == [4.0]
+
+
+@pytest.mark.parametrize("source", [None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}])
+def test_a_source_without_a_fingerprint_is_never_taken_for_another(source, make_state, tmp_path):
+    past, now = (at(make_state, step, source=source) for step in (1, 2))
+    assert not is_before(past, now)
+    assert is_before(at(make_state, 1), at(make_state, 2))
+
+
+def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    commit(at(make_state, 1), path, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    commit(at(make_state, 2), path, 3)
+    assert times(path) == []
+
+
+@EVERY_FORM
+def test_the_newest_commit_not_after_a_time_answers(suffix, make_state, same_state, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    for step in (2, 5, 9, 14):
+        commit(at(make_state, step), path, 3)
+    for asked, step in [(10.0, 5), (17.9, 5), (18.0, 9), (27.9996, 14), (1e9, 14)]:
+        assert same_state(load_at(path, asked), at(make_state, step))
+    with pytest.raises(StateNotFound, match=r"no commit at or before 9 s; it has those at 10 s, 18 s, 28 s") as caught:
+        load_at(path, 9.0)
+    assert "--keep" in caught.value.hint
+    with pytest.raises(StateNotFound):
+        load_at(tmp_path / f"b{suffix}", 9.0)
+
+
+def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
+    make_state, same_state, tmp_path, monkeypatch
+):
+    """A writer goes on between the reader's look and its reading."""
+    from protokv.storage.safetensors import SafetensorsForm
+
+    path = tmp_path / "a.safetensors"
+    for step in (1, 2, 3):
+        commit(at(make_state, step), path, 3)
+    real, steps = SafetensorsForm.read, iter((4, 5, 6))
+
+    def read_late(self, one=None, **options):
+        if (step := next(steps, None)) is not None:
+            commit(at(make_state, step), path, 3)
+        return real(self, one, **options)
+
+    monkeypatch.setattr(SafetensorsForm, "read", read_late)
+    with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):
+        load_at(path, 3.0)
+    steps = iter((7, 8))
+    assert same_state(load_at(path, 1e9), at(make_state, 7))
+
+
+def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "a.safetensors"
+    link.symlink_to("there/b.safetensors")
+    for step in (1, 2):
+        commit(at(make_state, step), link, 2)
+    assert names(tmp_path / "there") == ["b.safetensors", "b.safetensors@000002.000s"]
+    assert load_at(link, 2.0).clock.steps == 1
+
+
+def test_where_files_have_no_second_names_they_are_copied(make_state, same_state, tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "a.safetensors"
+    for step in (1, 2):
+        commit(at(make_state, step), path, 2)
+    assert path.stat().st_nlink == 1
+    assert same_state(load_at(path, 2.0), at(make_state, 1))
+
+
+def test_a_kept_commit_costs_no_second_copy_of_itself(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    commit(at(make_state, 1), path, 2)
+    before = path.stat().st_ino
+    commit(at(make_state, 2), path, 2)
+    assert kept(path)[0].stat().st_ino == before
+
+
+def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
+    with pytest.raises(ConfigError, match="cannot keep 0"):
+        Writer(tmp_path / "a.safetensors", keep=0)
+
+
+def test_files_with_like_names_are_left_alone(make_state, tmp_path):
+    mine = ["a.safetensors@1s", "ab.safetensors@000001.000s", "a.pt@000001.000s", "a.safetensors@000001.000s.bak"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    for step in (1, 2, 3):
+        commit(at(make_state, step), tmp_path / "a.safetensors", 1)
+    assert names(tmp_path) == sorted([*mine, "a.safetensors"])
+
+
+def commit_and(state, path: Path, then) -> None:
+    """Commit in the background, and do something before the writer is left."""
+    with Writer(path, background=True) as writer:
+        writer.commit(state)
+        then(writer)
+
+
+class TestWriter:
+    @EVERY_FORM
+    def test_a_write_behind_the_stream_has_the_bytes_of_one_that_is_waited_for(
+        self, suffix, make_state, same_state, tmp_path
+    ):
+        states = [at(make_state, step) for step in (1, 2, 3)]
+        with (
+            Writer(tmp_path / f"a{suffix}", keep=3) as now,
+            Writer(tmp_path / f"b{suffix}", keep=3, background=True) as later,
+        ):
+            landed = []
+            for state in states:
+                live = replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
+                assert [one.steps for one in now.commit(state)] == [state.clock.steps]
+                landed += later.commit(live)
+                # The stream goes on and changes the tensors in place while they are being written.
+                for tensor in live.tensors.values():
+                    tensor.zero_()
+            landed += later.landed(wait=True)
+        assert [one.steps for one in landed] == [1, 2, 3]
+        for mine, other in zip(
+            [tmp_path / f"a{suffix}", *kept(tmp_path / f"a{suffix}")],
+            [tmp_path / f"b{suffix}", *kept(tmp_path / f"b{suffix}")],
+            strict=True,
+        ):
+            assert same_state(load(mine), load(other))
+            assert mine.is_dir() or mine.read_bytes() == other.read_bytes()
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_on_a_device_the_copy_is_what_is_written_whatever_the_stream_does_next(
+        self, make_state, same_state, tmp_path
+    ):
+        host = at(make_state, 1)
+        live = replace(host, tensors={name: tensor.cuda() for name, tensor in host.tensors.items()})
+        with Writer(tmp_path / "a.safetensors") as writer:
+            assert writer.commit(live) == []
+            for tensor in live.tensors.values():
+                tensor.zero_()
+            assert [one.steps for one in writer.landed(wait=True)] == [1]
+        assert same_state(load(tmp_path / "a.safetensors"), host)
+
+    def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, same_state, tmp_path):
+        path = tmp_path / "a.safetensors"
+        save(at(make_state, 1), path)
+        bad = replace(at(make_state, 2), settings={"not": object()})
+        for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
+            with pytest.raises(StateError, match="not plain JSON"):
+                commit_and(bad, path, then)
+            assert same_state(load(path), at(make_state, 1))
+
+    def test_an_error_of_the_stream_is_not_hidden_by_one_of_the_thread(self, make_state, tmp_path):
+        bad = replace(at(make_state, 2), settings={"not": object()})
+        with pytest.raises(ZeroDivisionError):
+            commit_and(bad, tmp_path / "a.safetensors", lambda _: 1 / 0)
+
+    def test_at_most_one_write_is_in_flight(self, make_state, tmp_path, monkeypatch):
+        from protokv.storage import writer as module
+
+        running, most = [], []
+        real = module.commit
+
+        def counted(*arguments):
+            running.append(1)
+            most.append(len(running))
+            real(*arguments)
+            running.pop()
+
+        monkeypatch.setattr(module, "commit", counted)
+        with Writer(tmp_path / "a.safetensors", background=True) as writer:
+            landed = [one for step in range(1, 30) for one in writer.commit(at(make_state, step))]
+            landed += writer.landed(wait=True)
+        assert most == [1] * 29
+        assert [one.steps for one in landed] == list(range(1, 30))
+
+    def test_the_lock_is_free_after_a_failure(self, make_state, tmp_path):
+        path = tmp_path / "a.safetensors"
+        with pytest.raises(StateError), Writer(path) as writer:
+            writer.commit(replace(at(make_state, 2), settings={"not": object()}))
+        with Writer(path):
+            pass
+        assert names(tmp_path) == []
+
+
+ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter in "abc")
+
+
+class TestSources:
+    def test_a_state_of_one_source_says_no_more_than_before(self):
+        assert Segment().record(ONE) == ONE
+
+    def test_sources_are_listed_in_order_with_where_each_begins(self, make_state, tmp_path):
+        state = at(make_state, 3, source=ONE, complete=True)
+        for step, source in [(5, TWO), (9, THREE)]:
+            segment = next_segment(state)
+            assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
+            state = at(make_state, step, source=segment.record(source), complete=True)
+            save(state, tmp_path / "a.safetensors")
+            found = read_header(tmp_path / "a.safetensors")
+            assert segment_of(found) == replace(segment, done=True)
+        assert fingerprints(found) == ("a", "b", "c")
+        earlier = segment_of(found).earlier
+        assert [(one["name"], one.get("first_step"), one.get("start_s")) for one in earlier] == [
+            ("a.mp4", None, None),
+            ("b.mp4", 3, 6.0),
+        ]
+        assert (found.source["first_step"], found.source["start_s"]) == (5, 10.0)
+
+    def test_a_state_without_a_source_has_one_that_says_nothing(self, make_state):
+        assert fingerprints(at(make_state, 3, source=None)) == (None,)
+        assert next_segment(at(make_state, 3, source=None)).earlier == ({},)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("earlier", 5),
+            ("earlier", ["a"]),
+            ("first_step", 99),
+            ("first_step", -1),
+            ("first_step", 1.0),
+            ("start_s", 99.0),
+            ("start_s", "0"),
+            ("start_s", -1.0),
+        ],
+    )
+    def test_a_record_that_makes_no_sense_is_named(self, field, value, make_state):
+        good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
+        segment_of(at(make_state, 3, source=good))
+        with pytest.raises(StateError, match=f"source.{field}"):
+            segment_of(at(make_state, 3, source={**good, field: value}))

@@ -1,0 +1,28 @@
+"""A small tower, a small bank of clips and its composer, shared by the tests of training."""
+
+from __future__ import annotations
+
+import pytest
+
+from samples.training.bank import build_bank
+from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
+from samples.training.compose import Composer
+from samples.training.model import make_model
+from tests.training.tiny import SMALL
+
+COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
+
+
+@pytest.fixture(scope="session")
+def visual():
+    return make_model(3, **SMALL).model.visual.state_dict()
+
+
+@pytest.fixture(scope="session")
+def bank(visual):
+    return build_bank(visual, seed=1, counts=COUNTS, processes=1, **SMALL)
+
+
+@pytest.fixture(scope="session")
+def composer(bank):
+    return Composer(bank)

@@ -1,0 +1,171 @@
+"""The worlds and the measurement of order."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from protokv.mini import EMBEDDED_ORDER, weights_folder
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
+from protokv.mini.questions import find_facts
+from protokv.mini.seeds import CARD, ORDER_CARD, TIME_CARD
+from protokv.mini.sprites import NUMBERS
+from protokv.mini.sprites import PLACES as MINI_PLACES
+from samples.training import evaluate_order as evaluate_order_module
+from samples.training.evaluate import LENGTHS
+from samples.training.evaluate_order import (
+    answer_all,
+    bootstrap,
+    evaluate_order,
+    find_known_types,
+    format_order_table,
+)
+from samples.training.model import make_model
+from samples.training.order_worlds import (
+    ASKED,
+    ASKED_TWICE,
+    DISTRACTORS,
+    PLACES,
+    TWICE,
+    ask_order,
+    make_order_world,
+)
+from samples.training.time_worlds import ask_time, make_time_world
+from tests.training.tiny import SMALL
+
+
+def _evidence(world):
+    start = world.config.before_s
+    return [e for e in world.events() if start <= e.start_s < start + world.config.evidence_s]
+
+
+def test_the_evidence_is_the_same_wherever_it_lies_and_among_24_others():
+    for index in range(12):
+        looks = set()
+        for place in PLACES:
+            world = make_order_world(place, index)
+            evidence = _evidence(world)
+            looks.add(tuple((e.shape, e.colour, e.place, e.start_s - world.config.before_s) for e in evidence))
+            assert len(evidence) == 4
+            assert abs(len(list(world.events())) - 4 - DISTRACTORS) <= 4
+            third = world.config.before_s * 3 / world.config.length_s
+            assert {"start": third == 0, "middle": 1 <= third < 2, "end": third >= 2}[place]
+        assert len(looks) == 1
+
+
+def test_what_lasts_for_minutes_is_asked_of_what_comes_again_and_of_what_crosses():
+    numbers, spread = set(), set()
+    for index in range(6):
+        for place in PLACES:
+            world = make_time_world(place, index)
+            assert world.config.seed in TIME_CARD
+            assert abs(len(list(world.events())) - len(world.counted) - len(world.crossing) - DISTRACTORS) <= 4
+            asked = ask_time(world)
+            assert asked == ask_time(world)
+            by_kind = {kind: [q for q in asked if q.type == kind] for kind in TIME_TYPES}
+            assert [len(found) for found in by_kind.values()] == [3, 1, 1]
+            assert by_kind["where_first"][0].answer == MINI_PLACES[world.crossing[0].place]
+            assert by_kind["where_last"][0].answer == MINI_PLACES[world.crossing[-1].place]
+            assert by_kind["where_last"][0].evidence_s == world.crossing[-1].end_s
+            numbers |= {question.answer for question in by_kind["times"]}
+            spread.add(len({int(event.start_s) // 60 for event in world.counted}) > 1)
+    assert numbers == set(NUMBERS[1:])
+    assert spread == {False, True}
+
+
+def test_worlds_of_order_are_of_the_card_and_of_no_other_table_of_it():
+    assert set(ORDER_CARD) | set(TIME_CARD) < set(CARD)
+    assert not set(ORDER_CARD) & set(TIME_CARD)
+    others = {CARD.start + 10_000 * length + index for length in LENGTHS for index in range(4 * 96)}
+    assert not others & {*ORDER_CARD, *TIME_CARD}
+    assert make_order_world("end", 63).config.seed in ORDER_CARD
+
+
+def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_asked():
+    kinds = set()
+    for index in range(6):
+        for place in PLACES:
+            world = make_order_world(place, index)
+            asked = ask_order(world)
+            assert asked == ask_order(world)
+            assert len({(q.type, q.question) for q in asked}) > 0.8 * len(asked)
+            kinds |= {q.type for q in asked}
+    assert kinds == set(ASKED)
+    assert {kind for kind in ORDER_TYPES if kind.startswith("middle")} < kinds
+
+
+def test_the_shipped_models_are_asked_what_they_have_words_for():
+    assert set(find_known_types(weights_folder())) == set(ASKED) - {"third", "tenth", "middle_before", "middle_after"}
+    assert set(find_known_types(weights_folder(EMBEDDED_ORDER))) == {*ASKED, *TIME_TYPES}
+
+
+def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
+    world = make_order_world("middle", 1)
+    asked = ask_order(world, ("middle_first", "middle_before", "third", "colour", "at"), 3)
+    right = answer_all(model.eval(), world, asked)
+    assert len(asked) > 10
+    assert sum(right) >= 0.9 * len(asked)
+
+
+def test_the_larger_model_reads_what_happens_over_time():
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
+    found = {kind: [] for kind in TIME_TYPES}
+    for index in range(6):
+        world = make_time_world(PLACES[index % 3], index)
+        asked = ask_time(world)
+        for question, right in zip(asked, answer_all(model.eval(), world, asked), strict=True):
+            found[question.type].append(right)
+    assert [len(right) for right in found.values()] == [18, 6, 6]
+    assert sum(found["times"]) >= 12
+    assert sum(found["where_first"]) + sum(found["where_last"]) >= 10
+
+
+def test_blocks_of_questions_are_read_as_one_by_one(monkeypatch):
+    model = make_model(1, **SMALL).eval()
+    world = make_order_world("start", 0)
+    asked = ask_order(world, ("colour", "where", "middle_first"), 3)
+    one_by_one = [answer_all(model, world, [question])[0] for question in asked]
+    monkeypatch.setattr(evaluate_order_module, "BLOCK", 4)
+    assert len(asked) == 9
+    assert answer_all(model, world, asked) == one_by_one
+
+
+def test_an_interval_is_that_of_drawing_worlds():
+    # Worlds that are all right or all wrong: the interval of a share of 64 worlds, not of 640 questions.
+    counts = np.zeros((64, 2), np.int64)
+    counts[:, 1] = 10
+    counts[:48, 0] = 10
+    low, high = bootstrap(counts)
+    assert abs(low - (0.75 - 1.96 * (0.75 * 0.25 / 64) ** 0.5)) < 0.02
+    assert abs(high - (0.75 + 1.96 * (0.75 * 0.25 / 64) ** 0.5)) < 0.02
+    assert bootstrap(np.array([[3, 3], [5, 5]])) == (1.0, 1.0)
+
+
+def test_the_table_has_a_row_a_type_and_counts_what_was_asked():
+    verdicts = evaluate_order(make_model(1, **SMALL).eval(), ("middle_first", "colour"), worlds=2)
+    lines = list(format_order_table(verdicts))
+    assert len(lines) == 2 + 2
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[3].endswith("| 24 |")
+
+
+def test_what_is_asked_of_evidence_that_is_shown_twice_is_true_of_both_showings():
+    kinds = set()
+    for index in range(4):
+        world = make_order_world(TWICE, index)
+        showings = world.events_until(world.config.length_s)[:4], world.repeats()
+        told = [
+            {
+                (kind, fact.answer, *sorted(fact.slots.values()))
+                for kind in ASKED_TWICE
+                for fact in find_facts(kind, events, world.config.length_s)
+            }
+            for events in showings
+        ]
+        assert told[0] == told[1]
+        asked = ask_order(world, ASKED_TWICE)
+        assert {(question.type, question.answer) for question in asked} <= {fact[:2] for fact in told[0]}
+        kinds |= {question.type for question in asked}
+    assert kinds == set(ASKED_TWICE)
