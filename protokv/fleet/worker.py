@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protokv.backbones.together import Together
 from protokv.errors import PositionWarning, StateLocked
 from protokv.fleet.outcome import Failure, Outcome, Verdict, look_at
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.recipe import Recipe
+from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.events import Started, Summary
 from protokv.ingestion.run import ingest
 from protokv.storage.form import is_url
@@ -77,10 +77,10 @@ class Worker:
         """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
         self.load()
         assert self._backbone is not None
-        together = Together(self._backbone, len(pairs))
+        shared = SharedForwards(self._backbone, len(pairs))
 
         def watch(pair: tuple[Job, Verdict]) -> Outcome:
-            with together.member() as backbone:
+            with shared.member() as backbone:
                 return self._watch(*pair, backbone)
 
         with ThreadPoolExecutor(len(pairs), "stream") as threads:
