@@ -9,7 +9,7 @@ that is the same, and with `recent_frames` of the same frames it is the source: 
 
 Encoding a step behind the window instead is `SlidingWindow` with a budget of N steps: it carries what is older than the
 window into it, N steps further back with each layer. Neither is the source; how near both come is measured in
-`samples/delay-study/`.
+`samples/studies/delay/`.
 
 With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, but for the
 temporal positions that sampling leaves out between two steps; with "stream" steps stand where they stood in the stream.

@@ -10,17 +10,17 @@ replay() {
   protokv replay "$@" --dry-run >&2
   protokv replay "$@" --json -q > /dev/null
 }
-replay --study harder --side-by-side 24 -o "$out/harder.jsonl"
+replay --study harder --batched 24 -o "$out/harder.jsonl"
 replay --study harder --backdrop natural --world 5002500:16 --budget 173,43,22 \
-  --memory full,durable,infinipot-v,sliding-window --side-by-side 16 -o "$out/natural.jsonl"
-replay --study harder --memory durable --set center_bits=32 --side-by-side 24 -o "$out/bits.jsonl"
+  --memory full,durable,infinipot-v,sliding-window --batched 16 -o "$out/natural.jsonl"
+replay --study harder --memory durable --set center_bits=32 --batched 24 -o "$out/bits.jsonl"
 replay --study harder --backdrop natural --world 5002500:16 --budget 173,43,22 --memory durable --set center_bits=32 \
-  --side-by-side 16 -o "$out/bits-natural.jsonl"
-replay --study decay --side-by-side 4 -o "$out/decay.jsonl"
-replay --study hour --side-by-side 4 -o "$out/hour.jsonl"
-replay --study hour --before 30m --delays 0,10m,28m --side-by-side 4 -o "$out/hour-middle.jsonl"
-replay --study hour --memory full --side-by-side 4 -o "$out/hour-full.jsonl"
-replay --study order --side-by-side 16 -o "$out/order.jsonl"
-replay --study time --side-by-side 8 -o "$out/time.jsonl"
-replay --study modes --side-by-side 8 -o "$out/modes.jsonl"
+  --batched 16 -o "$out/bits-natural.jsonl"
+replay --study decay --batched 4 -o "$out/decay.jsonl"
+replay --study hour --batched 4 -o "$out/hour.jsonl"
+replay --study hour --before 30m --delays 0,10m,28m --batched 4 -o "$out/hour-middle.jsonl"
+replay --study hour --memory full --batched 4 -o "$out/hour-full.jsonl"
+replay --study order --batched 16 -o "$out/order.jsonl"
+replay --study time --batched 8 -o "$out/time.jsonl"
+replay --study modes --batched 8 -o "$out/modes.jsonl"
 protokv replay --report "$out/harder.jsonl" --format table

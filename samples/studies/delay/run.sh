@@ -13,7 +13,7 @@ replay() {
 }
 sweep=0,30s,2m,5m,400s
 for level in low high; do
-  if [ $level = low ]; then pressure="--pressure 2 --cuts none"; else pressure="--pressure 20 --cuts 6:20"; fi
+  if [ $level = low ]; then pressure="--distractor-rate 2 --cuts none"; else pressure="--distractor-rate 20 --cuts 6:20"; fi
   # shellcheck disable=SC2086
   replay $pressure --delays $sweep --memory full,last-frames --budget 151 -o "$out/$level.jsonl"
   # shellcheck disable=SC2086
@@ -21,6 +21,6 @@ for level in low high; do
     --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
   protokv replay --report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
 done
-replay --pressure 20 --cuts 6:20 --delays 0,30s,90s,400s --study ablation --budget 151 -o "$out/ablation.jsonl"
-protokv replay --world 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --pressure 20 --cuts 6:20 \
+replay --distractor-rate 20 --cuts 6:20 --delays 0,30s,90s,400s --study ablation --budget 151 -o "$out/ablation.jsonl"
+protokv replay --world 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --distractor-rate 20 --cuts 6:20 \
   --delays 240s --memory durable,continuity --budget 150,76,38 --json -q -o "$out/middle.jsonl" > /dev/null

@@ -27,7 +27,7 @@ from protokv.extras.evidence import FAINT
 from protokv.mini.seeds import STUDY
 from protokv.mini.sprites import SHAPES
 from protokv.replay.questions import find_type
-from protokv.replay.streams import Pressure, WorldStream
+from protokv.replay.streams import Distractors, WorldStream
 from protokv.replay.texts import is_expected
 
 SEEDS = STUDY[1000:1016]
@@ -40,7 +40,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
     done = {row["seed"] for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
     for seed in (seed for seed in seeds if seed not in done):
-        stream = WorldStream(seed, LENGTH_S, Pressure(20.0), before="mix", per_type=2)
+        stream = WorldStream(seed, LENGTH_S, Distractors(20.0), before="mix", per_type=2)
         world = stream._world
         shown = {event.shape for event in world.events()}
         never = next(name for shape, name in enumerate(SHAPES) if shape not in shown)

@@ -25,9 +25,9 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import MemoryConfig
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
-from protokv.replay.batched import SideBySide
+from protokv.replay.batched import BatchedStreams
 from protokv.replay.questions import find_type
-from protokv.replay.streams import Pressure, WorldStream
+from protokv.replay.streams import Distractors, WorldStream
 from protokv.replay.texts import is_expected
 
 MEMORIES = ("durable", "infinipot-v")
@@ -45,9 +45,9 @@ def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
         for start in range(0, len(left), together)
     ]
     for budget, group in groups:
-        streams = [WorldStream(seed, LENGTH_S, Pressure(20.0), before="mix", per_type=2) for seed in group]
+        streams = [WorldStream(seed, LENGTH_S, Distractors(20.0), before="mix", per_type=2) for seed in group]
         configs = [MemoryConfig.of(name, budget=budget) for name in MEMORIES]
-        memories = [SideBySide(backbone, config, len(streams)) for config in configs]
+        memories = [BatchedStreams(backbone, config, len(streams)) for config in configs]
         for steps in zip(*(stream.steps(2.0, 2) for stream in streams), strict=True):
             tokens = [memories[0].sessions[0].embed(step.images, step.time_s) for step in steps]
             for memory in memories:
@@ -123,9 +123,9 @@ if __name__ == "__main__":
     parser.add_argument("rows", type=Path)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--worlds", type=int, default=len(SEEDS))
-    parser.add_argument("--side-by-side", type=int, default=8)
+    parser.add_argument("--batched", type=int, default=8)
     options = parser.parse_args()
     if options.report:
         report(read(options.rows))
     else:
-        watch_and_ask(options.rows, SEEDS[: options.worlds], options.side_by_side)
+        watch_and_ask(options.rows, SEEDS[: options.worlds], options.batched)
