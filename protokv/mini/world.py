@@ -45,8 +45,8 @@ class WorldConfig:
     lies. Each showing lies inside one block of `BLOCK_S` seconds.
 
     Two things make a world harder. The share `distractor_similarity` of the distracting events looks like the
-    evidence: colour and place of one of its events, and another shape. The backdrop "natural" puts drifting noise with the spectrum of
-    natural images behind everything.
+    evidence: colour and place of one of its events, and another shape. The backdrop "natural" puts drifting noise with
+    the spectrum of natural images behind everything.
 
     Evidence may also last for minutes instead (then `evidence_events` is 0): `counted` shapes appear one to four times
     each, within `counted_in[1]` minutes from minute `counted_in[0]` on (`protokv.mini.crossing`); and in
