@@ -31,7 +31,7 @@ from protokv.ingestion.watching import Run
 from protokv.storage.api import check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
 from protokv.storage.form import DEFAULT_SUFFIX, StatePath
-from protokv.storage.objects import is_object
+from protokv.object_store import is_object
 from protokv.storage.overwriting import check_not_read
 from protokv.storage.watched import Segment, records_of
 from protokv.storage.writer import Writer

@@ -34,7 +34,7 @@ from protokv.core.snapshot import Header, State, not_found, not_ours, reading
 from protokv.errors import StateCorrupt, StateError, StateLocked, shown
 from protokv.storage.decompression_limit import Unfolding
 from protokv.storage.form import Form, StatePath, Stored, settled
-from protokv.storage.objects import ADDRESS, HINT, s3_environment, store_of
+from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.zarr import ROOT, Hierarchy, write_state
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import av
 
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
-from protokv.storage.objects import is_object
+from protokv.object_store import is_object
 from protokv.video import connection as address
 from protokv.video.container import REFUSED, SHOWING_MEMORY, reason
 from protokv.video.pipe import Incoming, from_descriptor, growing

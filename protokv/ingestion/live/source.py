@@ -21,7 +21,7 @@ from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.options import LiveOptions
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Rates, Sampled
-from protokv.ingestion.live.wall_clock import WallClockLog
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import Segment
 from protokv.video import Damage, Source, SourceInfo
 from protokv.video import connection as address
