@@ -17,7 +17,7 @@ from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.survey import survey
 from protokv.object_store import fingerprint, list_folders, list_objects
 from protokv.video import open_source
-from protokv.video.probe import fingerprint_of
+from protokv.video.file import fingerprint_of
 from tests.fleet.conftest import InlinePool, outcomes, written
 
 pytest.importorskip("icechunk")

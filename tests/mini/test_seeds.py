@@ -32,7 +32,7 @@ def test_training_draws_from_generators_that_no_world_uses() -> None:
     assert TRAINING_STREAM not in WORLD_STREAMS
     source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/streams.py").read_text()
     source += (ROOT / "protokv" / "mini" / "questions.py").read_text()
-    source += (ROOT / "protokv" / "mini" / "noise.py").read_text()
+    source += (ROOT / "protokv" / "mini" / "scenery.py").read_text()
     used = {int(word) for word in re.findall(r"default_rng\(\[\S*seed\S*, (\d+)", source)}
     assert used == WORLD_STREAMS
 

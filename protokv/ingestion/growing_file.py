@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from protokv.video import SourceInfo
-from protokv.video.probe import fingerprint
+from protokv.video.fingerprint import fingerprint
 
 
 class _HasInfo(Protocol):
@@ -66,7 +66,7 @@ def has_grown_from(path: Path, now: int, record: Mapping[str, Any]) -> bool:
     return type(size) is int and 0 < size < now and fingerprint(path, size) == known.get("fingerprint")
 
 
-def fingerprint_of(record: Mapping[str, Any]) -> object:
+def watched_fingerprint(record: Mapping[str, Any]) -> object:
     """Of a source as it was when it was last watched; None of what has none."""
     return _latest(record).get("fingerprint")
 

@@ -1,12 +1,32 @@
-"""A sparse video of which every token is known."""
+"""A stage that is over in a second, the size of the models it trains, and a video of which every token is known."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from protokv.mini.sprites import SHAPES
 from samples.training.compose import Seen
+from samples.training.curriculum import Stage
 from samples.training.sparse import SparseVideo
+
+SMALL = {"layers": 1}
+
+
+def tiny(**changes) -> Stage:
+    stage = Stage(
+        name="tiny",
+        steps=30,
+        rate=2e-3,
+        spans=((1, 1),),
+        events=(1, 2),
+        weights={"whether": 1.0, "colour": 1.0},
+        tokens=1200,
+        warm_up=5,
+    )
+    return replace(stage, **changes)
+
 
 STAR, RING, BAR = (SHAPES.index(name) for name in ("star", "ring", "bar"))
 

@@ -1,13 +1,9 @@
-"""`CompressedMemory`: what the memories share that compress exact tokens when the next step would exceed the budget.
+"""`CompressedMemory`: exact tokens that are compressed when the next step would exceed the budget.
 
-Such a memory is the prompt prefix and its kept tokens. Owns when room is made and for how much, and how kept tokens are
-shown and counted; which of them a compression keeps is for the memory that derives from it.
-
-`KeptTokens`: slots `[far | near | free]` of exact tokens, each with its place, and which of them are in use.
-
-Far are tokens that each head chose for itself, near is whole steps, the same in all heads; both are in stream order.
-The border moves, the shape does not. Owns the slots of the budget and what is saved of them; who chooses is not its
-business.
+It owns when room is made and for how many tokens, and how kept tokens are shown and counted. Subclasses (`InfiniPotV`,
+`Hermes`) decide which tokens a compression keeps. `KeptTokens` holds the slots of the budget, `[far | near | free]`:
+far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in all heads. Both are in
+stream order. The border between them moves; the shape does not.
 """
 
 from __future__ import annotations
@@ -40,19 +36,19 @@ class CompressedMemory(LocalMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The prompt prefix and M tokens."""
+        """Declare the prompt prefix and M tokens."""
         return (*Slots.declare(shape), *Sanitizer.declare(), *KeptTokens.declare(shape, config.budget))
 
     def parts(self) -> Sequence[StatePart]:
-        """Who holds these."""
+        """Return the prompt prefix, the sanitizer and the kept tokens."""
         return self._slots, self._intake, self._kept
 
     @abstractmethod
     def _compress(self, keep: int) -> None:
-        """Keep this many tokens, fewer than are held."""
+        """Keep `keep` of the held tokens and free the others."""
 
     def append(self, step: StepKV) -> None:
-        """Take one step; what is held is compressed first if the step would exceed the budget."""
+        """Take one step; compress the held tokens first if the step would exceed the budget."""
         step = self._admit(step, self._kept.last_step).usable_only()
         T = len(step.positions)
         if not T:
@@ -62,24 +58,24 @@ class CompressedMemory(LocalMemory):
         self._kept.append(step)
 
     def _exceeds(self, tokens: int) -> bool:
-        """Whether a step of so many tokens fits only behind a compression."""
+        """Return True if a step of `tokens` fits only after a compression."""
         M: int = self._config.budget
         return len(self._kept) + min(tokens, M) > M
 
     def _room_beside(self, tokens: int) -> int:
-        """How many tokens a compression keeps before a step of so many."""
+        """Return how many tokens a compression keeps so that a step of `tokens` fits."""
         keep: int = min(self._config.compressed_tokens, max(0, self._config.budget - tokens))
         return keep
 
     def context(self) -> Context:
-        """All slots; far are those that hold what the layers or heads chose for themselves."""
+        """Return all slots; the far ones hold the tokens that layers or heads chose for themselves."""
         none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
         begin = self._slots.far.start
         context = self._slots.context(none, lambda: self._kept.positions)
         return replace(context, far=slice(begin, begin + self._kept.far))
 
     def report(self) -> dict[str, Any]:
-        """Tokens held: the newest whole steps, and those that were chosen; the oldest step any of them is from."""
+        """Return the number of near and far tokens, and the oldest step that any of them is from."""
         kept = self._kept
         return {
             "near_tokens_in_use": sum(kept.lengths),
@@ -98,12 +94,12 @@ class KeptTokens(StatePart):
         positions: `[L, H, M, P]` int64.
         coordinates: `[L, H, M, 2]` float32.
         step: `[L, H, M]` int64, -1 where a slot is free.
-        far: tokens that the heads chose for themselves.
-        lengths: tokens of each near step, oldest first. Mirrors `step`, so that a step asks nothing of the device.
+        far: number of far tokens.
+        lengths: tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the device.
         last_step: index of the newest step; -1 before the first.
     """
 
-    promise: ClassVar[str] = "kept tokens: in the order of the stream, their newest steps the same in all heads"
+    promise: ClassVar[str] = "kept tokens: in stream order, the newest steps the same in all heads"
 
     def __init__(self, slots: Slots, shape: MemoryShape) -> None:
         held = slots.far
@@ -121,7 +117,7 @@ class KeptTokens(StatePart):
         return self.far + sum(self.lengths)
 
     def append(self, step: StepKV) -> None:
-        """Take the last tokens of a step into free slots; of a step larger than M the last M."""
+        """Copy a step into free slots; of a step larger than M, only the last M tokens."""
         T = min(step.positions.shape[0], self.step.shape[2])
         slots = slice(len(self), len(self) + T)
         self.keys[:, :, slots] = step.keys[:, :, -T:]
@@ -133,15 +129,15 @@ class KeptTokens(StatePart):
         self.lengths.append(T)
         self.last_step = step.step
 
-    def cut(self, keep: int, recent: list[int]) -> None:
-        """Free all slots behind the first `keep`, of which the last are near steps of these lengths."""
+    def truncate(self, keep: int, recent: list[int]) -> None:
+        """Free all slots behind the first `keep`; the last of those are near steps of the lengths `recent`."""
         self.step[:, :, keep:] = -1
         self._bias[:, :, keep:] = -torch.inf
         self.far, self.lengths = keep - sum(recent), recent
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int) -> tuple[TensorSpec, ...]:
-        """M slots."""
+        """Declare M slots."""
         L, H, M, D, P = shape.layers, shape.kv_heads, tokens, shape.head_size, shape.position_components
         slot = (LAYER, "kv_head", "kept_token")
         return (
@@ -158,7 +154,7 @@ class KeptTokens(StatePart):
         )
 
     def held(self) -> dict[str, Tensor]:
-        """What is saved of the slots, in place."""
+        """Return the saved tensors, live."""
         return {
             "kept.keys": self.keys,
             "kept.values": self.values,
@@ -169,11 +165,11 @@ class KeptTokens(StatePart):
         }
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """The bias of the slots."""
+        """Return the bias of the slots."""
         return {"kept": (self._bias,)}
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Counts that fit the slots, and steps in order."""
+        """Check that counts fit the slots and steps are in order."""
         steps = tensors["kept.step"]
         M = steps.shape[2]
         far, near, last_step = tensors["kept.count"].tolist()
