@@ -22,11 +22,11 @@ from protokv.core.registry import declare_state, restore_memory
 from protokv.core.snapshot import State, TensorInfo
 from protokv.core.tensors import shapes_of
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.storage.wall_clock import WallClockLog
 from protokv.inspection.compare import compare
 from protokv.storage.checkpoint import admit, config_of, legends_of, shape_of
 from protokv.storage.form import StatePath
 from protokv.storage.overwriting import check_not_read, check_replaceable
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import sources_of
 from protokv.storage.writer import Writer
 

@@ -112,12 +112,15 @@ def measured(tensors: dict[str, torch.Tensor], folder: Path, rounds: int) -> lis
             removed(path)
             removed(plain)
 
-        rows.append({"what": "save", "form": suffix} | in_turn(partial(save_state, state, path), written, rounds, clear))
+        rows.append(
+            {"what": "save", "form": suffix} | in_turn(partial(save_state, state, path), written, rounds, clear)
+        )
         save_state(state, path)
         again = in_turn(partial(save_state, state, path), written, rounds, partial(removed, plain))
         rows.append({"what": "save, unchanged", "form": suffix} | again)
         rows.append(
-            {"what": "load", "form": suffix} | in_turn(partial(load_state, path), partial(library_load, library), rounds)
+            {"what": "load", "form": suffix}
+            | in_turn(partial(load_state, path), partial(library_load, library), rounds)
         )
         removed(path)
     return rows

@@ -285,7 +285,9 @@ def test_the_help_says_what_the_exit_code_of_a_comparison_means(protokv: Program
 def test_texts_out_of_a_state_are_shown_and_not_obeyed(protokv: Program, state: Path) -> None:
     found = storage.load_state(state)
     evil = "[/red][link=https://x]a\x1b[31m\nb"
-    storage.save_state(replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors")
+    storage.save_state(
+        replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors"
+    )
     for arguments in (["evil.safetensors"], [state, "evil.safetensors"]):
         for form in ("table", "plain"):
             result = protokv("inspect", *arguments, "--format", form)

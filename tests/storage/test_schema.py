@@ -11,7 +11,7 @@ import torch
 
 from protokv.core.snapshot import Header
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
-from protokv.storage.api import load_state, read_header, save_state
+from protokv.storage.api import load_state, save_state
 
 
 def test_the_bytes_of_the_format_do_not_change_unnoticed(make_state, tmp_path):

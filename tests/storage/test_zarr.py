@@ -102,7 +102,11 @@ class TestZarr(LocalFormTests):
             save_state(make_state(), path)
             (path / "bank" / "note.txt").write_text("mine")
         before = sorted(path.rglob("*"))
-        for refuse in (check_target, lambda p: save_state(make_state(), p), lambda p: ZarrForm(p).replace(make_state())):
+        for refuse in (
+            check_target,
+            lambda p: save_state(make_state(), p),
+            lambda p: ZarrForm(p).replace(make_state()),
+        ):
             with pytest.raises(StateError, match=r"a\.zarr"):
                 refuse(path)
         assert sorted(path.rglob("*")) == before
