@@ -239,7 +239,7 @@ def load(
         ModelError: the model cannot be loaded.
     """
     with stage(timings, "state"):
-        state = storage.load(path, verify=verify, at_s=at_s, admit=admit)
+        state = storage.load_state(path, verify=verify, at_s=at_s, admit=admit)
     with stage(timings, "model"):
         if backbone is None or isinstance(backbone, str):
             backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)

@@ -21,8 +21,8 @@ def fingerprint_of(source: str) -> str | None:
     Raises:
         SourceError: it is not there, or cannot be read.
     """
-    from protokv.storage.objects import fingerprint as of_object
-    from protokv.storage.objects import is_object
+    from protokv.object_store import fingerprint as of_object
+    from protokv.object_store import is_object
     from protokv.video.registry import registered_kind
 
     if is_object(source):
