@@ -138,13 +138,13 @@ def scatter_events(
     moving: float,
     overlap: float,
     models: Sequence[Event] = (),
-    alike: float = 0.0,
+    similarity: float = 0.0,
     taken: Callable[[int, int], set[int]] = lambda start_s, end_s: set(),
 ) -> tuple[Event, ...]:
     """Draw events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
     The share `overlap` may still be visible when the next event begins. Looks come from `pools`; seven in ten events
-    prefer a shape, colour and place that have not appeared since start_s. The share `alike` has the colour and the
+    prefer a shape, colour and place that have not appeared since start_s. The share `similarity` has the colour and the
     place of one of the `models`, and a shape of the pools. Places in `taken(start_s, end_s)` are avoided.
     """
     seconds = end_s - start_s
@@ -166,7 +166,7 @@ def scatter_events(
             _pick(rng, pools.places, {e.place for e in still} | taken(start, end), {e.place for e in shown}),
         )
         # Drawn last and only if wanted, so that worlds without it stay the same.
-        if alike and rng.random() < alike:
+        if similarity and rng.random() < similarity:
             apart = [m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)]
             if apart:
                 model = apart[int(rng.integers(len(apart)))]

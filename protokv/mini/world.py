@@ -43,9 +43,9 @@ class WorldConfig:
     come at `events_per_minute`, with shapes, colours and places that the evidence does not have (one shape never
     appears), so that questions about the evidence stay unambiguous. The evidence does not depend on its time.
 
-    Two settings make a world harder. The share `alike` of the distracting events has the colour and place of an event
-    of the evidence, and another shape. The backdrop "natural" puts drifting noise with the spectrum of natural images
-    behind everything.
+    Two settings make a world harder. The share `distractor_similarity` of the distracting events has the colour and
+    place of an event of the evidence, and another shape. The backdrop "natural" puts drifting noise with the spectrum
+    of natural images behind everything.
 
     Instead, evidence may last for minutes (`protokv.mini.lasting`; then `evidence_events` is 0): `counted` shapes
     appear one to four times each, within `counted_in[1]` minutes from minute `counted_in[0]` on, and one shape crosses
@@ -63,7 +63,7 @@ class WorldConfig:
     evidence_s: int = 60
     before_s: int = 0
     again_s: int | None = None
-    alike: float = 0.0
+    distractor_similarity: float = 0.0
     backdrop: Backdrop = "plain"
     counted: int = 0
     counted_in: tuple[int, int] = (0, 1)
@@ -75,7 +75,7 @@ class WorldConfig:
             "events_per_minute": (0, 40),
             "moving": (0, 1),
             "overlap": (0, 1),
-            "alike": (0, 1),
+            "distractor_similarity": (0, 1),
             "evidence_events": (0, MAX_EVIDENCE),
             "counted": (0, MOST_SHAPES),
         }
@@ -97,8 +97,10 @@ class WorldConfig:
         if not self.evidence_events:
             if self.before_s or self.again_s is not None:
                 raise ConfigError("before_s and again_s place the evidence, and evidence_events is 0")
-            if self.alike:
-                raise ConfigError("alike is the share that looks like the evidence, and evidence_events is 0")
+            if self.distractor_similarity:
+                raise ConfigError(
+                    "distractor_similarity is the share that looks like the evidence, and evidence_events is 0"
+                )
             return
         if self.counted or self.crossing_s:
             raise ConfigError("evidence is moments or lasts for minutes: evidence_events is not 0 beside the other")
@@ -220,7 +222,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
                 config.moving,
                 config.overlap,
                 evidence,
-                config.alike,
+                config.distractor_similarity,
                 lasting.touched,
             )
         found += own_events
