@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.migration import migrate
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.slots import Slots
@@ -77,7 +76,6 @@ class LocalMemory(Memory):
 
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused."""
-        tensors = migrate(tensors)
         check_shapes(shapes_of(tensors), self.specs())
         tensors = unpack(tensors, self.specs())
         self._check(tensors, clock)

@@ -26,7 +26,6 @@ from protokv.config import MemoryConfig
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
 from protokv.core.local import LocalMemory
 from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.migration import migrate
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.core.tensors import Clock, TensorSpec, check_shapes, shapes_of
@@ -104,7 +103,7 @@ def restore_memory(
         StateMismatch: the device has no room for it.
     """
     try:
-        check_shapes(shapes_of(migrate(tensors)), declare_state(config, shape))
+        check_shapes(shapes_of(tensors), declare_state(config, shape))
         memory = build_memory(config, shape, rotary)
         with allocating(config.budget):
             memory.load(tensors, clock)

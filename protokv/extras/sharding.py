@@ -25,7 +25,6 @@ from protokv.config import MemoryConfig
 from protokv.core.context import Anchoring, Context, Segment
 from protokv.core.local import LocalMemory
 from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.migration import migrate
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.tensors import LAYER, Clock, TensorSpec, add_up, check_shapes, shapes_of, unpack
@@ -119,7 +118,6 @@ class LayerShards(Memory):
 
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state of the memory of all layers, from wherever it was saved."""
-        tensors = migrate(tensors)
         specs = self.specs()
         check_shapes(shapes_of(tensors), specs)
         tensors = unpack(tensors, specs)

@@ -28,7 +28,7 @@ from protokv.video import Source
 def existing_state(path: StatePath) -> State | None:
     """Load the state at a path; None if there is none. StateError if it cannot be read."""
     try:
-        return storage.load(path, admit=admit)
+        return storage.load_state(path, admit=admit)
     except StateNotFound:
         return None
 

@@ -7,6 +7,7 @@ import stat
 from importlib import import_module
 from pathlib import Path
 
+from protokv import object_store
 from protokv.errors import SourceNotFound, SourceUnreadable
 from protokv.video.fingerprint import fingerprint
 from protokv.video.registry import DECODERS, registered_kind
@@ -31,11 +32,8 @@ def fingerprint_of(source: str) -> str | None:
     Raises:
         SourceError: it is not there, or cannot be read.
     """
-    from protokv.storage.objects import fingerprint as of_object
-    from protokv.storage.objects import is_object
-
-    if is_object(source):
-        return of_object(source)
+    if object_store.is_object(source):
+        return object_store.fingerprint(source)
     if registered_kind(source) != "file":
         return None
     check_is_file(Path(source))

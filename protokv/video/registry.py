@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.storage.objects import is_object
+from protokv.object_store import is_object
 from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
-from protokv.ingestion.live.wall_clock import WallClockLog
 from protokv.ingestion.options import LiveOptions
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import Segment
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.address import PIPE
