@@ -40,8 +40,8 @@ SMALL = Sizes(layers=1, kv_heads=2, head_size=16, groups=2, tokens=9, unit=12)
 
 
 @pytest.fixture(autouse=True)
-def _decoders_are_forked() -> None:
-    """Not here: what is measured begins where that of a user does."""
+def decode_in_this_process() -> None:
+    """Decode in a process of its own, as for a user."""
 
 
 @pytest.fixture(scope="session")

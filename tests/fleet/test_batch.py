@@ -19,7 +19,7 @@ from protokv.core.context import EmptyContext
 from protokv.core.hook import Joint, Stream, attend_to
 from protokv.core.session import Session
 from protokv.errors import SourceError
-from protokv.fleet import Job, Model, Recipe
+from protokv.fleet import Job, Recipe
 from protokv.fleet.run import WorkerDied
 from protokv.ingestion import ingest
 from protokv.storage.api import load_state
@@ -118,7 +118,7 @@ def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedd
 def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     films: Path, jobs: list[Job], recipe: Recipe, embedded: Backbone, tmp_path: Path
 ) -> None:
-    recipe = replace(recipe, model=Model())
+    recipe = Recipe(place=recipe.place, options=recipe.options)
     bad = Job(str(films / "broken.mp4"), "broken")
     found = outcomes([bad, *jobs], InlinePool(recipe), recipe, batch=3)
     assert {key: one.status for key, one in found.items()} == {

@@ -26,8 +26,8 @@ def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
 
 
 @pytest.fixture(autouse=True)
-def _decoders_are_forked() -> None:
-    """Not here: they begin at the beginning, as those of a user do."""
+def decode_in_this_process() -> None:
+    """Decode in a process of its own, as for a user."""
 
 
 @pytest.fixture(scope="session")
