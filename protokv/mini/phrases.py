@@ -100,26 +100,28 @@ TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
         "Which tenth was the {shape} seen in?",
     ),
 }
-TEMPLATES |= {
-    # The same questions about two events that are neither the first nor the last of the stream.
-    "middle_first": TEMPLATES["which_first"],
-    "middle_last": TEMPLATES["which_last"],
-    "middle_before": TEMPLATES["before"],
-    "middle_after": TEMPLATES["after"],
-    "times": (
-        "How many times did the {shape} appear?",
-        "How many times was the {shape} seen?",
-        "How many times did a {shape} appear?",
-    ),
-    "where_first": (
-        "Where was the {shape} first?",
-        "Where did the {shape} appear first?",
-    ),
-    "where_last": (
-        "Where was the {shape} last?",
-        "Where did the {shape} appear last?",
-    ),
-}
+TEMPLATES.update(
+    {
+        # The same questions about two events that are neither the first nor the last of the stream.
+        "middle_first": TEMPLATES["which_first"],
+        "middle_last": TEMPLATES["which_last"],
+        "middle_before": TEMPLATES["before"],
+        "middle_after": TEMPLATES["after"],
+        "times": (
+            "How many times did the {shape} appear?",
+            "How many times was the {shape} seen?",
+            "How many times did a {shape} appear?",
+        ),
+        "where_first": (
+            "Where was the {shape} first?",
+            "Where did the {shape} appear first?",
+        ),
+        "where_last": (
+            "Where was the {shape} last?",
+            "Where did the {shape} appear last?",
+        ),
+    }
+)
 
 ORDER_TYPES: Final = (
     "before",
