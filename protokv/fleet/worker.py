@@ -20,12 +20,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from protokv import storage
-from protokv.backbones.together import Together
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateLocked, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job
 from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
+from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.events import Started, Summary
 from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.ingestion.run import ingest
@@ -88,10 +88,10 @@ class Worker:
 
     def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
         """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
-        together = Together(self._loaded(), len(pairs))
+        shared = SharedForwards(self._loaded(), len(pairs))
 
         def watch(pair: tuple[Job, Verdict]) -> Outcome:
-            with together.member() as backbone:
+            with shared.member() as backbone:
                 return self._watch(*pair, backbone)
 
         with ThreadPoolExecutor(len(pairs), "stream") as threads:

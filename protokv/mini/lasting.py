@@ -1,14 +1,12 @@
-"""A shape that crosses the picture so slowly that no single step shows it move.
+"""Evidence that lasts for minutes: a shape that crosses the picture slowly, and shapes that appear several times.
 
-Slow change, as a bar that fills is: the model of this world sees shapes and places, so what changes is the place of a
-shape. It moves steadily along a straight line from the middle of one cell to that of another two rows or columns away,
-through those between. In events it is a chain: one a cell, each of which begins where and when the one before it ends.
-Unlike any other event, one of these may last longer than 4 seconds and lie across the border of a block.
+No single step shows a crossing shape move. It moves steadily on a straight line from the middle of one cell to the
+middle of another cell two rows or columns away. In events it is a chain, one event a cell; each begins where and when
+the previous one ends. Such an event may last longer than 4 seconds and cross the border of a block.
 
-Shapes that appear one to four times, each time in another colour and at another place.
-
-Owns when and as what they appear. A minute has twelve slots of five seconds, and an appearance takes the first two or
-three seconds of one, so that any two of them are at least two seconds apart and none crosses a full minute.
+Counted shapes appear one to four times, each time in another colour and at another place. A minute has twelve slots of
+five seconds, and an appearance takes the first two or three seconds of a slot. So two appearances are at least two
+seconds apart, and none crosses a full minute.
 """
 
 from __future__ import annotations
@@ -24,35 +22,39 @@ import numpy as np
 from protokv.mini.events import BLOCK_S, CELL, Event, Pools, make_event, time_event
 from protokv.mini.sprites import PLACES
 
+MOST_SHAPES: Final = 3
+MOST_TIMES: Final = 4
+SLOT_S: Final = 5
+
 
 def draw_crossing(rng: np.random.Generator, shape: int, colour: int, start_s: int, end_s: int) -> tuple[Event, ...]:
-    """A chain in [start_s, end_s) of this shape and colour; where it goes, its size and tint are random."""
-    ways = [(a, b) for a in range(len(PLACES)) for b in range(len(PLACES)) if max(_steps(a, b)) == 2]
-    first, last = ways[int(rng.integers(len(ways)))]
-    looks = make_event(rng, (shape, colour, first), start_s, end_s, moving=0.0)
-    return cross(replace(looks, offset=(0.0, 0.0)), last)
+    """Draw a crossing in [start_s, end_s) with this shape and colour; its line, size and tint are random."""
+    lines = [(a, b) for a in range(len(PLACES)) for b in range(len(PLACES)) if max(_steps(a, b)) == 2]
+    first, last = lines[int(rng.integers(len(lines)))]
+    event = make_event(rng, (shape, colour, first), start_s, end_s, moving=0.0)
+    return cross(replace(event, offset=(0.0, 0.0)), last)
 
 
 def cross(event: Event, last: int) -> tuple[Event, ...]:
-    """What `event`, which begins in the middle of its cell, is if it moves steadily to the middle of cell `last`."""
+    """Return the chain of an event that moves steadily from the middle of its cell to the middle of cell `last`."""
     (row, column), (last_row, last_column) = divmod(event.place, 3), divmod(last, 3)
-    way = (last_column - column, last_row - row)
+    line = (last_column - column, last_row - row)
     length_s = event.end_s - event.start_s
-    # The shares of the way at which the border of a cell is crossed, in either direction.
-    borders = {(k + 0.5) / steps for steps in map(abs, way) for k in range(steps)}
+    # The shares of the line at which it crosses the border of a cell, in either direction.
+    borders = {(k + 0.5) / steps for steps in map(abs, line) for k in range(steps)}
     found = []
     for begins, ends in pairwise(sorted({0.0, 1.0} | borders)):
-        # Half of the rows and columns that are between lie behind it in the middle of this part of the way.
+        # The cell that it is in halfway through this part.
         done = (begins + ends) / 2
-        x, y = (int(math.copysign(math.floor(abs(steps) * done + 0.5), steps)) for steps in way)
+        x, y = (int(math.copysign(math.floor(abs(steps) * done + 0.5), steps)) for steps in line)
         found.append(
             replace(
                 event,
                 place=3 * (row + y) + column + x,
                 start_s=event.start_s + begins * length_s,
                 end_s=event.start_s + ends * length_s,
-                offset=(CELL * (way[0] * begins - x), CELL * (way[1] * begins - y)),
-                velocity=(CELL * way[0] / length_s, CELL * way[1] / length_s),
+                offset=(CELL * (line[0] * begins - x), CELL * (line[1] * begins - y)),
+                velocity=(CELL * line[0] / length_s, CELL * line[1] / length_s),
                 roam=CELL / 2,
             )
         )
@@ -60,7 +62,7 @@ def cross(event: Event, last: int) -> tuple[Event, ...]:
 
 
 def find_touched(crossing: Sequence[Event], start_s: float, end_s: float) -> set[int]:
-    """The places that the shape of a chain touches between two times that are close to each other."""
+    """Return the places that a crossing shape touches between two times that are close to each other."""
     found = set()
     for event in crossing:
         if event.start_s < end_s and event.end_s > start_s:
@@ -74,13 +76,8 @@ def find_touched(crossing: Sequence[Event], start_s: float, end_s: float) -> set
 
 
 def _steps(one: int, other: int) -> tuple[int, int]:
-    """How many rows and columns are between two places."""
+    """Return the rows and the columns between two places."""
     return abs(one // 3 - other // 3), abs(one % 3 - other % 3)
-
-
-MOST_SHAPES: Final = 3
-MOST_TIMES: Final = 4
-SLOT_S: Final = 5
 
 
 def draw_counted(
@@ -91,10 +88,10 @@ def draw_counted(
     moving: float,
     taken: Callable[[int, int], set[int]],
 ) -> tuple[Event, ...]:
-    """All appearances in order of time.
+    """Draw all appearances of counted shapes, in order of time.
 
-    Each shape appears in as many different ones of the `minutes` as it can, with colours and places of `pools`, where
-    possible at none of the places that are `taken` in [start_s, end_s).
+    The appearances of a shape are spread over as many `minutes` as possible. Colours and places come from `pools`;
+    places in `taken(start_s, end_s)` are avoided if possible.
     """
     slots = {minute: rng.permutation(BLOCK_S // SLOT_S).tolist() for minute in minutes}
     found = []
