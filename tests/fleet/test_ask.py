@@ -19,7 +19,7 @@ from protokv.fleet.ask import Reply, Surest, ask_all, load_backbone_for
 from protokv.ingestion import ingest
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 QUESTIONS = ["what is first ?", "red ring"]
 
