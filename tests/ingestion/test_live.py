@@ -220,13 +220,6 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
     assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
 
 
-def test_nothing_secret_reaches_a_state_or_an_event(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    events = run(World([50, gone()], [50, gone()]), path)
-    assert "s3cret" not in repr(events)
-    assert b"s3cret" not in path.read_bytes()
-
-
 def test_every_five_seconds_of_the_clock_is_committed_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
