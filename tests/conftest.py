@@ -31,7 +31,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers, for whole rooms only: each takes seconds to begin. None where one process must do what is asked."""
     option = config.option
-    alone = option.benchmark_enable or option.usepdb or option.capture == "no"
+    alone = option.usepdb or option.capture == "no"
     files = all("::" in name or Path(name).is_file() for name in config.args)
     return 0 if alone or files else min(2, os.cpu_count() or 1)
 

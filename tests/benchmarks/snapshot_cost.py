@@ -1,8 +1,7 @@
-"""What a state costs to save and to load, beside the same bytes written plainly and read by the safetensors library.
+"""Compare saving and loading a state with a plain write of the same bytes and the safetensors library.
 
-`pytest tests/benchmarks/test_snapshot_cost.py --benchmark-enable -m slow -s` measures the large state and writes
-`results/snapshot-cpu.*`; in a normal test run everything is called once at a small size. Both sides end with the bytes
-on the disk: a plain write is followed by a sync. What the library maps is copied, since every byte is going to be read.
+`python -m tests.benchmarks.snapshot_cost` measures a state of 600 MB and writes `results/snapshot-cpu.*`. Both sides
+end with the bytes on the disk. What the library maps is copied, because every byte is going to be read.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from protokv.core.digest import raw
 from protokv.storage.api import load_state, save_state
-from tests.benchmarks.paired import write_table
+from tests.benchmarks.results import write_table
 from tests.storage.conftest import make
 
 NOTE = (
@@ -126,17 +125,8 @@ def measured(tensors: dict[str, torch.Tensor], folder: Path, rounds: int) -> lis
     return rows
 
 
-def test_cost_of_a_small_state(tmp_path):
-    assert len(measured(tensors_of(2, 1), tmp_path, 1)) == 9
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_cost_of_a_large_state(tmp_path, request):
-    enabled = request.config.getoption("benchmark_enable")
-    tensors = tensors_of(9400, 350) if enabled else tensors_of(200, 20)
-    rows = measured(tensors, tmp_path, 4)
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    print(*rows, sep="\n")
-    if enabled:
-        write_table("snapshot", "cpu", rows, f"{size / 1e6:.0f} MB. {NOTE}")
+if __name__ == "__main__":
+    large = tensors_of(9400, 350)
+    size = sum(tensor.nbytes for tensor in large.values())
+    with TemporaryDirectory() as name:
+        write_table("snapshot", "cpu", measured(large, Path(name), 4), f"{size / 1e6:.0f} MB. {NOTE}")

@@ -1,8 +1,7 @@
-"""What it costs to read a video at two samples a second: by PyAV, in a process of its own, and by decord.
+"""Measure the CPU time of reading a video at two samples a second, by PyAV and by decord.
 
-`pytest tests/benchmarks/test_decode.py --benchmark-enable -m slow -s` reads 40 s of 720p and writes
-`results/decode-cpu.*`; in a normal test run everything is called once at a small size. CPU seconds of this process
-and of the one that it starts, which a busy machine disturbs less than the clock on the wall.
+`python -m tests.benchmarks.decode` reads 40 s of 720p and writes `results/decode-cpu.*`. CPU seconds of this
+process and of its children count; a busy machine disturbs them less than the clock.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
 import numpy as np
-import pytest
 
 from protokv.video import Source, open_source, read_steps
-from tests.benchmarks.paired import write_table
+from tests.benchmarks.results import write_table
 
 WAYS: dict[str, Callable[[Path], Source]] = {
     "pyav": open_source,
@@ -64,29 +63,34 @@ def read(path: Path, way: str) -> tuple[float, list[bytes]]:
     return cpu_s() - before, images
 
 
-def test_every_way_reads_the_same(tmp_path):
-    path = write_video(tmp_path / "x.mp4", 60, 128, 96, 15)
-    _, images = read(path, "pyav")
-    assert len(images) == 2
-    for way in WAYS:
-        assert read(path, way)[1] == images
+def measure(
+    folder: Path, *, frames: int, width: int, height: int, gops: tuple[int, ...], rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each way of reading and each distance of key frames.
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_seconds_of_cpu(benchmark, tmp_path):
-    if benchmark.disabled:
-        pytest.skip("needs --benchmark-enable")
+    Raises:
+        AssertionError: two ways give different pictures.
+    """
     rows = []
-    for gop in (60, 250):
-        path = write_video(tmp_path / f"{gop}.mp4", 1200, 1280, 720, gop)
+    for gop in gops:
+        path = write_video(folder / f"{gop}.mp4", frames, width, height, gop)
         runs: dict[str, list[float]] = {way: [] for way in WAYS}
-        for _ in range(3):
+        images = None
+        for _ in range(rounds):
             for way, seconds in runs.items():
-                seconds.append(read(path, way)[0])
+                spent, seen = read(path, way)
+                seconds.append(spent)
+                assert images is None or seen == images, way
+                images = seen
         rows += [
             {"way": way, "gop": gop, "cpu_s": round(median(runs), 2), "runs": " ".join(f"{one:.2f}" for one in runs)}
             for way, runs in runs.items()
         ]
-    write_table("decode", "cpu", rows, NOTE)
-    benchmark(lambda: None)
+    return rows
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as name:
+        write_table(
+            "decode", "cpu", measure(Path(name), frames=1200, width=1280, height=720, gops=(60, 250), rounds=3), NOTE
+        )
