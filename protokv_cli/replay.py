@@ -9,12 +9,12 @@ import typer
 
 from protokv.config import CONFIGS
 from protokv_cli import options
-from protokv_cli.beyond import warn_of_answers
-from protokv_cli.completion import lists, values
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
+from protokv_cli.options import lists, values
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
-from protokv_cli.signals import stopping
+from protokv_cli.process import stopping
 
 STUDIES = ("quick", "delay")
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
@@ -199,7 +199,7 @@ def replay(
         from protokv.replay.request import Request
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
-        from protokv.storage.overwriting import check_not_read
+        from protokv.storage.api import check_not_read
         from protokv.storage.watched import is_beyond
         from protokv_cli.replay_progress import following, judging
         from protokv_cli.replay_tables import show, show_cost, show_datasets

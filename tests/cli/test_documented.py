@@ -94,7 +94,11 @@ def test_an_example_names_a_command_and_options_that_there_are(command: str) -> 
     subcommand.make_context(arguments[0], arguments[1:])
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+# The programs of `samples/training` have options of their own.
+TEXTS = [path for path in DOCUMENTS if "training" not in path.parts]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_option_that_a_text_names_is_one_of_some_command(path: Path) -> None:
     known = {option for each in SUBCOMMANDS.values() for parameter in each.params for option in parameter.opts}
     known |= {option for each in SUBCOMMANDS.values() for p in each.params for option in p.secondary_opts}
@@ -149,9 +153,8 @@ def test_an_example_runs(protokv: Program, short_state: Path, command: str, monk
     (protokv.folder / "states").mkdir()
     if arguments[0] != "ingest":
         shutil.copy(short_state, protokv.folder / "states")
-    if "--dry-run" in arguments:
-        # The same fleet is also run, with a worker of its own; to look it needs none.
-        monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
+    # Processes of workers are in `test_fleet.py`.
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
     result = protokv(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
     assert result.code == Exit.DONE, result.err
     assert result.out
