@@ -18,7 +18,7 @@ from protokv.errors import ConfigError, SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 from tests.tolerance import near_logits
 

@@ -29,7 +29,7 @@ from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
 from protokv.storage.wall_clock import WallClockLog
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 CONFIG = DurableConfig(budget=40)
 
@@ -218,13 +218,6 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
         run(World(), tmp_path / "t.safetensors", should_stop=lambda: False, for_s=0.05)
     *_, summary = run(World([10_000]), tmp_path / "u.safetensors", should_stop=lambda: False, for_s=20.0)
     assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
-
-
-def test_nothing_secret_reaches_a_state_or_an_event(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    events = run(World([50, gone()], [50, gone()]), path)
-    assert "s3cret" not in repr(events)
-    assert b"s3cret" not in path.read_bytes()
 
 
 def test_every_five_seconds_of_the_clock_is_committed_unless_told_otherwise(

@@ -117,7 +117,6 @@ CLIPS = {
     "a still": Clip(STEADY, still=True),
     "every frame a key frame": Clip(STEADY, codec="mjpeg", pixels="yuvj420p", suffix="mkv"),
     "longer sound": Clip(STEADY, audio_s=6.0),
-    "4k": Clip([0, 40, 80], width=3840, height=2160, options={"preset": "ultrafast"}),
 }
 
 

@@ -1,4 +1,4 @@
-"""An hour of stream at thirty times real time, from a pipe that is cut once a minute: `python -m tests.live.soak`.
+"""An hour of stream at thirty times real time, from a pipe that is cut once a minute: `python -m samples.live.soak`.
 
 The first minute is samples/minute; what follows is its quiet beginning, over and over, or samples/long. Every minute of
 stream loses eight seconds, and begins its time stamps at 0 again. Prints one JSON object: memory of the two processes
@@ -120,7 +120,7 @@ def main() -> None:
         return
     given.state.unlink(missing_ok=True)
     arguments = [f"--minutes={given.minutes}", f"--speed={given.speed}", *(["--busy"] if given.busy else [])]
-    source = subprocess.Popen([sys.executable, "-m", "tests.live.soak", "--feed", *arguments], stdout=subprocess.PIPE)
+    source = subprocess.Popen([sys.executable, "-m", "samples.live.soak", "--feed", *arguments], stdout=subprocess.PIPE)
     began_s = time.monotonic()
     ingest = subprocess.Popen(
         [*PROGRAM, "ingest", "-", "-o", str(given.state), *OPTIONS],
