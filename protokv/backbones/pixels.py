@@ -25,8 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protokv.backbones.base import StepPositions
-from protokv.core.records import StreamClock
+from protokv.core.step import StepPositions, StreamClock
 from protokv.errors import ModelError, SourceUnreadable
 
 MAX_ASPECT_RATIO = 200

@@ -1,7 +1,7 @@
 """One model for several streams at a time: forwards that are asked for in several threads run as one.
 
 Each stream has a member of the model, which shares its weights, in a thread of its own; a forward waits until every
-member has asked for one or has left, and the last to come runs them all (`protokv.core.hook`). Frames go through
+member has asked for one or has left, and the last to come runs them all (`protokv.extras.joint`). Frames go through
 the vision tower one stream at a time. What a stream computes does not depend on who is with it, up to the order of
 sums.
 """
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
-from protokv.core.context import Context
-from protokv.core.hook import Joint, Stream
+from protokv.core.context import Context, EmptyContext
+from protokv.core.step import StepTokens
+from protokv.extras.joint import JointKV, Stream
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class _Request:
     embeddings: Tensor
     positions: Tensor
     context: Context
-    tail: LocalKV
+    local_kv: LocalKV
     steps: Sequence[StepTokens]
     hidden: Tensor | None = None
     error: BaseException | None = None
@@ -95,15 +96,15 @@ class Together:
             if len(asked) <= 1:
                 for one in asked:
                     one.hidden = self._backbone.forward(
-                        one.embeddings, one.positions, one.context, one.tail, steps=one.steps
+                        one.embeddings, one.positions, one.context, one.local_kv, steps=one.steps
                     )
                 return
-            joint = Joint([Stream(len(one.embeddings), one.context, one.tail) for one in asked])
+            joint = JointKV([Stream(len(one.embeddings), one.context, one.local_kv) for one in asked])
             hidden = self._backbone.forward(
                 torch.cat([one.embeddings for one in asked]),
                 torch.cat([one.positions for one in asked]),
-                joint.as_context,
-                joint.as_tail,
+                EmptyContext(),
+                joint,
                 steps=[step for one in asked for step in one.steps],
             )
             for one, part in zip(asked, torch.split(hidden, [len(one.embeddings) for one in asked]), strict=True):
@@ -119,10 +120,10 @@ class _Member:
     meeting: Together
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, context: Context, tail: LocalKV, *, steps: Sequence[Any] = ()
+        self, embeddings: Tensor, positions: Tensor, context: Context, local_kv: LocalKV, *, steps: Sequence[Any] = ()
     ) -> Tensor:
         """As `Backbone.forward`, with those of the other members."""
-        return self.meeting.run(_Request(embeddings, positions, context, tail, steps))
+        return self.meeting.run(_Request(embeddings, positions, context, local_kv, steps))
 
     def embed_steps(self, steps: Sequence[Any], times_s: Sequence[float]) -> list[StepTokens]:
         """As `Backbone.embed_steps`, one stream at a time."""

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.digest import canonical, document_digest
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
 from protokv.version import __version__
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from protokv import storage
 from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
-from protokv.core.registry import declare_state, restore_memory
 from protokv.core.snapshot import State, TensorInfo
 from protokv.core.tensors import shapes_of
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.ingestion.live.wall_clock import WallClockLog
 from protokv.inspection.compare import compare
+from protokv.memories import declare_state, restore_memory
 from protokv.storage.checkpoint import admit, config_of, legends_of, shape_of
 from protokv.storage.form import StatePath
 from protokv.storage.overwriting import check_not_read, check_replaceable

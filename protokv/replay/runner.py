@@ -20,10 +20,11 @@ from typing import Any, Self
 
 import torch
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.replay.batched import SideBySide
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, Trial

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import FORMAT_VERSION, Admit, Header, State
+from protokv.core.step import StreamClock
 from protokv.errors import StateError, StateNotFound
 from protokv.storage.form import DEFAULT_SUFFIX, FORMS, Form, StatePath, form_of, is_url, settled
 from protokv.storage.watched import is_before, same_stream

@@ -19,12 +19,14 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig, migrate
 from protokv.core.memory import MemoryShape
 from protokv.core.migration import migrate_shapes
+from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
-from protokv.core.registry import declare_state
 from protokv.core.session import Session
 from protokv.core.snapshot import Found, Header, State, TensorInfo
-from protokv.core.tensors import TensorSpec, check_shapes, pack
+from protokv.core.tensors import TensorSpec
+from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
+from protokv.memories import declare_state
 from protokv.mini import is_embedded
 from protokv.storage.form import StatePath
 from protokv.storage.writer import Writer

@@ -15,8 +15,8 @@ from protokv.backbones.base import Backbone
 from protokv.baselines.hermes import PROBES, Hermes, band_of
 from protokv.config import HermesConfig, SlidingWindowConfig
 from protokv.core.context import SlotContext
-from protokv.core.memory import StepKV
 from protokv.core.session import Session
+from protokv.core.step import StepKV
 from protokv.errors import ConfigError
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of

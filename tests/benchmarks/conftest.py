@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from protokv.config import MemoryConfig
-from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.registry import build_memory
+from protokv.core.memory import Memory, MemoryShape
 from protokv.core.rotary import rotate
+from protokv.core.step import StepKV
+from protokv.memories import build_memory
 from tests.core.streams import PlainRotary
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protokv.core.attention import attend, attention, causal_mask
+from protokv.core.attention import attend, causal_mask
 from protokv.core.context import Segment
+from protokv.core.kernels import attention
 from tests.benchmarks.conftest import Sizes
 from tests.benchmarks.paired import paired, write_table
 from tests.oracles import attention as plain

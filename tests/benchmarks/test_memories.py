@@ -14,10 +14,10 @@ from protokv.config import MemoryConfig, PaperConfig
 from protokv.core import paper_rule as paper
 from protokv.core import prototypes as protokv
 from protokv.core.attention import attend
-from protokv.core.registry import MEMORIES
 from protokv.core.residuals import Residuals
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
+from protokv.memories import MEMORIES
 from tests.benchmarks.conftest import Filled, Sizes, filled, finished
 
 # Filling a memory of 24k tokens takes minutes on a CPU; once for all that is measured of it.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.core.registry import MEMORIES
+from protokv.memories import MEMORIES
 from tests.benchmarks import flat, loops
 from tests.benchmarks.conftest import SMALL
 from tests.benchmarks.shapes.counts import counts_of

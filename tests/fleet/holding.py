@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protokv.backbones.base import Backbone, PreparedStep, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.step import StepTokens
 from tests.fleet.models import MockModel, is_red
 from tests.mock_backbone import MockBackbone
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protokv.backbones.base import Backbone, PreparedStep, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepTokens
 from protokv.errors import ModelError
 from protokv.fleet import Model
 from tests.mock_backbone import MockBackbone

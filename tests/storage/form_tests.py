@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.storage.api import check_target, load, moments, read_header, save, stored_bytes
 from protokv.storage.writer import Writer

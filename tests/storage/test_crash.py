@@ -14,7 +14,7 @@ from random import Random
 import pytest
 import torch
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import StateError, StateNotFound
 from protokv.storage import filesystem
 from protokv.storage.api import commit, load, save

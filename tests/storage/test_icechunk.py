@@ -18,7 +18,7 @@ import torch
 import zarr
 from zarr.core.sync import sync
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.storage import zarr as hierarchy
 from protokv.storage.api import check_target, load, moments, read_header, save, stored_bytes

@@ -11,8 +11,8 @@ import protokv
 from protokv import storage
 from protokv.config import CONFIGS, DurableConfig
 from protokv.core.memory import MemoryShape
-from protokv.core.registry import MEMORIES
 from protokv.core.session import Session
+from protokv.memories import MEMORIES
 from protokv.storage.checkpoint import save
 from tests.mock_backbone import MockBackbone
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.core.arrays import cut
+from protokv.core.arrays import chunks
 from protokv.core.assignment import SIGMA_FLOOR, unit_of
 from protokv.core.bank import Assigned, FarTokens, PrototypeBank
 from protokv.core.loops.compiling import compiled, compiled_in_any_order
@@ -91,8 +91,8 @@ def assign_in_turn_(bank: PrototypeBank, tokens: FarTokens, taken: Tensor, step:
     )
     idle = config.idle_weight * (step - bank.last_step > config.idle_steps)
     extra = idle.float().masked_fill_(bank.mass == 0, torch.inf).view(B, K).numpy()
-    for part in cut(T, _TOKENS, keys.device):
-        for heads in cut(B, _CACHED_ELEMENTS // (K * (part.stop - part.start)), keys.device):
+    for part in chunks(T, _TOKENS, keys.device):
+        for heads in chunks(B, _CACHED_ELEMENTS // (K * (part.stop - part.start)), keys.device):
             costs = torch.bmm(directions[heads, part], centers[heads].transpose(1, 2)).numpy()
             form = np.empty((len(costs), _FORM, K), np.float32)
             _price_(costs, form, extra, heads.start, part.start, given, held, rule)
