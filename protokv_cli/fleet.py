@@ -146,7 +146,7 @@ def _failures_file(options: FleetOptions, place: str) -> Path:
 
 
 def _tell_plan(out: Output, found: Iterator[Looked], total: int) -> None:
-    from protokv.video.connection import told
+    from protokv.video.address import told
 
     counts = Counter[str]()
     for looked in found:

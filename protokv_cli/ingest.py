@@ -101,6 +101,7 @@ def ingest(
         with uncollected(), stage(clock, "imports"):
             from protokv.fleet import Model, Recipe
             from protokv.ingestion import MINUTELY
+            from protokv.ingestion.options import IngestOptions
             from protokv_cli.ingest_one import ingest_one
 
         config = memory_config(
@@ -173,12 +174,8 @@ def ingest(
         if dry_run:
             dry_run_one(out, named, config, model, device=device, **placement, **sampling, **part)
             return
-        ingest_one(
-            out,
-            named,
-            state,
-            config,
-            clock,
+        chosen = IngestOptions(
+            config=config,
             backbone=model,
             device=device,
             every=interval,
@@ -192,6 +189,7 @@ def ingest(
             **sampling,
             **part,
         )
+        ingest_one(out, named, state, chosen, clock)
 
 
 def _refuse(options: Mapping[str, object], whose: str, hint: str) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import shlex
 from contextlib import closing
 from itertools import chain
-from typing import Any
 
 import typer
 
-from protokv.config import MemoryConfig
 from protokv.ingestion import Started, Summary, ingest
+from protokv.ingestion.options import IngestOptions
 from protokv.timings import Timings
-from protokv.video.connection import told
+from protokv.video.address import told
 from protokv_cli import live
 from protokv_cli.beyond import warn_of_source
 from protokv_cli.exits import Exit
@@ -27,22 +26,19 @@ from protokv_cli.signals import stopping
 from protokv_cli.tables import bytes_text, time_text
 
 
-def ingest_one(
-    out: Output, named: str, target: str | None, config: MemoryConfig, clock: Timings | None, **settings: Any
-) -> None:
+def ingest_one(out: Output, named: str, target: str | None, options: IngestOptions, clock: Timings | None) -> None:
     """Watch a source, or what is left of it. Ends the program with its code where it was stopped or is not whole.
 
     Args:
         out: where to.
         named: the source, as the user wrote it.
         target: where the state goes, None: the name of the source says.
-        config: of the memory.
+        options: how to watch the source.
         clock: adds up where the time went; None: nowhere.
-        settings: what else `protokv.ingestion.ingest` takes.
     """
     given, source = live.piped(named, out.stdin), told(named)
     with stopping(out.warn) as stop, reporting(out, source, clock) as report, downloads_shown(out):
-        events = ingest(given, target, config, should_stop=lambda: bool(stop), timings=clock, **settings)
+        events = ingest(given, target, options=options, should_stop=lambda: bool(stop), timings=clock)
         # Closed at once where something fails here: it commits what was watched.
         with closing(events):
             with uncollected():

@@ -80,7 +80,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def is_stream(sources: list[str]) -> bool:
     """Whether there is one source, and it is no file."""
-    from protokv.video.connection import kind_of
+    from protokv.video.address import kind_of
 
     return len(sources) == 1 and kind_of(sources[0]) != "file"
 

@@ -52,7 +52,7 @@ def _at_real_time(text: str, state: str, lived: list[Any], now: float) -> float:
 
 def _lived(header: Header) -> list[Any]:
     """The chronicles of the live sources of a state, in order."""
-    from protokv.ingestion.live.wall_clock import WallClockLog
+    from protokv.storage.wall_clock import WallClockLog
     from protokv.storage.watched import records_of
 
     return [found for one in records_of(header) if (found := WallClockLog.of(one)) is not None]

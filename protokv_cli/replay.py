@@ -53,16 +53,18 @@ def replay(
         typer.Option("--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files."),
     ] = None,
     length: Annotated[str | None, typer.Option("--length", help="Of a procedural stream.")] = None,
-    pressure: Annotated[
-        float | None, typer.Option("--pressure", help="Distracting events per minute, 0 to 40.")
+    distractor_rate: Annotated[
+        float | None, typer.Option("--distractor-rate", help="Distracting events per minute, 0 to 40.")
     ] = None,
     cuts: Annotated[
         str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
     ] = None,
     moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
-    alike: Annotated[
+    distractor_similarity: Annotated[
         float | None,
-        typer.Option("--alike", help="Share of the distraction with colour and place of the evidence, 0 to 1."),
+        typer.Option(
+            "--distractor-similarity", help="Share of the distraction with colour and place of the evidence, 0 to 1."
+        ),
     ] = None,
     backdrop: Annotated[
         str | None,
@@ -158,10 +160,10 @@ def replay(
             help="Question types to ask, or all; the retrospective and unnamed if left out.",
         ),
     ] = None,
-    side_by_side: Annotated[
+    batched: Annotated[
         int,
         typer.Option(
-            "--side-by-side", metavar="N", min=1, help="Procedural streams to watch at a time; they share forwards."
+            "--batched", metavar="N", min=1, help="Procedural streams to watch at a time; they share forwards."
         ),
     ] = 1,
     output: Annotated[
@@ -203,7 +205,7 @@ def replay(
     Examples:
       protokv replay --study quick
       protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
-      protokv replay --world 7:20 --length 10m --pressure 12 --study ablation --budget 144 --html ablation.html
+      protokv replay --world 7:20 --length 10m --distractor-rate 12 --study ablation --budget 144 --html ablation.html
       protokv replay --dataset ovo-bench --data-root data/ovo-bench --memory durable --budget 4k -o ovo.jsonl
       protokv replay --study paper-table-1 --data-root data --dry-run
       protokv replay --report results.jsonl --plot curves.png
@@ -238,13 +240,13 @@ def replay(
         worlds = Worlds(
             seeds=None if world is None else parse_seeds(world),
             length_s=None if length is None else round(parse_duration(length)),
-            events_per_minute=pressure,
+            events_per_minute=distractor_rate,
             cuts="study" if cuts is None else parse_scene(cuts),
             moving=moving,
             evidence_s=round(parse_duration(evidence)),
             per_type=per_type,
             before=None if before is None else "mix" if before == "mix" else round(parse_duration(before)),
-            alike=alike,
+            distractor_similarity=distractor_similarity,
             backdrop=cast("Backdrop | None", backdrop),
         )
         request = Request(
@@ -299,7 +301,7 @@ def replay(
                 results,
                 should_stop=lambda: bool(stop),
                 strict=strict or dataset is None,
-                side_by_side=side_by_side,
+                batched=batched,
             ):
                 follow(event)
             keys = [key for key in plan.trials if key in results.rows]

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from protokv.config import (
     CONFIGS,
     DEFAULT,
-    ContinuityConfig,
     DurableConfig,
     MemoryConfig,
     PaperConfig,
-    migrate,
 )
 from protokv.errors import ConfigError
 
@@ -101,56 +99,6 @@ def test_tuples_survive_json() -> None:
     assert MemoryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-OLD = {"kind": "protokv", "budget": 24, "seed": 5, "mass_bias": "off"}
-OLD_CONTINUITY = {"pseudo_tokens": 1, "residual": False, "decay": "off", "recycle": False}
-
-
-@pytest.mark.parametrize(
-    ("old", "config"),
-    [
-        ({}, PaperConfig(budget=24, seed=5, mass_bias="off")),
-        ({"policy": "continuity", "idle_steps": 7}, PaperConfig(budget=24, seed=5, mass_bias="off", idle_steps=7)),
-        (OLD_CONTINUITY, ContinuityConfig(budget=24, seed=5, mass_bias="off")),
-        (OLD_CONTINUITY | {"merge": False}, ContinuityConfig(budget=24, seed=5, mass_bias="off", merge=False)),
-        (OLD_CONTINUITY | {"recycle": True}, PaperConfig(budget=24, seed=5, mass_bias="off").with_fields(
-            OLD_CONTINUITY | {"recycle": True})),
-        ({"policy": "agglomerative", "pseudo_tokens": 1, "residual": False, "decay": "off", "merge": False},
-         DurableConfig(budget=24, seed=5, mass_bias="off", rule="exact", center_bits=32)),
-        ({"policy": "agglomerative", "merge_mass_power": 0.5, "pseudo_tokens": 4},
-         DurableConfig(budget=24, seed=5, mass_bias="off", merge_mass_power=0.5, pseudo_tokens=4, residual=True,
-                       rule="exact", center_bits=32)),
-    ],
-)  # fmt: skip
-def test_settings_of_old_states_are_those_of_the_memory_that_they_named(
-    old: dict[str, object], config: MemoryConfig
-) -> None:
-    assert MemoryConfig.from_dict(migrate(OLD | old)) == config
-
-
-@pytest.mark.parametrize(
-    ("budget", "rule", "blocked", "blocked_from"),
-    [(512, "auto", False, 512), (4000, "auto", False, 4096), (6000, "auto", True, 512), (4000, "blocked", True, 512)],
-)
-def test_a_state_goes_on_with_the_rule_that_made_it(budget: int, rule: str, blocked: bool, blocked_from: int) -> None:
-    # Until there was a setting, the blocked rule served from 4,096 prototypes on.
-    settings = {**DurableConfig(budget=budget).to_dict(), "rule": rule}
-    del settings["blocked_from"]
-    config = MemoryConfig.from_dict(migrate(settings))
-    assert isinstance(config, DurableConfig)
-    assert (config.is_blocked, config.blocked_from) == (blocked, blocked_from)
-
-
-@pytest.mark.parametrize("given", [None, 8, 32])
-def test_a_state_goes_on_with_the_bits_that_it_was_made_with(given: int | None) -> None:
-    # Until there was a setting, all centres were of 32 bits.
-    settings = DurableConfig(budget=40).to_dict()
-    del settings["center_bits"]
-    config = MemoryConfig.from_dict(migrate(settings if given is None else settings | {"center_bits": given}))
-    assert isinstance(config, DurableConfig)
-    assert config.center_bits == (given or 32)
-    assert config.is_quantized == (given == 8)
-
-
 @pytest.mark.parametrize(
     ("changes", "coded"),
     [
@@ -188,15 +136,6 @@ def test_only_what_may_be_auto_is_resolved() -> None:
 def test_a_setting_with_few_values_takes_no_other_one(wrong: object) -> None:
     with pytest.raises(ConfigError, match="center_bits: expected one of auto, 8, 32, got"):
         MemoryConfig.of("durable", budget=40, center_bits=wrong)
-
-
-def test_migration_leaves_what_is_new_or_unknown_alone() -> None:
-    for name in CONFIGS:
-        settings = MemoryConfig.of(name, budget=64).to_dict()
-        assert migrate(settings) == settings
-    with pytest.raises(ConfigError, match="kmax"):
-        MemoryConfig.from_dict(migrate(OLD | {"kmax": 3}))
-    assert migrate({"kind": ["protokv"]}) == {"kind": ["protokv"]}
 
 
 @pytest.mark.parametrize(

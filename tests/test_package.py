@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import protokv
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    path for place in ("*.md", "docs/**/*.md", "samples/**/*.md", "protokv/**/*.md") for path in ROOT.glob(place)
+)
 
 
 def test_the_public_names_are_these() -> None:
@@ -63,7 +69,7 @@ def test_it_runs_as_a_module() -> None:
 
 
 def test_the_library_never_prints_and_never_imports_the_command_line() -> None:
-    entry_points = {"train.py", "render.py", "evaluate.py"}
+    entry_points = {"render.py"}
     for file in (ROOT / "protokv").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         # `python -m protokv` is the command line.
@@ -76,3 +82,46 @@ def test_every_file_is_short_enough_to_read() -> None:
     for folder in ("protokv", "protokv_cli", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
             assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])
+    return ZipFile(path)
+
+
+def test_the_wheel_holds_the_embedded_model_and_nothing_beside_the_package(wheel: ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {"protokv/mini/world.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"protokv", "protokv_cli"}
+
+
+def test_nothing_in_the_wheel_imports_what_is_not_in_it(wheel: ZipFile) -> None:
+    sources = [name for name in wheel.namelist() if name.endswith(".py")]
+    assert len(sources) > 50
+    for name in sources:
+        assert not imported_packages(wheel.read(name).decode()) & {"samples", "tests"}, name
+    # The same look at the training recipe finds what it looks for.
+    assert "samples" in imported_packages((ROOT / "samples/training/train.py").read_text())
+
+
+def imported_packages(source: str) -> set[str]:
+    """Return the first part of every module that a source file imports, at any depth."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        assert "://" in target or (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900

@@ -206,7 +206,6 @@ def _load_program() -> Callable[[], None]:
     import protokv.backbones
     import protokv.ingestion
     import protokv.replay
-    import protokv.snapshot
     import protokv.storage.checkpoint
     import protokv.video  # noqa: F401
     from protokv_cli.main import run

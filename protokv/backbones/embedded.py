@@ -66,7 +66,7 @@ class Embedded(Backbone):
         self.stop_ids = frozenset({text["eos_token_id"]})
         self.frames_per_step = pixels.temporal_patch_size
         self.default_fps = float(config["protokv_fps"])
-        # The second of four, unless the model says otherwise: see `samples/evidence/`.
+        # The second of four, unless the model says otherwise: see `samples/studies/evidence/`.
         self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = pixels.settings(self.default_fps)

@@ -1,1 +1,1 @@
-"""Other memories to compare with, one file each."""
+"""Memories to compare with; each file holds one, names its source and says what differs from it."""

@@ -1,24 +1,14 @@
-"""`ExactMemory`: what the memories share that hold exact tokens behind the prompt prefix and nothing else.
+"""Memories of exact tokens: `SlidingWindow` (bounded) and `FullCache` (unbounded), over the common `ExactMemory`.
 
-Such a memory is its slots and one near window over them. Owns how these are shown, saved and counted; which tokens
-stay is for the memory that derives from it. Knows nothing of prototypes.
-
-`SlidingWindow`: the last |M| visual tokens, exact, behind the prompt prefix. The baseline "SWA" of the ProtoKV paper
-(arXiv 2606.26762).
-
-The whole budget is the near window of `near`; what leaves it is forgotten.
-
-`FullCache`: every token, exact. The upper bound that bounded memories are compared with.
-
-It is NOT bounded: its bytes and the shape of its context grow with the stream, by doubling, and so does the
-cost of attention. `budget` is the number of tokens that it makes room for at first, if that is no more than 16,384: a
-state may have any budget, and what it holds is in its tensors.
+`SlidingWindow` keeps the last `budget` visual tokens behind the prompt prefix: the baseline "SWA" of the ProtoKV paper,
+arXiv 2606.26762. `FullCache` keeps every token: the upper bound that bounded memories are compared with. Its bytes, the
+shape of its context and the cost of attention grow with the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -31,16 +21,19 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import Clock, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
+# A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
+FIRST_TOKENS: Final = 1 << 14
+
 
 class ExactMemory(LocalMemory):
-    """The prompt prefix and a ring of exact tokens."""
+    """The prompt prefix and a ring of exact tokens; subclasses decide which tokens stay."""
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._slots, self._near = self._allocate(self._first_room())
+        self._slots, self._near = self._allocate(self._first_capacity())
 
-    def _first_room(self) -> int:
-        """Tokens that room is made for at first."""
+    def _first_capacity(self) -> int:
+        """Return the number of tokens to allocate at first."""
         return int(self._config.near_tokens)
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
@@ -49,55 +42,52 @@ class ExactMemory(LocalMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The prompt prefix and a window of W tokens, or of any number where it grows."""
+        """Declare the prompt prefix and a window of W tokens."""
         return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, config.near_tokens))
 
     def parts(self) -> Sequence[StatePart]:
-        """The prompt prefix and the window."""
+        """Return the prompt prefix, the sanitizer and the window."""
         return self._slots, self._sanitizer, self._near
 
     def append(self, step: StepKV) -> None:
-        """Take one step; the oldest ones are forgotten to make room."""
+        """Take one step; the window evicts its oldest steps to make room."""
         self._near.append(self._admit(step, self._near.last_step))
 
     def context(self) -> Context:
-        """All slots; their number changes only where the memory is unbounded and has grown."""
+        """Return all slots. Their number is constant unless the memory is unbounded."""
         return self._slots.context(self._near.positions)
 
     def report(self) -> dict[str, Any]:
-        """Tokens held."""
+        """Return the number of tokens held and dropped."""
         return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
 
 class SlidingWindow(ExactMemory):
-    """W = budget exact tokens, whole steps leaving oldest first."""
-
-
-_FIRST_TOKENS = 1 << 14
+    """W = budget exact tokens; whole steps leave, oldest first."""
 
 
 class FullCache(ExactMemory):
-    """All tokens of the stream. The state is that of a window which no step has left."""
+    """All tokens of the stream, in a window that doubles when it is full and never evicts."""
 
     bounded = False
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The prompt prefix and a window of any number of tokens."""
+        """Declare the prompt prefix and a window of any number of tokens."""
         return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, None))
 
-    def _first_room(self) -> int:
-        return min(int(self._config.budget), _FIRST_TOKENS)
+    def _first_capacity(self) -> int:
+        return min(int(self._config.budget), FIRST_TOKENS)
 
     def append(self, step: StepKV) -> None:
-        """Take one step, in a buffer of twice the size if this one is full."""
+        """Take one step; double the window first if the step does not fit."""
         step = self._admit(step, self._near.last_step)
         capacity = self._near.step.shape[0]
         needed = len(self._near) + step.positions.shape[0]
         if needed > capacity:
             while capacity < needed:
                 capacity *= 2
-            self._move(self.held(), capacity)
+            self._reallocate(self.held(), capacity)
         self._near.append(step)
 
     def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
@@ -107,9 +97,9 @@ class FullCache(ExactMemory):
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         self._sanitizer.take(tensors)
-        self._move(tensors, tensors["near.step"].numel())
+        self._reallocate(tensors, tensors["near.step"].numel())
 
-    def _move(self, state: Mapping[str, Tensor], capacity: int) -> None:
+    def _reallocate(self, state: Mapping[str, Tensor], capacity: int) -> None:
         slots, near = self._allocate(capacity)
         near.take(state)
         slots.take(state)

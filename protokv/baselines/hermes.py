@@ -1,24 +1,21 @@
-"""`Hermes`: exact tokens, of which each layer keeps those that its band of the model ranks highest.
+"""`Hermes`: exact tokens; each layer keeps the ones that its band of the model ranks highest.
 
-Source: HERMES (ACL 2026), github.com/haowei-freesky/HERMES; its code as read in gdace829/HERMES at 5154d44,
-`inference/llavaov_hermes.py`. The same: the shallow tenth of the layers ranks by recency, the deep three tenths by the
-attention of a fixed pseudo query, those between by both, more attention the deeper; scores are spread to [0, 1] and
-smoothed with those of the next layer; all heads of a layer keep the same tokens; deep layers keep one mean token in
-place of what they drop, its keys turned to one position first. What differs:
+Source: HERMES (ACL 2026), github.com/haowei-freesky/HERMES; code read at gdace829/HERMES 5154d44,
+`inference/llavaov_hermes.py`. The same: the shallow tenth of the layers ranks tokens by recency, the deep three tenths
+by the attention of a fixed pseudo query, the layers between by both, with more attention the deeper they are. Scores
+are spread to [0, 1] and smoothed with the scores of the next layer. All heads of a layer keep the same tokens. Deep
+layers replace the dropped tokens by one mean token, whose keys are first rotated to one position. What differs:
 
-- The release compresses after every chunk of 16 frames and holds more than its budget in between. Here it happens when
-  the next step would exceed the budget, which is never exceeded, and `kept_share` of it stays. The newest step stays
-  whole.
-- The release computes the attention of a probe with the embeddings of its words in every layer, without the layers
-  before it (an audit calls that a bug). Here the session forwards the probe as it forwards a question, and the memory
-  scores by the queries of that forward (`compact`). The probe's own tokens have no part in the softmax.
-- A mean token stands where the newest token that it replaces stood, not behind all that is kept: the next step takes
-  that place in the stream, in all layers alike.
+- The release compresses after every chunk of 16 frames and holds more than its budget in between. Here a compression
+  happens when the next step would exceed the budget, and `kept_share` of the budget stays. The newest step stays whole.
+- The release computes the attention of a probe in every layer from the probe's word embeddings, without the layers
+  before (an audit calls that a bug). Here the session forwards the probe like a question, and the memory scores by the
+  queries of that forward (`compact`). The probe's own tokens take no part in the softmax.
+- A mean token stands at the position of the newest token that it replaces, not behind all kept tokens: in all layers,
+  the next step takes that position.
 - There is no lazy re-indexing: `positions="compact"` serves every memory.
 
-Without probes, as in a memory that nobody asks for a session, all layers rank by recency.
-
-How HERMES ranks tokens: recency, attention, and both, layer by layer, smoothed from the last layer to the first.
+Without probes, when no session serves the memory, all layers rank by recency.
 """
 
 from __future__ import annotations
@@ -29,23 +26,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.baselines.kept import CompressedMemory
+from protokv.baselines.compressed import CompressedMemory
 from protokv.config import HermesConfig
 from protokv.core.rotary import rerotate
 
 
 class Hermes(CompressedMemory):
-    """At most M tokens a layer; a compression keeps a share of them."""
+    """At most M tokens per layer; a compression keeps a share of them."""
 
     joins_steps = False
     undivided = "a layer's scores are smoothed with the next layer's"
 
     def probes_for(self, tokens: int) -> Sequence[str]:
-        """The three pseudo queries, where the step would exceed the budget."""
+        """Return the three pseudo queries if the step would exceed the budget."""
         return PROBES if len(self._kept) and self._exceeds(tokens) else ()
 
     def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
-        """Make room by what the pseudo queries attend to."""
+        """Make room for a step of `tokens`, ranked by the attention of the pseudo queries."""
         kept, n = self._kept, len(self._kept)
         P0 = self._slots.sink.stop
         seen = []
@@ -57,32 +54,32 @@ class Hermes(CompressedMemory):
         self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
 
     def _compress(self, keep: int) -> None:
-        """Nobody made room with the pseudo queries: the oldest tokens are dropped."""
+        """Drop the oldest tokens: nobody made room with the pseudo queries."""
         none = [None] * self._shape.layers
         self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
 
     def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
-        """Keep the highest of each layer, so many."""
+        """Keep the `keep` tokens of each layer with the highest scores, and the newest step whole if it fits."""
         kept, n = self._kept, len(self._kept)
         newest = kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
         older, room = n - newest, keep - newest
-        tail = torch.arange(older, n, device=kept.step.device)
+        newest_slots = torch.arange(older, n, device=kept.step.device)
         for layer, score in enumerate(scores):
             band, _ = band_of(self._config, layer, self._shape.layers)
             summarised = band == DEEP and room > 0
-            # Of equal scores the newer; in stream order.
+            # Of equal scores, the newer token wins.
             order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
             chosen = older - 1 - order
             if summarised:
                 chosen = torch.cat((chosen, self._summarise(layer, older, chosen)))
             chosen = chosen.sort().values
-            index = torch.cat((chosen, tail))
+            index = torch.cat((chosen, newest_slots))
             for part in (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step):
                 part[layer, :, :keep] = part[layer][:, index]
-        kept.cut(keep, [newest] if newest else [])
+        kept.truncate(keep, [newest] if newest else [])
 
     def _summarise(self, layer: int, older: int, chosen: Tensor) -> Tensor:
-        """Put the mean of the older tokens that are not chosen into the slot of the newest of them; return which."""
+        """Replace the newest of the `older` tokens not in `chosen` by their mean; return its slot `[1]`."""
         kept = self._kept
         dropped = torch.ones(older, dtype=torch.bool, device=chosen.device)
         dropped[chosen] = False
@@ -104,16 +101,16 @@ GLOBAL: Final = (
     "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 )
 PROBES: Final = (LOCAL, f"{LOCAL}; {GLOBAL}", GLOBAL)
-"""The pseudo queries of the shallow, middle and deep layers, as the released code words them."""
+"""The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
 
 SHALLOW, MIDDLE, DEEP = range(3)
 SMOOTHING: Final = (0.1, 0.3, 0.4)
-"""Of each band, the share that the next layer's score has in a layer's own."""
+"""For each band, the share of the next layer's score in a layer's score."""
 STEEPEST, FLATTEST = 20.0, 0.5
 
 
 def band_of(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
-    """The band of a layer, and how far it lies into the middle one, from 0 towards 1."""
+    """Return the band of a layer and its depth inside the middle band, in [0, 1)."""
     first, last = int(layers * config.shallow_share), int(layers * (1 - config.deep_share))
     if layer < first:
         return SHALLOW, 0.0
@@ -123,11 +120,11 @@ def band_of(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
 
 
 def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
-    """Attention of probe tokens to the held ones, the mean over query heads and probe tokens, `[n]` float32.
+    """Return the attention of probe tokens to held tokens, `[n]` float32: the mean over query heads and probe tokens.
 
     Args:
         queries: `[Hq, t, D]`, rotated.
-        keys: `[H, n_sink + n, D]`, rotated: the prompt prefix and the held tokens, which share the softmax.
+        keys: `[H, n_sink + n, D]`, rotated: the prompt prefix and the held tokens; they share the softmax.
         n_sink: tokens of the prompt prefix.
     """
     H, D = keys.shape[0], keys.shape[2]
@@ -138,11 +135,11 @@ def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
 
 
 def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
-    """Scores of the `n` held tokens of every layer in stream order, `[n]` float32 each.
+    """Score the `n` held tokens of every layer in stream order, `[n]` float32 each.
 
     Args:
         config: the bands.
-        attention: of each layer, what `measure_attention` gave for the probe of its band; None: rank by recency alone.
+        attention: for each layer, the result of `measure_attention`; None: rank by recency alone.
         n: tokens held.
         device: of the scores.
     """
@@ -162,7 +159,7 @@ def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, devic
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Values moved and scaled to [0, 1)."""
+    """Shift and scale values to [0, 1)."""
     if not len(values):
         return values
     low, high = values.aminmax()

@@ -1,18 +1,17 @@
-"""`LastFrames`: a question sees the last N steps and nothing that is older. The baseline that has no memory.
+"""`LastFrames`: a question sees the last N steps and nothing older. The baseline without memory.
 
 Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
-question to the plain model. The same: what an answer depends on, which is the prompt prefix and the last N steps. What
-differs: there the N frames are encoded anew for each question, and a frame sees those before it in the window. A memory
-gets keys once, when a step arrives, and which steps precede it in a window depends on the question. So here a step is
+question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
+the source encodes the N frames anew for each question, and a frame sees those before it in the window. A memory gets
+keys once, when a step arrives, before it is known which steps precede it in a question's window. So here a step is
 encoded behind the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
-that is the same, and with `recent_frames` of the same frames it is the source: a question reads them anew.
+both are equal; with `recent_frames` of the same frames this is the source, because a question reads them anew.
 
-Encoding a step behind the window instead is `SlidingWindow` with a budget of N steps: it carries what is older than the
-window into it, N steps further back with each layer. Neither is the source; how near both come is measured in
-`samples/delay-study/`.
+Encoding a step behind the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
+window. `samples/studies/delay/` measures how near both come to the source.
 
-With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, but for the
-temporal positions that sampling leaves out between two steps; with "stream" steps stand where they stood in the stream.
+With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, except for
+the temporal positions that sampling leaves out between two steps. With "stream", steps keep their stream positions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from protokv.extras.compact import Anchoring
 
 
 class LastFrames(ExactMemory):
-    """The last N whole steps that the budget has room for; of a step larger than the budget its last tokens."""
+    """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""
 
     joins_steps = False
 
@@ -41,7 +40,7 @@ class LastFrames(ExactMemory):
         return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
 
     def context(self) -> Context:
-        """The prompt prefix alone."""
+        """Return the prompt prefix alone."""
         everything = self._slots.context(self._near.positions)
         sink, places = self._slots.sink, everything.positions
         assert places is not None
@@ -55,7 +54,7 @@ class LastFrames(ExactMemory):
         )
 
     def recall(self) -> Context:
-        """The prompt prefix and the last steps."""
+        """Return the prompt prefix and the last steps."""
         return super().context()
 
     def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
@@ -73,7 +72,7 @@ class StepWindow(NearWindow):
         self._steps = steps
 
     def append(self, step: StepKV) -> Tokens:
-        """Take a step. N - 1 older ones stay if there is room for them."""
+        """Take a step; at most N - 1 older steps stay."""
         while len(self._lengths) >= self._steps:
             self._evict(self._lengths.popleft())
         return super().append(step)
@@ -81,10 +80,10 @@ class StepWindow(NearWindow):
 
 @dataclass(frozen=True, slots=True)
 class PrefixContext(SlotContext):
-    """The prompt prefix; re-anchored, a new step stands behind it as if the stream began there.
+    """The prompt prefix. After `compacted`, a new step stands behind it as if the stream began there.
 
     Attributes:
-        newest: gives the time of the newest token of the stream, -1 if there is none.
+        newest: returns the time of the newest token of the stream, -1 before the first.
     """
 
     newest: Callable[[], int] = lambda: -1
@@ -95,5 +94,5 @@ class PrefixContext(SlotContext):
         return 0
 
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
-        """The same slots. What is forwarded is placed as if the token that follows the newest one came first."""
+        """Return the same slots, shifted so that the token behind the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))

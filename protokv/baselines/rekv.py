@@ -1,41 +1,26 @@
 """`ReKV`: all keys and values are kept outside the device; each layer retrieves blocks of them for a question.
 
 Source: ReKV (Di et al., ICLR 2025), arXiv 2503.00540, and its released code. The same: a block is one frame (here a
-step); a new step attends to the prompt prefix and the most recent tokens, and is filed at once; a block's key is the
-mean of its keys before rotation; a question's query is the mean over its tokens before rotation; the score is the plain
-dot product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
+step); a new step attends to the prompt prefix and the most recent tokens, and is filed at once; the key of a block is
+the mean of its keys before rotation; the query of a question is the mean over its tokens before rotation; the score is
+the plain dot product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
 `positions="compact"`, shows them packed behind the prefix in place of the recent tokens; the answer's tokens read what
-the question chose.
+the question chose. What differs:
 
-What differs:
-- The number of blocks follows from the budget: attention reads no more than `budget` tokens of the stream, where the
-  source takes 64 frames. The local window, 15,000 tokens there, is no larger than the budget either. A step larger than
-  the budget is filed as several blocks.
+- The budget sets the number of blocks: attention reads at most `budget` tokens of the stream, where the source takes 64
+  frames. The local window, 15,000 tokens in the source, is no larger than the budget. A step larger than the budget is
+  filed as several blocks.
 - The question is forwarded once, and each layer chooses when its query arrives. The source forwards it once to choose,
-  drops its keys and values, and forwards it again inside the whole prompt; what is averaged here are all tokens behind
-  the video, the template's included. A query arrives rotated: since this memory says where the question stands
-  (`Retrieval.next_position`), its rotation is removed first.
-- Steps are encoded one at a time; the source embeds 64 frames together, which the language model then also takes one by
-  one. There the prefix stands at one fixed distance from all tokens; here it keeps its positions.
-- Keys are kept as the model rotated them and turned when they are packed; the source keeps them unrotated.
-- Chosen blocks are copied to the device for each question; the source keeps 128 recently used ones there.
-- With M-RoPE, of which the source knows nothing, the moving components of a block are packed.
+  drops its keys and values, and forwards it again in the whole prompt. Here the mean is over all tokens behind the
+  video, including the template's. A query arrives rotated; this memory sets the question's position
+  (`Retrieval.next_position`), so it can remove the rotation.
+- Steps are encoded one at a time. In the source the prefix stands at one fixed distance from all tokens; here it keeps
+  its positions.
+- Keys are kept rotated and rotated again when they are packed; the source keeps them unrotated.
+- Chosen blocks are copied to the device for each question; the source keeps 128 recently used blocks there.
+- With M-RoPE, which the source does not know, the moving components of a block are packed.
 
-Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` says where the oldest steps are dropped.
-
-`Archive`: every token of the stream, exact, outside the device, in blocks that are found by a key each.
-
-A block is one step, or the part of a step that the block size allows. Owns the blocks, their keys (which stay on the
-device) and what is saved of both; who chooses blocks, and by what, is not its business. It grows with the stream unless
-it is capped, in which case the oldest blocks are dropped for new ones.
-
-Blocks are separate allocations of `[L, 2, H, T, D]`: nothing is ever moved when the archive grows, no room is held
-ready, and what one layer reads of a block is one contiguous piece. They lie in pinned memory where the device is CUDA.
-
-`Retrieval`: what a question reads of an archive, chosen by each layer for itself at the first forward.
-
-Owns the score of a block, the choice under a budget, and where chosen blocks are shown: at their stream positions, or
-packed behind the prompt prefix. Changes nothing in the archive. Knows nothing of how the archive was filled.
+Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` caps them and drops the oldest blocks.
 """
 
 from __future__ import annotations
@@ -63,7 +48,6 @@ class ReKV(ExactMemory):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
     bounded = False
-
     hides_recent = False
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
@@ -72,21 +56,21 @@ class ReKV(ExactMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The local window and the archive."""
+        """Declare the local window and the archive."""
         return (*super().declare(config, shape), *Archive.declare(shape))
 
     def parts(self) -> Sequence[StatePart]:
-        """Those of the window, and the archive."""
+        """Return the parts of the window, and the archive."""
         return (*super().parts(), self._archive)
 
     def append(self, step: StepKV) -> None:
-        """File one step, and let it enter the local window."""
+        """File one step and append it to the local window."""
         step = self._admit(step, self._near.last_step)
         self._archive.append(step)
         self._near.append(step)
 
     def recall(self) -> Context:
-        """The prefix and what the question will choose. Valid until `append`; each call is for one question."""
+        """Return the prefix and what the question will choose. Valid until `append`; each call is for one question."""
         sink = self._slots.sink
         return Retrieval(
             archive=self._archive,
@@ -100,13 +84,13 @@ class ReKV(ExactMemory):
     def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         super()._check(tensors, clock)
         seen, archived = int(tensors["near.ring"][2]) >= 0, tensors["archive.lengths"].numel() > 0
-        # A stream of which every token was dropped has steps and no block.
+        # If every token was dropped, the stream has steps and no block.
         dropped = int(tensors["sanitize.dropped"]) > 0
         if archived != seen and not (seen and dropped):
             raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
 
     def report(self) -> dict[str, Any]:
-        """Tokens in the local window, in the archive, and dropped from it."""
+        """Return the tokens in the local window, in the archive, and dropped from it."""
         counts = {
             "archive_tokens_in_use": self._archive.tokens,
             "archive_blocks": len(self._archive.blocks),
@@ -115,13 +99,13 @@ class ReKV(ExactMemory):
         return super().report() | counts
 
 
-# Blocks that the table of keys has room for at first; it doubles.
+# The table of block keys has this many rows at first, and doubles.
 _ROOM = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive tokens of one step, on the host.
+    """Consecutive tokens of one step, on the host.
 
     Attributes:
         kv: `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values.
@@ -137,24 +121,29 @@ class Block:
     def __len__(self) -> int:
         return self.positions.shape[0]
 
-    def reach(self, components: Sequence[int]) -> tuple[int, int]:
-        """Least and greatest position over some of the components."""
+    def span(self, components: Sequence[int]) -> tuple[int, int]:
+        """Return the least and the greatest position over some of the components."""
         return min(self.low[c] for c in components), max(self.high[c] for c in components)
 
 
 class Archive(StatePart):
-    """Blocks in stream order, newest last."""
+    """Every token of the stream, exact, outside the device, in blocks in stream order with one key each.
 
-    promise: ClassVar[str] = "archive: its blocks cut its tokens, and its counts agree with them"
+    A block is one step, or a part of a step larger than the block size. Each block is a separate allocation of
+    `[L, 2, H, T, D]` (pinned for CUDA), so nothing moves when the archive grows, and what one layer reads of a block is
+    contiguous. The keys of the blocks stay on the device. A capped archive drops its oldest blocks.
+    """
+
+    promise: ClassVar[str] = "archive: its blocks cover its tokens, and its counts agree with them"
 
     def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int, capacity: int) -> None:
-        """An empty archive.
+        """Make an empty archive.
 
         Args:
-            shape: of keys and values, and the device.
-            rotary: of the model.
-            block_tokens: tokens that a block may have.
-            capacity: tokens that may be held, at least `block_tokens`; 0: any number.
+            shape: sizes of keys and values, and the device.
+            rotary: the model's angles.
+            block_tokens: the most tokens of a block.
+            capacity: the most tokens held, at least `block_tokens`; 0: no limit.
         """
         self._shape, self._rotary = shape, rotary
         self._block_tokens, self._capacity = block_tokens, capacity
@@ -167,7 +156,7 @@ class Archive(StatePart):
 
     @property
     def block_keys(self) -> Tensor:
-        """`[B, L, H, D]` float32 on the device: the mean of each block's keys, rotation removed."""
+        """Return `[B, L, H, D]` float32 on the device: the mean of each block's keys before rotation."""
         return self._table[self._first : self._first + len(self.blocks)]
 
     def append(self, step: StepKV) -> None:
@@ -187,7 +176,7 @@ class Archive(StatePart):
             self.dropped += len(oldest)
 
     def read(self, layer: int, indices: Sequence[int], keys: Tensor, values: Tensor) -> None:
-        """Copy the tokens of some blocks, one behind the other, to the front of `[H, N, D]` on the device."""
+        """Copy the tokens of some blocks in order to the front of `keys` and `values` `[H, N, D]` on the device."""
         start = 0
         for index in indices:
             block = self.blocks[index]
@@ -198,7 +187,7 @@ class Archive(StatePart):
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """As many tokens and blocks as there are."""
+        """Declare any number of tokens and blocks."""
         L, H, D, P = shape.layers, shape.kv_heads, shape.head_size, shape.position_components
         kv = (LAYER, "kv_head", "archived_token", "feature")
         return (
@@ -224,21 +213,21 @@ class Archive(StatePart):
         )
 
     def held(self) -> dict[str, Tensor]:
-        """The state, its blocks copied into one tensor."""
+        """Return the state; keys and values are copied into one tensor each."""
         shape = self._shape
         size = (shape.layers, shape.kv_heads, 0, shape.head_size)
-        nothing, nowhere = torch.zeros(size, dtype=shape.dtype), torch.zeros(0, shape.position_components).long()
+        no_kv, no_positions = torch.zeros(size, dtype=shape.dtype), torch.zeros(0, shape.position_components).long()
         return {
-            "archive.keys": torch.cat([nothing, *(block.kv[:, 0] for block in self.blocks)], 2),
-            "archive.values": torch.cat([nothing, *(block.kv[:, 1] for block in self.blocks)], 2),
-            "archive.positions": torch.cat([nowhere, *(block.positions for block in self.blocks)]),
+            "archive.keys": torch.cat([no_kv, *(block.kv[:, 0] for block in self.blocks)], 2),
+            "archive.values": torch.cat([no_kv, *(block.kv[:, 1] for block in self.blocks)], 2),
+            "archive.positions": torch.cat([no_positions, *(block.positions for block in self.blocks)]),
             "archive.lengths": torch.tensor([len(block) for block in self.blocks], dtype=torch.int64),
             "archive.block_keys": self.block_keys.clone(),
             "archive.count": torch.tensor([self.dropped, self.next_position]),
         }
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Lengths, counts and positions agree with each other and with the settings."""
+        """Check that lengths, counts and positions agree with each other and with the settings."""
         lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
         in_bounds = not lengths.numel() or bool((lengths >= 1).all() & (lengths <= self._block_tokens).all())
         if not in_bounds or int(lengths.sum()) != n:
@@ -265,8 +254,7 @@ class Archive(StatePart):
         self.dropped, self.next_position = tensors["archive.count"].tolist()
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes on the host, `archive`, and of the table of keys on the device, its spare room included, `block_keys`;
-        both grow with the stream."""
+        """Return the bytes on the host, `archive`, and of the table of block keys on the device, `block_keys`."""
         held = sum(size_of(block.kv, block.positions) for block in self.blocks)
         return {"archive": held, "block_keys": size_of(self._table)}
 
@@ -275,14 +263,14 @@ class Archive(StatePart):
         pinned = self._shape.device.type == "cuda"
         kv = torch.empty((L, 2, H, T, D), dtype=keys.dtype, pin_memory=pinned)
         kv[:, 0], kv[:, 1] = keys, values
-        places = positions.cpu().clone()
-        block = Block(kv, places, places.amin(0).tolist(), places.amax(0).tolist())
+        held = positions.cpu().clone()
+        block = Block(kv, held, held.amin(0).tolist(), held.amax(0).tolist())
         self.blocks.append(block)
         self.tokens += T
         self.next_position = max(self.next_position, max(block.high) + 1)
 
     def _make_room(self) -> None:
-        """Have a free row in the table of keys; rows of dropped blocks are given up when it is full."""
+        """Make sure that the table of block keys has a free row; drop the rows of dropped blocks when it is full."""
         if self._first + len(self.blocks) == self._table.shape[0]:
             live = self.block_keys
             self._table = self._empty_table(max(_ROOM, 2 * len(live)))
@@ -297,20 +285,20 @@ class Archive(StatePart):
 
 @dataclass(slots=True, kw_only=True)
 class Retrieval(Context):
-    """The prompt prefix and, in each layer, the blocks that the question's query fits best.
+    """The prompt prefix and, in each layer, the blocks with the highest scores for the question.
 
-    The tokens of the first forward are the question. It stands at `next_position` and the positions that follow, the
-    same in every component, so its rotation can be removed; what it chooses is kept for the answer's tokens.
+    The first forward is the question. Its tokens stand at `next_position` and the following positions, the same in
+    every component, so its rotation can be removed. The answer's tokens read the blocks that the question chose.
 
     Attributes:
-        archive: the blocks; must not change while this is in use.
+        archive: the blocks; they must not change while this is in use.
         sink_keys, sink_values: `[L, H, P0, D]`.
-        budget: tokens that the chosen blocks of a layer may have together.
-        rotary: of the model.
+        budget: the most tokens of all chosen blocks of a layer.
+        rotary: the model's angles.
         next_position: where the question starts.
         shift: see `protokv.extras.compact.Compactable`.
-        packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay where
-            they stood in the stream.
+        packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay at their
+            stream positions.
     """
 
     archive: Archive
@@ -326,9 +314,9 @@ class Retrieval(Context):
     _shown: dict[int, Segment] = field(default_factory=dict, init=False)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """The prefix and the chosen blocks in stream order; slots that are left are free.
+        """Return the prefix and the chosen blocks in stream order; the remaining slots are free.
 
-        `N = P0 + min(budget, tokens of the archive)` in every layer, however many tokens its blocks have.
+        Every layer has `N = P0 + min(budget, tokens of the archive)` slots.
         """
         if layer not in self._shown:
             self._chosen[layer] = self._choose(layer, query)
@@ -336,40 +324,40 @@ class Retrieval(Context):
         return (self._shown[layer],)
 
     def positions_at(self, layer: int) -> Tensor | None:
-        """Of the prefix and of the blocks that the layer chose; None before it was asked."""
+        """Return the stream positions `[H, N, P]` of prefix and chosen blocks; None before the layer was asked."""
         if layer not in self._shown:
             return None
         H, N, _ = self._shown[layer].keys.shape
         chosen = [self.archive.blocks[index].positions for index in self._chosen[layer]]
         P0, P = self.sink_keys.shape[2], chosen[0].shape[1] if chosen else 1
-        places = torch.zeros(N, P, dtype=torch.int64)
-        places[:P0] = torch.arange(P0)[:, None]
+        positions = torch.zeros(N, P, dtype=torch.int64)
+        positions[:P0] = torch.arange(P0)[:, None]
         if chosen:
             found = torch.cat(chosen)
-            places[P0 : P0 + len(found)] = found
-        return places.expand(H, N, P)
+            positions[P0 : P0 + len(found)] = found
+        return positions.expand(H, N, P)
 
     def visible_tokens(self) -> int:
-        """Slots that attention can see in the layer that sees most; before a layer was asked, the most it may see."""
+        """Return the most slots that a layer sees; before any layer was asked, an upper bound."""
         counts = (sum(len(self.archive.blocks[index]) for index in chosen) for chosen in self._chosen.values())
         return self.sink_keys.shape[2] + max(counts, default=min(self.budget, self.archive.tokens))
 
     def far_span(self) -> int:
-        """An upper bound of the times that the chosen blocks span together, whatever is chosen."""
+        """Return an upper bound of the distinct times of the chosen blocks, for any choice."""
         return self._most_positions((0,))
 
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
-        """The same with chosen blocks packed: each takes the positions that its tokens span, no more.
+        """Return the same context with chosen blocks packed: each takes only the positions that its tokens span.
 
-        Blocks keep their stream positions while all of them are shown, which is where they were encoded. Layers choose
-        different blocks, but text has one position in all of them: so room is set aside for the longest choice, and
-        each layer's blocks end where the room ends. Where all blocks are of one size they fill it.
+        Blocks keep their stream positions while all of them are shown. Layers choose different blocks, but text has one
+        position in all layers: so room is set aside for the longest choice, and each layer's blocks end where the room
+        ends. Blocks of one size fill the room.
         """
         if self.archive.tokens <= self.budget and not self.archive.dropped:
             return self
         moving = tuple(anchoring.moving)
         end = anchoring.origin + max(int(span), self._most_positions(moving))
-        # Of what does not move, such as rows and columns, the highest stays the highest.
+        # Components that do not move, such as rows and columns, keep their highest position.
         highs = [max(component) for component in zip(*(block.high for block in self.archive.blocks), strict=True)]
         still = [high for component, high in enumerate(highs) if component not in moving]
         return replace(
@@ -381,12 +369,12 @@ class Retrieval(Context):
         )
 
     def _choose(self, layer: int, query: Tensor) -> list[int]:
-        """Indices of the best blocks, as many as fit, in stream order."""
+        """Return the indices of the best blocks that fit the budget, in stream order."""
         T, blocks, keys = query.shape[1], self.archive.blocks, self.archive.block_keys
         line = torch.arange(self.next_position, self.next_position + T, device=query.device)
         components = len(blocks[-1].high) if blocks else 1
         bare = unrotate(query.float(), *self.rotary(line[:, None].expand(T, components)))
-        # Block keys repeated for every query head would give the same product as query heads added up.
+        # Adding up the query heads of a KV head gives the same product as repeating block keys for every query head.
         wanted = bare.mean(1).reshape(keys.shape[2], -1, keys.shape[3]).sum(1)
         scores = keys[:, layer].flatten(1) @ wanted.flatten()
         room, chosen = self.budget, []
@@ -407,27 +395,27 @@ class Retrieval(Context):
         self.archive.read(layer, chosen, keys[:, P0:], values[:, P0:])
         bias[:, P0 + n :] = EMPTY
         if self.packed is not None and blocks:
-            here = torch.cat([block.positions for block in blocks])
-            there = here.clone()
+            before = torch.cat([block.positions for block in blocks])
+            after = before.clone()
             moving = tuple(self.packed.moving)
             stop, end = n, self.packed_end
             for block in reversed(blocks):
-                low, high = block.reach(moving)
-                there[stop - len(block) : stop, list(moving)] += end - 1 - high
+                low, high = block.span(moving)
+                after[stop - len(block) : stop, list(moving)] += end - 1 - high
                 stop, end = stop - len(block), end - (high + 1 - low)
             seen = slice(P0, P0 + n)
             device = keys.device
-            keys[:, seen] = rerotate(keys[:, seen], here.to(device), there.to(device), self.packed.rotary)
+            keys[:, seen] = rerotate(keys[:, seen], before.to(device), after.to(device), self.packed.rotary)
         return Segment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:
-        """An upper bound of the positions that the chosen blocks take, exact where all blocks are of one size.
+        """Return an upper bound of the positions that the chosen blocks take; exact if all blocks have one size.
 
-        No more blocks fit than the shortest do, and no token takes more positions than in the block that takes most.
+        The number of blocks is bounded by the shortest blocks that fit, the positions per token by the widest block.
         """
         lengths = [len(block) for block in self.archive.blocks]
-        reaches = [block.reach(components) for block in self.archive.blocks]
-        spans = [high + 1 - low for low, high in reaches]
+        ends = [block.span(components) for block in self.archive.blocks]
+        spans = [high + 1 - low for low, high in ends]
         fitting, room = 0, self.budget
         for length in sorted(lengths):
             room -= length

@@ -18,7 +18,6 @@ from protokv.config.baselines import (
     SlidingWindowConfig,
 )
 from protokv.config.durable import DurableConfig
-from protokv.config.migration import migrate
 from protokv.config.paper import ContinuityConfig, PaperConfig
 from protokv.config.prototypes import PrototypeConfig
 
@@ -38,7 +37,6 @@ __all__ = [
     "PrototypeConfig",
     "ReKVConfig",
     "SlidingWindowConfig",
-    "migrate",
 ]
 
 CONFIGS: dict[str, type[MemoryConfig]] = {

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.core import loops
 from protokv.core.arrays import chunks, least_from, sorted_from, write_rows_
 from protokv.core.bank import Assigned, FarTokens, PrototypeBank, asks_freely, first_of
 
@@ -53,10 +52,6 @@ def assign_(
     if free is None:
         free = min(T, int((bank.mass == 0).sum(2).max()))
     taken = _open_free(bank, tokens, step, free) if free else torch.zeros_like(bank.mass[:, :, 0]).view(B)
-    if loops.serve(bank.mass):
-        from protokv.core.loops.assigning import assign_in_turn_
-
-        return assign_in_turn_(bank, tokens, taken, step, config)
     assigned = torch.full((B, T), -1, device=tokens.keys.device)
     residuals = torch.empty_like(tokens.keys), torch.empty_like(tokens.values)
     block = max(1, _BLOCK_ELEMENTS // (B * K))

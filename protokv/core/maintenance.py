@@ -35,7 +35,6 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.core import loops
 from protokv.core.arrays import add_rows_
 from protokv.core.bank import BankListener, FarTokens, PrototypeBank, asks_freely, first_of
 
@@ -185,10 +184,6 @@ def _plan(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tenso
     D = bank.key_center.shape[3]
     keys, values = bank.centers(rows)
     mass, radii = bank.mass.view(-1)[rows].double(), radii_of(config, keys)
-    if loops.serve(bank.mass):
-        from protokv.core.loops.merging import plan
-
-        return plan((keys, values), mass, radii, PASSES)
     centers = torch.cat((keys, values), 2)
     place = torch.arange(V, device=rows.device)
     heads = torch.arange(0, B * V, V, device=rows.device)[:, None]
@@ -317,8 +312,7 @@ def find_close(bank: PrototypeBank, moved: int, config: PaperConfig) -> Tensor |
     asking = others[heads, some]
     asking[..., -1] = 1.0
     looked = _Looked(asking, others, some, bounds)
-    mark = _mark_in_turn if loops.serve(alive) else _mark_together
-    return mark(looked, keys, values, alive, config)
+    return _mark_together(looked, keys, values, alive, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,16 +330,6 @@ class _Looked:
         for part in _blocks(len(self.some), self.some.shape[1] * self.others.shape[1]):
             product = torch.bmm(self.asking[part], self.others[part].transpose(1, 2))
             yield part, product.scatter_(2, self.some[part, :, None], -torch.inf)
-
-
-def _mark_in_turn(looked: _Looked, keys: Tensor, values: Tensor, alive: Tensor, config: PaperConfig) -> Tensor:
-    """Which have a close one, `[B, K]` bool, each pair that may be close looked at by itself."""
-    from protokv.core.loops.merging import mark_close_
-
-    asked, radii = torch.zeros_like(alive), radii_of(config, keys)
-    for part, product in looked.compare():
-        mark_close_(asked[part], product, looked.bounds[part], looked.some[part], (keys[part], values[part]), radii)
-    return asked
 
 
 def _mark_together(looked: _Looked, keys: Tensor, values: Tensor, alive: Tensor, config: PaperConfig) -> Tensor | None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
-from protokv.core import loops
 from protokv.core.arrays import chunks, write_rows_
 from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
 from protokv.core.context import Context, SlotContext
@@ -205,9 +204,9 @@ class ProtoKV(LocalMemory):
                 part.flatten(0, 2).index_select(0, some) for part in (bank.position, bank.key_center, bank.value_center)
             )
             places = (some // bank.mass.shape[2])[:, None] * held.keys.shape[2] + held.far.start + slots
-            turn, looped = self._rotary(position.round().long()), loops.serve(bank.mass, start=False)
-            write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn, looped=looped)
-            write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1], looped=looped)
+            turn = self._rotary(position.round().long())
+            write_pseudo_tokens_(held.keys.flatten(0, 2), places, shown, key, words, modes[0], turn)
+            write_pseudo_tokens_(held.values.flatten(0, 2), places, shown, value, words, modes[1])
 
     def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor | int) -> Tensor:
         """The logit bias of prototypes of `mass` with so many pseudo-tokens each; log 0 = -inf hides free slots."""
@@ -255,8 +254,6 @@ def write_pseudo_tokens_(
     words: Tensor,
     modes: Tensor,
     turn: tuple[Tensor, Tensor] | None = None,
-    *,
-    looped: bool = False,
 ) -> None:
     """Write keys, or values, of n prototypes with up to S pseudo-tokens each.
 
@@ -268,14 +265,7 @@ def write_pseudo_tokens_(
         words: `[w, D / G]` float32, codewords.
         modes: `[n, S, G]` int64, those that are added to the centre.
         turn: cos and sin `[n, D]` float32 of the prototypes' positions; None: not turned.
-        looped: by `loops`, where these write such slots.
     """
-    if looped:
-        from protokv.core.loops import showing
-
-        if slots.dtype in showing.BITS:
-            showing.write_pseudo_tokens_(slots, places, shown, center, words, modes, turn)
-            return
     (n, S), D = places.shape, center.shape[1]
     for part in chunks(n, _CACHED_ELEMENTS // (S * D), slots.device):
         new = words.index_select(0, modes[part].reshape(-1)).view(-1, S, D).add_(center[part, None])

@@ -64,26 +64,21 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
     return torch.stack(chosen, 1)
 
 
-def encode(codebook: Tensor, vectors: Tensor, *, looped: bool = False) -> Tensor:
-    """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`; `looped`: by
-    `loops`."""
+def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
+    """Codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
     B, G, C, d = codebook.shape
     T = vectors.shape[1]
     parts = vectors.view(B, T, G, d).transpose(1, 2).reshape(B * G, T, d)
     words = codebook.reshape(B * G, C, d)
     distance = torch.baddbmm(words.square().sum(2)[:, :, None], words, parts.transpose(1, 2), alpha=-2)
-    if looped:
-        from protokv.core.loops.coding import find_nearest
-
-        return find_nearest(distance).view(B, G, T).transpose(1, 2)
     # The first of the nearest: whole columns are compared, where an indexed minimum goes from number to number.
     nearest = distance == distance.amin(1, keepdim=True)
     code = torch.arange(C, dtype=torch.int32, device=words.device)[:, None]
     return torch.where(nearest, code, C - 1).amin(1).long().view(B, G, T).transpose(1, 2)
 
 
-def top_modes(counts: Tensor, modes: int, smoothing: float, *, looped: bool = False) -> Tensor:
-    """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64; `looped`: by `loops`.
+def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
+    """The S likeliest code tuples of histograms `[n, G, C]`, best first: codes `[n, S, G]` int64.
 
     This is Algorithm 3 with a beam of S instead of B >= S. The beam is as good: the score of a tuple is a sum
     over subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. By the same
@@ -94,11 +89,7 @@ def top_modes(counts: Tensor, modes: int, smoothing: float, *, looped: bool = Fa
     What is sorted has its place in the lowest bits, so that no two numbers are equal. Scores of 128 subspaces sum to
     45 bits, which leaves 18 for the places of pairs.
     """
-    (n, G, C), S, device = counts.shape, modes, counts.device
-    if looped:
-        from protokv.core.loops.coding import find_modes
-
-        return find_modes(counts, S, smoothing, _SCORE_UNIT, _pairs(S, min(S, C), S, device))
+    (n, G, _), S, device = counts.shape, modes, counts.device
     scores, codes = _likeliest(counts, S, smoothing)
     M = scores.shape[1]
     # The better, the lower, with its place below the score.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
-from protokv.core import loops, quantizer
+from protokv.core import quantizer
 from protokv.core.bank import Assigned
 from protokv.core.memory import MemoryShape
 from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
@@ -154,9 +154,8 @@ class Residuals(StatePart):
         """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
-        looped = loops.serve(self.updates)
         codes = [
-            quantizer.encode(codebook.flatten(0, 1), residuals, looped=looped)
+            quantizer.encode(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         if self._config.histograms == "joint":
@@ -213,8 +212,7 @@ class Residuals(StatePart):
         heads = rows // K
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         held = [counts.flatten(0, 2).index_select(0, rows).flatten(2) for counts in self._counts.values()]
-        looped = loops.serve(self.updates, start=False)
-        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing, looped=looped)
+        codes = quantizer.top_modes(torch.cat(held), S, self._config.smoothing)
         if self._config.histograms == "joint":
             codes = torch.cat((codes // C, codes % C))
         which = quantizer.rows_of(torch.cat((heads, heads + L * H)), codes, C).view(2, len(rows), S, G)

@@ -4,8 +4,8 @@ The attention of the last token of the question is computed again in the layers 
 slot is credited to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens counts for its
 anchor's time with one n-th of its share: the rest is of tokens from anywhere in the past.
 
-`samples/evidence/` measures how good this is on the embedded model. Which layers read memory is the backbone's to say
-(`Backbone.reading_layers`); without that all layers are averaged, and a low share says nothing.
+`samples/studies/evidence/` measures how good this is on the embedded model. Which layers read memory is the backbone's
+to say (`Backbone.reading_layers`); without that all layers are averaged, and a low share says nothing.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def ask_all(
     """
     for state in states:
         try:
-            found = storage.load(state, verify=verify, at_s=at_s, admit=admit)
+            found = storage.load_state(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
             beyond = tuple(beyond_model(found))
         except StateError as error:

@@ -19,12 +19,11 @@ from protokv.core.snapshot import Header
 from protokv.errors import ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job
 from protokv.fleet.recipe import Recipe
-from protokv.ingestion.live.growing_file import fingerprint_of as watched_as
-from protokv.ingestion.live.growing_file import has_grown_from
+from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.storage.checkpoint import check_fits, config_of
 from protokv.storage.watched import records_of
 from protokv.video import Damage
-from protokv.video.probe import fingerprint_of
+from protokv.video.file import fingerprint_of
 from protokv.video.registry import registered_kind
 
 Standing = Literal["new", "unfinished", "changed", "done"]
@@ -148,7 +147,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         if recipe.force:
             return Verdict("changed")
         raise
-    watched = [watched_as(record) for record in records_of(header)]
+    watched = [watched_fingerprint(record) for record in records_of(header)]
     if _has_grown(source, header):
         return Verdict("unfinished", header.clock.steps, header.clock.stream_time_s)
     if ours is None or ours not in watched:

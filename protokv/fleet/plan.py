@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.object_store import is_object, list_folders, list_objects
 from protokv.storage.form import DEFAULT_SUFFIX, FORMS, is_url
-from protokv.storage.objects import is_object, list_folders, list_objects
-from protokv.video.connection import LIVE, kind_of, shown, stem, told
+from protokv.video.address import LIVE, kind_of, shown, stem, told
 
 # fmt: off
 SUFFIXES = frozenset((

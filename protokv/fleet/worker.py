@@ -20,6 +20,7 @@ from protokv.fleet.outcome import Failure, Outcome, Verdict, look_at
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.recipe import Recipe
 from protokv.ingestion.events import Started, Summary
+from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.storage.form import is_url
 
@@ -95,10 +96,8 @@ class Worker:
             with warnings.catch_warnings():
                 # Of every video again, and nobody is there to read it.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest(
-                    job.source,
-                    target,
-                    recipe.config,
+                options = IngestOptions(
+                    config=recipe.config,
                     backbone=backbone,
                     fps=recipe.fps,
                     every=recipe.every,
@@ -106,8 +105,8 @@ class Worker:
                     overwrite=verdict.standing == "changed",
                     decoder=recipe.decoder,
                     max_frame_pixels=recipe.max_frame_pixels,
-                    should_stop=self._should_stop,
-                ):
+                )
+                for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
                         from_s = event.stream_time_s
                     elif isinstance(event, Summary):

@@ -15,7 +15,7 @@ from protokv.ingestion.events import (
     Started,
     Summary,
 )
-from protokv.ingestion.live.options import LiveOptions
+from protokv.ingestion.options import IngestOptions, LiveOptions
 from protokv.ingestion.run import default_target, ingest
 from protokv.ingestion.schedule import LIVE, MINUTELY, NEVER, Every
 
@@ -27,6 +27,7 @@ __all__ = [
     "Event",
     "Every",
     "FramesDropped",
+    "IngestOptions",
     "LiveOptions",
     "Progress",
     "SourceLost",

@@ -8,14 +8,16 @@ one can be repeated, after a crash as after its end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.snapshot import State
 from protokv.errors import StateMismatch, StateNotFound
-from protokv.ingestion.live.growing_file import GrowingFile, fingerprint_of
+from protokv.ingestion.growing_file import GrowingFile, watched_fingerprint
 from protokv.ingestion.live.source import LiveSource
 from protokv.storage.checkpoint import admit, config_of
 from protokv.storage.form import StatePath
@@ -26,13 +28,13 @@ from protokv.video import Source
 def existing_state(path: StatePath) -> State | None:
     """The state at a path; None where there is none. StateError where it cannot be read."""
     try:
-        return storage.load(path, admit=admit)
+        return storage.load_state(path, admit=admit)
     except StateNotFound:
         return None
 
 
 def find_segment(
-    path: StatePath, state: State, source: Source | LiveSource, growth: GrowingFile, *, append: bool
+    path: StatePath, state: State, source: Source | LiveSource, file: GrowingFile, *, append: bool
 ) -> Segment:
     """Where the source begins in the stream of a state, or stands in it already.
 
@@ -44,8 +46,8 @@ def find_segment(
     if isinstance(source, LiveSource):
         return _live_segment(path, state, source, append=append)
     segment, ours = segment_of(state), source.info.fingerprint
-    watched = [fingerprint_of(one) for one in records_of(state)]
-    if growth.has_grown_from(state.source or {}):
+    watched = [watched_fingerprint(one) for one in records_of(state)]
+    if file.has_grown_from(state.source or {}):
         return replace(segment, done=False)
     # What has no fingerprint (frames from a program) is equal to nothing, not even to itself a moment ago.
     if not append and (ours is None or ours != watched[0]):
@@ -121,3 +123,12 @@ def _compare(path: StatePath, field: str, found: object, wanted: object) -> None
             f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",
             hint="write to another path, or start over",
         )
+
+
+def record_of(state: State, fingerprint: str | None, file: GrowingFile) -> Mapping[str, Any]:
+    """Return what a state says of the source with this fingerprint, or of what it has grown from; empty if nothing."""
+    last = state.source or {}
+    if file.has_grown_from(last):
+        return last
+    records = reversed(records_of(state))
+    return next((one for one in records if fingerprint and watched_fingerprint(one) == fingerprint), {})

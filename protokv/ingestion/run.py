@@ -1,232 +1,185 @@
-"""`ingest`: a source through a session into a state, with commits on the way.
+"""`ingest`: stream a source through a session into a state, with commits on the way.
 
-Owns what comes before the first step: the source is opened, the state locked, a session started or the saved one
-continued. Resuming starts at the time where the last commit stands. A source that is watched behind others begins at
-their end. Yields what happens as events, prints nothing, and knows no command line.
+Owns what comes before the first step: open the source, lock the state, start a session or continue the saved one. The
+run itself is in `watching` and, for live sources, in `live.run`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig, MemoryConfig
+from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
-from protokv.ingestion.continuation import check_chunk, check_memory, check_sampling, existing_state, find_segment
+from protokv.ingestion.continuation import (
+    check_chunk,
+    check_memory,
+    check_sampling,
+    existing_state,
+    find_segment,
+    record_of,
+)
 from protokv.ingestion.events import Event
-from protokv.ingestion.live.growing_file import GrowingFile, fingerprint_of
-from protokv.ingestion.live.options import LiveOptions
+from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.live.run import LiveRun
 from protokv.ingestion.live.source import LiveSource, open_input
-from protokv.ingestion.schedule import LIVE, MINUTELY, Ending, Every
-from protokv.ingestion.watching import Run
+from protokv.ingestion.options import IngestOptions
+from protokv.ingestion.schedule import LIVE, MINUTELY, Ending
+from protokv.ingestion.watching import Run, Start
+from protokv.object_store import is_object
 from protokv.storage.api import check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
 from protokv.storage.form import DEFAULT_SUFFIX, StatePath
-from protokv.storage.objects import is_object
 from protokv.storage.overwriting import check_not_read
-from protokv.storage.watched import Segment, records_of
+from protokv.storage.watched import Segment
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
-from protokv.video import Decoder, Source, open_source
-from protokv.video import connection as address
+from protokv.video import Source, address, open_source
 from protokv.video.part import Part
+from protokv.video.source import never
 
-# Of a chunk: a forward of thousands of tokens gains nothing more, and its attention grows with their square.
-MOST_STEPS = 64
+AnySource = str | os.PathLike[str] | Source | LiveSource
 
 
 def ingest(
-    source: str | os.PathLike[str] | Source | LiveSource,
+    source: AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
     *,
-    backbone: Backbone | str | None = None,
-    fps: float | None = None,
-    every: Every | None = None,
-    keep: int | None = None,
-    append: bool = False,
-    resume: bool = False,
-    overwrite: bool = False,
-    start_s: float = 0.0,
-    duration_s: float | None = None,
-    decoder: Decoder = "auto",
-    max_frame_pixels: int | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    device: str = "auto",
-    dtype: str | None = None,
-    device_map: str | None = None,
-    quantization: str | None = None,
-    revision: str | None = None,
-    background: bool | None = None,
-    chunk: int = 1,
+    options: IngestOptions | None = None,
+    should_stop: Callable[[], bool] = never,
     timings: Timings | None = None,
-    live: LiveOptions | None = None,
+    **settings: Any,
 ) -> Generator[Event, None, None]:
     """Watch a source, or what is left of it, and keep the state on disk.
 
-    A state that is at `target` already is continued. Whatever ends the run (a damaged source, a request to stop, an
-    error, the caller who closes this iterator), the steps that were watched are committed first. Nothing is done
-    before the first event is asked for.
+    An existing state at `target` is continued. The steps that were watched are committed whatever ends the run: a
+    damaged source, a request to stop, an error, or the caller who closes this iterator. The source is opened when the
+    first event is asked for.
 
     Args:
-        source: a path, an address (`protokv.video.connection`), or an open source, which is left open.
-        target: where the state goes; the name of the source with `.safetensors`, in the current folder, where None.
-        config: the memory; `durable` with its default budget where None.
-        backbone: the model, loaded already, so that one process can ingest many sources; or its name or folder; where
-            None the one that the state names (`load_backbone_of`), or the embedded model.
-        fps: sampled frames per second; the model's default where None.
-        every: how often to commit on the way; where None once a minute, and every 5 seconds where the source is live.
-        keep: how many commits to keep, the last one included; None: none but the last.
-        append: watch the source behind what a finished state has watched; start a state where there is none.
-        resume: a missing state is an error.
-        overwrite: an existing state is not looked at; the first commit replaces it.
-        start_s: where in the source to begin; what comes before is not watched, and stream time begins there.
-        duration_s: how much of it to watch; to its end where None. A part is another source than the whole.
-        decoder: of a file, which is read in a process of its own; see `open_source`.
-        max_frame_pixels: the most that a frame of a file may have; 8K where None.
+        source: a path, an address (`protokv.video.address`), or an open source, which is left open.
+        target: where the state goes; None: the name of the source with `.safetensors`, in the current folder.
+        config: the memory; None: that of `options`.
+        options: how to watch the source and keep its state.
         should_stop: asked after every step or chunk, and while waiting for a frame.
-        device: where the model is loaded; this and the next three as for `load_backbone`.
-        dtype: of its weights; that of the state, or `auto`, where None.
-        device_map: spread it over several devices instead.
-        quantization: of its weights; that of the state where None.
-        revision: branch, tag or commit of a hub model; that of the state, or its main branch, where None.
-        background: write commits on the way in a thread, while the stream goes on; where None, if tensors are on a
-            CUDA device. Their `Commit` comes once they are on disk, at the latest at the next one.
-        chunk: steps that go through the model together; what each attends to is in `Session.watch_prepared`. Commits
-            and `Progress` come behind whole chunks. 1 is the stream as it is; more is for files, faster, and another
-            stream of states, which only the same chunk continues.
-        timings: where to add up seconds by stage; None: nowhere.
-        live: how a source is read that does not wait, or may be lost; and when to end. That of a `LiveSource` counts.
+        timings: adds up seconds by stage; None: nothing is timed.
+        settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of `options`.
 
     Yields:
         One `Started`, a `Progress` after every step, a `Commit` for every state on disk, what happens to a live source,
         and last a `Summary`.
 
     Raises:
-        ConfigError: a setting makes no sense, two contradict each other, or the state would go where the source is.
+        ConfigError: an option is out of range, two contradict each other, or the state would replace the source.
         SourceError: the source is not there, or not one frame of it can be read.
         StateError: the state is locked, does not fit, is corrupt or cannot be written.
         ModelError: the model cannot be loaded.
     """
-    if not 1 <= chunk <= MOST_STEPS:
-        raise ConfigError(f"a chunk of {chunk} steps makes no sense", hint=f"use 1 to {MOST_STEPS}")
-    if append and overwrite:
-        raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
-    path = default_target(source) if target is None else target
-    check_not_read(path, source)
-    placement = {
-        "device": device,
-        "dtype": dtype,
-        "device_map": device_map,
-        "quantization": quantization,
-        "revision": revision,
-    }
-    with ExitStack() as held:
-        options = source.options if isinstance(source, LiveSource) else live or LiveOptions()
-        check_target(path)
-        video: Source | LiveSource
-        if isinstance(source, str | os.PathLike):
-            opened = open_input(source, options, max_frame_pixels)
-            if opened is None:
-                opened = open_source(source, decoder, max_pixels=max_frame_pixels, isolate=True)
-            held.enter_context(opened)
-            video = opened
-        else:
-            video = source
-        if start_s or duration_s is not None:
-            if isinstance(video, LiveSource):
-                raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
-            video = Part(video, start_s, duration_s)
-        if isinstance(video, LiveSource) and chunk > 1:
-            raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
-        # Locked before the state is read, so that nobody else writes between this and the first commit.
-        writer = held.enter_context(Writer(path, keep=keep, background=background))
-        path_of_file = None if video is source or isinstance(video, Part) else cast("str | os.PathLike[str]", source)
-        growth = GrowingFile(video, path_of_file, followed=options.follow)
-        state = None if overwrite else existing_state(path)
-        if state is None and resume and not overwrite:
-            raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
-        session, segment, record = _open(
-            state, video, growth, path, config or DurableConfig(), backbone, placement, fps, append, chunk, timings
-        )
-        ending = Ending(options.for_s, options.until, session.clock.stream_time_s, live=isinstance(video, LiveSource))
-
-        def stop() -> bool:
-            return should_stop() or ending.reached(session.clock.stream_time_s)
-
-        if isinstance(video, LiveSource):
-            yield from LiveRun(session, video, growth, writer, segment, record, ending, timings).watch(
-                every or LIVE, stop
-            )
-            return
-        if options.follow:
-            segment = replace(segment, done=False)
-        run = Run(session, video, growth, writer, segment, record, chunk, timings)
-        yield from run.watch(every or MINUTELY, stop)
+    if config is not None:
+        settings["config"] = config
+    return _events(source, target, replace(options or IngestOptions(), **settings), should_stop, timings)
 
 
-def default_target(source: str | os.PathLike[str] | Source | LiveSource) -> str:
-    """Where the state of a source goes that is not told: its name with the default suffix, in the current folder."""
+def default_target(source: AnySource) -> str:
+    """Return where the state of a source goes by default: its name with the default suffix, in the current folder."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
-    # Of an object's address, what stands behind its last slash.
+    # The name of an object is the last part of its address.
     return (Path(name).stem if is_object(name) else address.stem(name)) + DEFAULT_SUFFIX
 
 
-def _open(
-    state: State | None,
-    video: Source | LiveSource,
-    growth: GrowingFile,
-    path: StatePath,
-    config: MemoryConfig,
-    backbone: Backbone | str | None,
-    placement: dict[str, Any],
-    fps: float | None,
-    append: bool,
-    chunk: int,
+def _events(
+    source: AnySource,
+    target: StatePath | None,
+    options: IngestOptions,
+    should_stop: Callable[[], bool],
     timings: Timings | None,
-) -> tuple[Session, Segment, Mapping[str, Any]]:
-    """The session that stands where the source is read on, where that is, and what is known of the source."""
+) -> Generator[Event, None, None]:
+    path = default_target(source) if target is None else target
+    check_not_read(path, source)
+    check_target(path)
+    with ExitStack() as held:
+        video = _open_source(source, options, held)
+        live = video.options if isinstance(video, LiveSource) else options.live
+        # Lock before the state is read, so that nobody else writes between this and the first commit.
+        writer = held.enter_context(Writer(path, keep=options.keep, background=options.background))
+        of_file = isinstance(source, str | os.PathLike) and not options.is_part
+        file = GrowingFile(video, source if of_file else None, followed=live.follow)  # type: ignore[arg-type]
+        start = _start(path, video, file, options, timings)
+        clock = start.session.clock
+        ending = Ending(live.for_s, live.until, clock.stream_time_s, live=isinstance(video, LiveSource))
+
+        def stop() -> bool:
+            return should_stop() or ending.reached(start.session.clock.stream_time_s)
+
+        if isinstance(video, LiveSource):
+            yield from LiveRun(start, video, file, writer, ending, timings).watch(options.every or LIVE, stop)
+        else:
+            run = Run(start, video, file, writer, options.chunk, timings)
+            yield from run.watch(options.every or MINUTELY, stop)
+
+
+def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> Source | LiveSource:
+    """Open the source, unless it is open already, and cut out the part that is wanted."""
+    video: Source | LiveSource
+    if isinstance(source, str | os.PathLike):
+        pixels = options.max_frame_pixels
+        video = open_input(source, options.live, pixels) or open_source(
+            source, options.decoder, max_pixels=pixels, isolate=True
+        )
+        held.enter_context(video)
+    else:
+        video = source
+    if isinstance(video, LiveSource):
+        if options.is_part:
+            raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
+        if options.chunk > 1:
+            raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
+        return video
+    return Part(video, options.start_s, options.duration_s) if options.is_part else video
+
+
+def _start(
+    path: StatePath, video: Source | LiveSource, file: GrowingFile, options: IngestOptions, timings: Timings | None
+) -> Start:
+    """Start a session, or continue the one of the state at `path`."""
+    state = None if options.overwrite else existing_state(path)
     if state is None:
+        if options.resume and not options.overwrite:
+            raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         with stage(timings, "model"):
-            model = _load(backbone, None, placement)
+            model = _load(None, options)
         with stage(timings, "state"):
-            return Session.start(model, config, fps=fps), Segment(), {}
-    segment = find_segment(path, state, video, growth, append=append)
-    check_memory(path, state, config)
-    check_chunk(path, state, chunk)
+            return Start(Session.start(model, options.config, fps=options.fps), Segment(), {})
+    segment = find_segment(path, state, video, file, append=options.append)
+    check_memory(path, state, options.config)
+    check_chunk(path, state, options.chunk)
     with stage(timings, "model"):
-        model = _load(backbone, state, placement)
-    check_sampling(path, state, model, fps)
+        model = _load(state, options)
+    check_sampling(path, state, model, options.fps)
     with stage(timings, "state"):
         session = from_state(state, model)
     if isinstance(video, LiveSource):
         record = (state.source or {}) if segment.first_step < state.clock.steps else {}
         video.continues(record, state.clock.stream_time_s)
-        return session, segment, record
-    return session, segment, record_of(state, video.info.fingerprint, growth)
+        return Start(session, segment, record)
+    if options.live.follow:
+        segment = replace(segment, done=False)
+    return Start(session, segment, record_of(state, video.info.fingerprint, file))
 
 
-def _load(wanted: Backbone | str | None, state: State | None, placement: dict[str, Any]) -> Backbone:
+def _load(state: State | None, options: IngestOptions) -> Backbone:
+    wanted, placement = options.backbone, options.placement
     if isinstance(wanted, Backbone):
         return wanted
     if state is None:
-        return load_backbone(wanted or EMBEDDED, **placement | {"dtype": placement["dtype"] or "auto"})
+        return load_backbone(wanted or EMBEDDED, **placement | {"dtype": options.dtype or "auto"})
     return load_backbone_of(state, wanted, **placement)
-
-
-def record_of(state: State, fingerprint: str | None, growth: GrowingFile) -> Mapping[str, Any]:
-    """What a state says of the source with this fingerprint, or of what it has grown from; empty if nothing."""
-    last = state.source or {}
-    if growth.has_grown_from(last):
-        return last
-    records = reversed(records_of(state))
-    return next((one for one in records if fingerprint and fingerprint_of(one) == fingerprint), {})

@@ -10,14 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
-from protokv.ingestion.live.growing_file import GrowingFile
+from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.prefetch import AHEAD, ReadyStep, Stop, read_ahead
 from protokv.ingestion.schedule import Every
 from protokv.storage.api import stored_bytes
@@ -29,35 +29,41 @@ from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: a session, the part of the stream that its source fills, and the state's record of it."""
+
+    session: Session
+    segment: Segment
+    record: Mapping[str, Any]
+
+
 class Run:
     """One run over one source: what is watched, what is committed, what is damaged."""
 
     def __init__(
         self,
-        session: Session,
+        start: Start,
         source: Source,
-        growth: GrowingFile,
+        file: GrowingFile,
         writer: Writer,
-        segment: Segment,
-        record: Mapping[str, Any],
         chunk: int = 1,
         timings: Timings | None = None,
     ) -> None:
         """Join what the run needs.
 
         Args:
-            session: stands where the source is read on.
-            source: that is watched.
-            growth: what is known of it as a file.
+            start: where the source is read on.
+            source: the source to watch.
+            file: what is known of the source as a file.
             writer: of the state, entered.
-            segment: where the source stands in the stream.
-            record: what the state says of the source; empty if nothing.
             chunk: steps of a forward.
-            timings: where to add up seconds by stage.
+            timings: adds up seconds by stage.
         """
+        session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
-        self._growth, self._record, self._grows = growth, record, False
+        self._file, self._record, self._grows = file, record, False
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -110,7 +116,7 @@ class Run:
                     self._damage = replace(self._damage, frames_lost=lost, message=error.message)
                     return
                 if len(steps) < self._chunk:
-                    self._grows = not stop.decided and self._growth.grows()
+                    self._grows = not stop.decided and self._file.grows()
                     self._damage, self._complete = self._source.damage, not stop.decided and not self._grows
                     break
         if session.clock.steps == segment.first_step and not stop.decided:
@@ -164,7 +170,7 @@ class Run:
 
     def _described(self) -> dict[str, Any]:
         """What a state says of the source itself."""
-        return {**self._source.info.to_dict(), **self._growth.record(self._record)}
+        return {**self._source.info.to_dict(), **self._file.record(self._record)}
 
     def _events(self, landed: list[Committed]) -> list[Commit]:
         if landed:

@@ -63,7 +63,7 @@ class Difference:
 
 
 def compare(a: State, b: State) -> Difference:
-    """What differs between two states that were loaded: an older format counts as what it is migrated to."""
+    """Return what differs between two loaded states."""
     ours, theirs = (dict(_flat(Header.to_json(state))) for state in (a, b))
     fields = [
         FieldDifference(name, ours.get(name), theirs.get(name))

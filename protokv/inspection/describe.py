@@ -21,12 +21,12 @@ from protokv.core.memory import Memory
 from protokv.core.snapshot import State, TensorInfo
 from protokv.core.tensors import shapes_of
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.ingestion.live.wall_clock import WallClockLog
 from protokv.inspection.compare import compare
 from protokv.memories import declare_state, restore_memory
 from protokv.storage.checkpoint import admit, config_of, legends_of, shape_of
 from protokv.storage.form import StatePath
 from protokv.storage.overwriting import check_not_read, check_replaceable
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import sources_of
 from protokv.storage.writer import Writer
 
@@ -45,7 +45,7 @@ def describe(
     Raises:
         StateError: the state is missing or damaged.
     """
-    state = storage.load(path, verify=digests, at_s=at_s, admit=admit)
+    state = storage.load_state(path, verify=digests, at_s=at_s, admit=admit)
     config, memory = _memory(state)
     verified = verify(state, config, memory) if values else None
     clock, sources = state.clock, sources_of(state)
@@ -146,7 +146,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     """
     check_not_read(target, path)
     with Writer(target) as writer:
-        state = storage.load(path, verify=digests)
+        state = storage.load_state(path, verify=digests)
         if not overwrite:
             check_replaceable(target, state)
         (written,) = writer.commit(replace(state, legends=_legends(state)), wait=True)
@@ -159,7 +159,7 @@ def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str
     Raises:
         StateError: one of them is missing or damaged.
     """
-    found = compare(storage.load(a, verify=digests), storage.load(b, verify=digests))
+    found = compare(storage.load_state(a, verify=digests), storage.load_state(b, verify=digests))
     return {
         "states": [str(a), str(b)],
         "equal": found.equal,

@@ -132,14 +132,14 @@ def scatter_events(
     moving: float,
     overlap: float,
     models: Sequence[Event] = (),
-    alike: float = 0.0,
+    similarity: float = 0.0,
     taken: Callable[[int, int], set[int]] = lambda start_s, end_s: set(),
 ) -> tuple[Event, ...]:
     """Events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
     The share `overlap` of them may still be visible when the next begins. Looks are drawn from `pools`; seven in ten
-    prefer a shape, colour and place that have not appeared between start_s and them. The share `alike` has the colour
-    and the place of one of the `models`, and a shape of the pools.
+    prefer a shape, colour and place that have not appeared between start_s and them. The share `similarity` has the
+    colour and the place of one of the `models`, and a shape of the pools.
     """
     seconds = end_s - start_s
     n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))
@@ -160,7 +160,7 @@ def scatter_events(
             _pick(rng, pools.places, {e.place for e in still} | taken(start, end), {e.place for e in shown}),
         )
         # Drawn behind everything else, and only where it is wanted: other worlds are what they have always been.
-        if alike and rng.random() < alike:
+        if similarity and rng.random() < similarity:
             apart = [m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)]
             if apart:
                 model = apart[int(rng.integers(len(apart)))]

@@ -44,9 +44,9 @@ class WorldConfig:
     appears), so that questions about the evidence stay unambiguous. What the evidence is does not depend on where it
     lies. Each showing lies inside one block of `BLOCK_S` seconds.
 
-    Two things make a world harder. The share `alike` of the distracting events looks like the evidence: colour and
-    place of one of its events, and another shape. The backdrop "natural" puts drifting noise with the spectrum of
-    natural images behind everything.
+    Two things make a world harder. The share `distractor_similarity` of the distracting events looks like the
+    evidence: colour and place of one of its events, and another shape. The backdrop "natural" puts drifting noise with
+    the spectrum of natural images behind everything.
 
     Evidence may also last for minutes instead (then `evidence_events` is 0): `counted` shapes appear one to four times
     each, within `counted_in[1]` minutes from minute `counted_in[0]` on (`protokv.mini.crossing`); and in
@@ -64,7 +64,7 @@ class WorldConfig:
     evidence_s: int = 60
     before_s: int = 0
     again_s: int | None = None
-    alike: float = 0.0
+    distractor_similarity: float = 0.0
     backdrop: Backdrop = "plain"
     counted: int = 0
     counted_in: tuple[int, int] = (0, 1)
@@ -76,7 +76,7 @@ class WorldConfig:
             raise ConfigError(f"expected length_s of at least 1 second, got {self.length_s}")
         if not 0 <= self.events_per_minute <= 40:
             raise ConfigError(f"expected events_per_minute in 0..40, got {self.events_per_minute}")
-        for name in ("moving", "overlap", "alike"):
+        for name in ("moving", "overlap", "distractor_similarity"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"expected {name} in 0..1, got {getattr(self, name)}")
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
@@ -96,8 +96,10 @@ class WorldConfig:
                     f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
                     hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
                 )
-        if self.alike and not self.evidence_events:
-            raise ConfigError("alike is the share that looks like the evidence, and evidence_events is 0")
+        if self.distractor_similarity and not self.evidence_events:
+            raise ConfigError(
+                "distractor_similarity is the share that looks like the evidence, and evidence_events is 0"
+            )
         if self.backdrop not in get_args(Backdrop):
             raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
         if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
@@ -217,7 +219,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
                 config.moving,
                 config.overlap,
                 evidence,
-                config.alike,
+                config.distractor_similarity,
                 lasting.touched,
             )
         found += own_events

@@ -3,7 +3,7 @@
 A memory treats every KV head by itself, so that the heads of several streams stand in one, one stream behind the other:
 what its operations cost is then paid once a step and not once a stream, and with a small model that is nearly all of
 it. Each stream reads its own heads. What it computes does not depend on who is with it, up to the order of sums
-(`tests/replay/test_side_by_side.py`). Streams go step by step together, and their steps are of one size.
+(`tests/replay/test_batched.py`). Streams go step by step together, and their steps are of one size.
 
 Knows no videos and no questions.
 """
@@ -32,7 +32,7 @@ SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sli
 and questions."""
 
 
-class SideBySide:
+class BatchedStreams:
     """Some streams under one kind of memory.
 
     Attributes:
@@ -172,4 +172,4 @@ class _Part(Memory):
 
 
 def _refusal() -> RuntimeError:
-    return RuntimeError("a stream among several has no state of its own; ask SideBySide")
+    return RuntimeError("a stream among several has no state of its own; ask BatchedStreams")

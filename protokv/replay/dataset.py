@@ -28,7 +28,7 @@ from protokv.replay.questions import Question
 from protokv.replay.runner import Variant
 from protokv.replay.streams import FileStream, Stream
 from protokv.video import Step
-from protokv.video.probe import fingerprint
+from protokv.video.fingerprint import fingerprint
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
 

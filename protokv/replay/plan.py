@@ -121,7 +121,7 @@ def run(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     strict: bool = True,
-    side_by_side: int = 1,
+    batched: int = 1,
 ) -> Iterator[Row | Watched | Unread]:
     """Do what is left of a plan; every row is in the file before it is yielded.
 
@@ -131,14 +131,14 @@ def run(
         results: where rows go, and what is done already.
         should_stop: asked after every step.
         strict: a video that turns out unreadable ends the run; otherwise it is told, and the next one is taken.
-        side_by_side: streams to watch at a time, where these follow each other, are procedural and of one length.
+        batched: streams to watch at a time, where these follow each other, are procedural and of one length.
 
     Raises:
         ConfigError: the file holds results of another study.
         SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials.values())
-    for group in _group(plan.asked, side_by_side):
+    for group in _group(plan.asked, batched):
         left = [(stream, [one for one in asked if one.key not in results.rows]) for stream, asked in group]
         try:
             for event in replay(backbone, left, plan.setup, should_stop=should_stop):

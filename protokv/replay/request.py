@@ -45,7 +45,7 @@ class Worlds:
     evidence_s: int = 16
     per_type: int | None = None
     before: Before | None = None
-    alike: float | None = None
+    distractor_similarity: float | None = None
     backdrop: Backdrop | None = None
 
     def open(self, study: Study, types: Sequence[str] | None = None) -> list[Stream]:
@@ -54,15 +54,15 @@ class Worlds:
         Raises:
             ConfigError: a value is out of its range.
         """
-        after = study.pressure
+        after = study.distractors
         if self.events_per_minute is not None:
             after = replace(after, events_per_minute=self.events_per_minute)
         if self.cuts != "study":
             after = replace(after, cut_s=self.cuts)
         if self.moving is not None:
             after = replace(after, moving=self.moving)
-        if self.alike is not None:
-            after = replace(after, alike=self.alike)
+        if self.distractor_similarity is not None:
+            after = replace(after, distractor_similarity=self.distractor_similarity)
         if self.backdrop is not None:
             after = replace(after, backdrop=self.backdrop)
         return make_worlds(

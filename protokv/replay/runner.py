@@ -25,7 +25,7 @@ from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
-from protokv.replay.batched import SideBySide
+from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
@@ -169,7 +169,7 @@ class _Run:
 class _Band:
     """All streams under one memory, and the seconds that its updates took."""
 
-    memory: SideBySide
+    memory: BatchedStreams
     runs: list[_Run]
     variant: Variant
     waiting: deque[tuple[list[StepTokens], float]] = field(default_factory=deque)
@@ -234,7 +234,7 @@ def replay(
             asked.setdefault(one.variant, [[] for _ in streams])[number].append((one.ask, one.trial))
     bands = []
     for variant, left in asked.items():
-        memory = SideBySide(backbone, variant.config, len(streams), fps=setup.fps)
+        memory = BatchedStreams(backbone, variant.config, len(streams), fps=setup.fps)
         bands.append(_Band(memory, [_Run(*pair) for pair in zip(memory.sessions, left, strict=True)], variant))
     if not bands:
         return
@@ -301,7 +301,7 @@ def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Momen
         step_ms=round(1e3 * band.busy_s / max(1, now.steps) / len(band.runs), 3),
         tokens_seen=now.tokens_seen,
         device=str(backbone.device),
-        side_by_side=len(band.runs),
+        batched=len(band.runs),
     )
 
 

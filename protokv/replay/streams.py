@@ -1,7 +1,7 @@
 """Streams to replay: video files with questions, and procedural worlds whose evidence times are known.
 
 A world needs no file: its frames are drawn when they are sampled, and its questions are those about the evidence whose
-truth never changes, whatever comes later. Time (how long ago the evidence was), pressure (how much happens around it)
+truth never changes, whatever comes later. Time (how long ago the evidence was), distractors (what happens around it)
 and where in the stream it lies are parameters of their own. Knows no memory and no model.
 
 What the evidence of a procedural stream is, and where it lies: after a while, or in a mixture, by the world's seed.
@@ -31,7 +31,7 @@ from protokv.video import Step, open_source, read_steps
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
 
-_ADDED: Final = ("before_s", "again_s", "alike", "backdrop", "counted", "counted_in", "crossing_s")
+_ADDED: Final = ("before_s", "again_s", "distractor_similarity", "backdrop", "counted", "counted_in", "crossing_s")
 """Settings of worlds that streams had before them do not name."""
 
 
@@ -82,21 +82,21 @@ class FileStream(Stream):
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
+class Distractors:
     """What happens besides the evidence, each on its own.
 
     Attributes:
         events_per_minute: distracting events.
         cut_s: shortest and longest scene in seconds; None: one background for ever.
         moving: share of the shapes that move.
-        alike: share of the distracting events that look like the evidence: its colour and place, another shape.
+        distractor_similarity: share of the distracting events with colour and place of the evidence, and another shape.
         backdrop: what is behind everything.
     """
 
     events_per_minute: float = 6.0
     cut_s: tuple[int, int] | None = (6, 20)
     moving: float = 0.3
-    alike: float = 0.0
+    distractor_similarity: float = 0.0
     backdrop: Backdrop = "plain"
 
 
@@ -109,7 +109,7 @@ class WorldStream(Stream):
         self,
         seed: int,
         length_s: int,
-        pressure: Pressure,
+        distractors: Distractors,
         *,
         evidence_s: int = 16,
         per_type: int = 2,
@@ -122,7 +122,7 @@ class WorldStream(Stream):
         Args:
             seed: everything follows from it.
             length_s: of the whole stream.
-            pressure: what comes besides the evidence.
+            distractors: what comes besides the evidence.
             evidence_s: seconds in which the four events of the evidence lie.
             per_type: questions of each type at the most.
             before: seconds of distraction before the evidence, or "mix"; see `place_evidence`.
@@ -137,16 +137,16 @@ class WorldStream(Stream):
         config = WorldConfig(
             seed=seed,
             length_s=length_s,
-            events_per_minute=pressure.events_per_minute,
-            moving=pressure.moving,
-            cut_s=pressure.cut_s,
-            backdrop=pressure.backdrop,
+            events_per_minute=distractors.events_per_minute,
+            moving=distractors.moving,
+            cut_s=distractors.cut_s,
+            backdrop=distractors.backdrop,
         )
         if evidence == "minutes":
-            if before != "mix" or pressure.alike:
+            if before != "mix" or distractors.distractor_similarity:
                 raise ConfigError(
                     "evidence that lasts for minutes has its own places, and nothing looks like it",
-                    hint="leave out --before and --alike",
+                    hint="leave out --before and --distractor-similarity",
                 )
             counted_in, crossing_s = place_minutes(seed, length_s)
             config = replace(config, counted=COUNTED, counted_in=counted_in, crossing_s=crossing_s)
@@ -162,7 +162,7 @@ class WorldStream(Stream):
                 evidence_s=evidence_s,
                 before_s=before_s,
                 again_s=again_s,
-                alike=pressure.alike,
+                distractor_similarity=distractors.distractor_similarity,
             )
             self._world = World(config)
             until_s = config.showings[-1] + evidence_s
@@ -250,7 +250,7 @@ def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str])
 def make_worlds(
     seeds: Iterable[int],
     length_s: int,
-    pressure: Pressure,
+    distractors: Distractors,
     *,
     evidence_s: int = 16,
     per_type: int = 2,
@@ -263,7 +263,7 @@ def make_worlds(
         WorldStream(
             seed,
             length_s,
-            pressure,
+            distractors,
             evidence_s=evidence_s,
             per_type=per_type,
             before=before,

@@ -36,10 +36,10 @@ from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.seeds import DEMONSTRATION, STUDY
 from protokv.replay.questions import WORLD
 from protokv.replay.runner import Variant
-from protokv.replay.streams import Before, Evidence, Pressure
+from protokv.replay.streams import Before, Distractors, Evidence
 
-_CALM: Final = Pressure()
-_ALIKE: Final = Pressure(events_per_minute=20.0, alike=0.5)
+_CALM: Final = Distractors()
+_ALIKE: Final = Distractors(events_per_minute=20.0, distractor_similarity=0.5)
 # The smaller embedded model reads the order of two events among many too badly to tell memories apart by it.
 _CONTENT: Final = tuple(kind.name for kind in WORLD if kind.group == "content")
 _ORDER: Final = ("middle_first", "middle_last", "middle_before", "middle_after")
@@ -58,7 +58,7 @@ class Study:
     Attributes:
         memories: the variants at one budget.
         budgets: visual tokens kept.
-        seeds, length_s, pressure, per_type, before, evidence: of the procedural streams; see `WorldStream`.
+        seeds, length_s, distractors, per_type, before, evidence: of the procedural streams; see `WorldStream`.
         delays_s: after the evidence.
         types: of questions; None: those of which the answer lasts.
         model: that reads what is asked.
@@ -68,7 +68,7 @@ class Study:
     budgets: tuple[int, ...] = (72,)
     seeds: range = DEMONSTRATION[1:5]
     length_s: int = 300
-    pressure: Pressure = _CALM
+    distractors: Distractors = _CALM
     per_type: int = 2
     before: Before = "mix"
     evidence: Evidence = "moments"
@@ -287,7 +287,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(238, 119, 59),
         seeds=STUDY[:16],
         length_s=660,
-        pressure=Pressure(events_per_minute=20.0),
+        distractors=Distractors(events_per_minute=20.0),
         per_type=3,
         delays_s=(0, 30, 120, 300, 340),
     ),
@@ -297,7 +297,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(173, 43, 22, 11, 4),
         seeds=STUDY[2000:2032],
         length_s=480,
-        pressure=_ALIKE,
+        distractors=_ALIKE,
         per_type=3,
         delays_s=(0, 60, 220),
         types=_CONTENT,
@@ -308,7 +308,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(130, 43, 22),
         seeds=STUDY[2400:2432],
         length_s=360,
-        pressure=Pressure(events_per_minute=5.0),
+        distractors=Distractors(events_per_minute=5.0),
         delays_s=(0, 60, 150),
         types=(*_ORDER, "colour", "where"),
         model=EMBEDDED_ORDER,
@@ -319,7 +319,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(173, 43, 22, 11),
         seeds=STUDY[2724:2748],
         length_s=480,
-        pressure=Pressure(events_per_minute=20.0),
+        distractors=Distractors(events_per_minute=20.0),
         per_type=3,
         evidence="minutes",
         delays_s=(0, 60, 220),
@@ -332,7 +332,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(130, 65, 32),
         seeds=STUDY[2100:2104],
         length_s=3660,
-        pressure=_ALIKE,
+        distractors=_ALIKE,
         per_type=3,
         before=0,
         delays_s=(0, 600, 1800, 3600),
@@ -344,7 +344,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(2160, 432),
         seeds=STUDY[2200:2204],
         length_s=480,
-        pressure=Pressure(events_per_minute=20.0),
+        distractors=Distractors(events_per_minute=20.0),
         before=120,
         per_type=3,
         delays_s=(0, 90, 200, 300),
@@ -355,7 +355,7 @@ STUDIES: Final[dict[str, Study]] = {
         budgets=(43, 22, 11, 5, 61, 40, 30, 24, 13, 134, 68, 33),
         seeds=STUDY[2300:2308],
         length_s=480,
-        pressure=Pressure(events_per_minute=20.0),
+        distractors=Distractors(events_per_minute=20.0),
         before=120,
         per_type=3,
         delays_s=(0, 60, 220),

@@ -73,7 +73,7 @@ class States:
             version = _version(path)
             known = self._sessions.pop(path, None)
             if known is None or known[0] != version:
-                known = (version, from_state(storage.load(path), self._backbone))
+                known = (version, from_state(storage.load_state(path), self._backbone))
             self._sessions[path] = known
             while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)

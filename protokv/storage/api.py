@@ -28,10 +28,10 @@ __all__ = [
     "StreamClock",
     "check_target",
     "is_url",
-    "load",
+    "load_state",
     "moments",
     "read_header",
-    "save",
+    "save_state",
     "stored_bytes",
 ]
 
@@ -44,7 +44,7 @@ def check_target(path: StatePath) -> None:
     form_of(path).check_target()
 
 
-def save(state: State, path: StatePath) -> None:
+def save_state(state: State, path: StatePath) -> None:
     """Write a state; the path holds the old or the new one whole at any time.
 
     Raises:
@@ -81,7 +81,7 @@ def commit(form: Form, state: State, keep: int | None = None) -> None:
             form.retire(at)
 
 
-def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
+def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
     """Read a state, tensors on the CPU.
 
     Args:

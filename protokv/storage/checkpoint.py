@@ -16,9 +16,8 @@ import torch
 from protokv import storage
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig, migrate
+from protokv.config import MemoryConfig
 from protokv.core.memory import MemoryShape
-from protokv.core.migration import migrate_shapes
 from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
 from protokv.core.session import Session
@@ -72,7 +71,7 @@ def config_of(header: Header) -> MemoryConfig:
         StateCorrupt: they make no sense; the setting is named.
     """
     try:
-        return MemoryConfig.from_dict(migrate(header.memory))
+        return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -109,7 +108,7 @@ def admit(header: Header, found: Found) -> None:
     """
     config = config_of(header)
     try:
-        check_shapes(migrate_shapes(found), declare_state(config, shape_of(header, found)))
+        check_shapes(found, declare_state(config, shape_of(header, found)))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -242,7 +241,7 @@ def load(
         ModelError: the model cannot be loaded.
     """
     with stage(timings, "state"):
-        state = storage.load(path, verify=verify, at_s=at_s, admit=admit)
+        state = storage.load_state(path, verify=verify, at_s=at_s, admit=admit)
     with stage(timings, "model"):
         if backbone is None or isinstance(backbone, str):
             backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)

@@ -21,7 +21,7 @@ from icechunk import SnapshotInfo
 from zstandard import ZstdDecompressor, ZstdError
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, shown
-from protokv.storage.objects import explained, store_of
+from protokv.object_store import explained, store_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

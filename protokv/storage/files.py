@@ -157,7 +157,7 @@ class FileForm(LocalForm):
         """Put the file in place."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
         check_dtypes(tensors)
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors, state.format_version))
+        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
         with writing(self.path):
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
@@ -189,7 +189,7 @@ class _File(Stored):
         return {name: (tuple(one.shape), one.dtype) for name, one in self._mapped.items()}
 
     def tensors(self, verify: bool) -> dict[str, Tensor]:
-        copied = copy_and_digest(self._mapped, self.header.format_version)
+        copied = copy_and_digest(self._mapped)
         for name, (_, digest) in copied.items():
             if verify and digest != self.digests[name]:
                 raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")

@@ -32,9 +32,9 @@ from zarr.core.sync import sync
 
 from protokv.core.snapshot import Header, State, not_found, not_ours, reading
 from protokv.errors import StateCorrupt, StateError, StateLocked, shown
+from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.decompression_limit import Unfolding
 from protokv.storage.form import Form, StatePath, Stored, settled
-from protokv.storage.objects import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.zarr import ROOT, Hierarchy, write_state
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ import numpy as np
 
 from protokv import errors
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.connection import PIPE, duplicate, kind_of, shown
+from protokv.video.address import PIPE, duplicate, kind_of, shown
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, never
 from protokv.video.worker import LENGTH
 

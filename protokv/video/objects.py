@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.storage.objects import fetch, scheme_of
+from protokv.object_store import fetch, scheme_of
 from protokv.video.registry import Decoder, open_source
 from protokv.video.source import Closing, Damage, Frame, ShouldStop, never
 

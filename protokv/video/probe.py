@@ -10,25 +10,21 @@ Videos in files: what must be true of the path before a decoder sees it, and whi
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import av
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.errors import SourceError, SourceUnreadable
 from protokv.video import scale
 from protokv.video.container import MAX_PIXELS, comment_of, opened, reason
+from protokv.video.fingerprint import fingerprint
 from protokv.video.holes import PacketLookahead, beginning_s
-from protokv.video.registry import DECODERS
-from protokv.video.source import Source
 from protokv.video.stamps import HOLE_S, Timeline
 
 # AVI has no presentation times: FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
@@ -229,88 +225,3 @@ def _tag_s(metadata: dict[str, str]) -> float | None:
     tag = next((value for key, value in metadata.items() if key.upper() == "DURATION"), "")
     match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
     return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None
-
-
-KIB = 1 << 10
-
-# Up to 64 MiB are read, whatever the size: a fraction of a second.
-PIECES, PIECE = 1024, 64 * KIB
-
-
-def fingerprint(path: Path, size: int | None = None) -> str:
-    """Hex sha256 of the size and the content: of the first `size` bytes, where given, as of a file that ends there.
-
-    A file of up to 64 MiB is hashed whole. Of a larger one these are the first and the last 64 KiB and 1,022 evenly
-    spaced pieces between them: a change of the size, or of a run of bytes longer than 1/1022 of the file, is seen;
-    a shorter one may not be.
-    """
-    size = path.stat().st_size if size is None else size
-    digest = hashlib.sha256(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        if size <= PIECES * PIECE:
-            left = size
-            while block := file.read(min(left, KIB * KIB)):
-                digest.update(block)
-                left -= len(block)
-            return digest.hexdigest()
-        for i in range(PIECES):
-            file.seek((size - PIECE) * i // (PIECES - 1))
-            digest.update(file.read(PIECE))
-    return digest.hexdigest()
-
-
-def fingerprint_of(source: str) -> str | None:
-    """The fingerprint that `open_source` would give a source, without opening it; None of one that has none.
-
-    Raises:
-        SourceError: it is not there, or cannot be read.
-    """
-    from protokv.storage.objects import fingerprint as of_object
-    from protokv.storage.objects import is_object
-    from protokv.video.registry import registered_kind
-
-    if is_object(source):
-        return of_object(source)
-    if registered_kind(source) != "file":
-        return None
-    check_is_file(Path(source))
-    return fingerprint(Path(source))
-
-
-def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None) -> Source:
-    """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
-    from protokv.video.container import MAX_PIXELS
-
-    path = Path(path)
-    check_is_file(path)
-    module, name = DECODERS[decoder]
-    source: Source = getattr(import_module(module), name)(probe(path, max_pixels or MAX_PIXELS))
-    return source
-
-
-def _address(path: Path) -> str:
-    """What to do about an address that a slash is missing from; empty for every other path."""
-    scheme, colon, rest = os.fspath(path).partition(":/")
-    if not (colon and scheme.isalnum() and len(scheme) > 1):
-        return ""
-    if scheme == "file":
-        return f"write the path itself: /{rest.lstrip('/')}"
-    return f"for an address write two slashes: {scheme}://{rest.lstrip('/')}"
-
-
-def check_is_file(path: Path) -> None:
-    """Refuse what is no readable file. SourceNotFound, SourceUnreadable."""
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise SourceNotFound(f"no video at {path}", hint=_address(path) or "check the spelling of the path") from None
-    except (OSError, ValueError) as error:
-        raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise SourceUnreadable(f"expected a video file, {path} is a folder", hint="name one file in it")
-    if not stat.S_ISREG(status.st_mode):
-        raise SourceUnreadable(f"expected a video file, {path} is not a regular file")
-    if status.st_size == 0:
-        raise SourceUnreadable(f"expected a video file, {path} is empty", hint="copy or record it again")
-    if not os.access(path, os.R_OK):
-        raise SourceUnreadable(f"no permission to read {path}", hint="change its permissions, or copy it")

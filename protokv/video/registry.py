@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.storage.objects import is_object
-from protokv.video.connection import DEVICES, NETWORK, PIPE, kind_of
+from protokv.object_store import is_object
+from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 
 if TYPE_CHECKING:
     from protokv.video.source import Source
@@ -21,7 +21,7 @@ _STREAM = ("protokv.video.stream", "open_stream")
 
 # kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {
-    "file": ("protokv.video.probe", "open_file"),
+    "file": ("protokv.video.file", "open_file"),
     **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
 }
 

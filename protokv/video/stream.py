@@ -23,11 +23,11 @@ from typing import Any
 import av
 
 from protokv.errors import SourceUnreadable
-from protokv.video import connection as address
+from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
 from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
+from protokv.video.fingerprint import fingerprint
 from protokv.video.holes import Clock, PacketLookahead
-from protokv.video.probe import fingerprint
 from protokv.video.pyav_source import turned
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
 from protokv.video.stamps import Stamps, Timeline

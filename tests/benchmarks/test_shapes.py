@@ -1,13 +1,11 @@
-"""The benchmarks of `shapes`, `flat` and `loops` at tiny sizes: they run, and they withhold what is not proven."""
+"""The benchmarks of `shapes` and `flat` at tiny sizes: they run, and they withhold what is not proven."""
 
 from __future__ import annotations
 
 import ast
 import json
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ import torch
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memories import MEMORIES
-from tests.benchmarks import flat, loops
-from tests.benchmarks.conftest import SMALL
+from tests.benchmarks import flat
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
@@ -211,17 +208,6 @@ def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
     row = flat.measure(rule, early=30, late=60, rounds=2, tokens=4, prototypes=24)
     assert row["bytes_ratio"] == 1
     assert row["early_ms"] > 0
-
-
-@pytest.mark.parametrize("scene", ["moving", "recurring", "still"])
-def test_steps_by_loops_and_by_tensors_are_measured_in_turn(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A clock that is read a millisecond later each time: a step is read three times, its context twice.
-    seconds = (n / 1000 for n in count())
-    monkeypatch.setattr(loops, "time", SimpleNamespace(thread_time=lambda: next(seconds)))
-    row = loops.measure("paper", 24 * SMALL.unit, scene, SMALL, rounds=5, settled=5)
-    for name in ("loops", "tensors"):
-        assert row[f"{name}, least"] == row[f"{name}, median"] == 2
-        assert row[f"{name}, of that context"] == 1
 
 
 def test_a_peak_is_the_most_above_the_beginning_of_the_stage() -> None:

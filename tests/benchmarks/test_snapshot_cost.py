@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protokv.core.digest import raw
-from protokv.storage.api import load, save
+from protokv.storage.api import load_state, save_state
 from tests.benchmarks.paired import write_table
 from tests.storage.conftest import make
 
@@ -112,12 +112,15 @@ def measured(tensors: dict[str, torch.Tensor], folder: Path, rounds: int) -> lis
             removed(path)
             removed(plain)
 
-        rows.append({"what": "save", "form": suffix} | in_turn(partial(save, state, path), written, rounds, clear))
-        save(state, path)
-        again = in_turn(partial(save, state, path), written, rounds, partial(removed, plain))
+        rows.append(
+            {"what": "save", "form": suffix} | in_turn(partial(save_state, state, path), written, rounds, clear)
+        )
+        save_state(state, path)
+        again = in_turn(partial(save_state, state, path), written, rounds, partial(removed, plain))
         rows.append({"what": "save, unchanged", "form": suffix} | again)
         rows.append(
-            {"what": "load", "form": suffix} | in_turn(partial(load, path), partial(library_load, library), rounds)
+            {"what": "load", "form": suffix}
+            | in_turn(partial(load_state, path), partial(library_load, library), rounds)
         )
         removed(path)
     return rows

@@ -23,7 +23,7 @@ from tests.cli.conftest import Program
 from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "samples").rglob("*.md"))
+DOCUMENTS = sorted(path for place in ("*.md", "docs/**/*.md", "samples/**/*.md") for path in ROOT.glob(place))
 SCRIPTS = sorted((ROOT / "samples").rglob("*.sh"))
 GROUP = typer.main.get_command(app)
 SUBCOMMANDS = GROUP.commands  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(
         process.wait(timeout=120)
     assert process.returncode == Exit.DONE, err
     assert "Error" not in err
-    state = storage.load(protokv.folder / "long.safetensors")
+    state = storage.load_state(protokv.folder / "long.safetensors")
     assert (state.complete, state.clock.steps) == (True, 40)
 
 
@@ -47,7 +47,7 @@ def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(protokv:
     assert result.returncode == Exit.FAILURE
     assert "Error: stdout cannot be written" in result.stderr
     assert "Traceback" not in result.stderr
-    assert storage.load(protokv.folder / "clip.safetensors").complete
+    assert storage.load_state(protokv.folder / "clip.safetensors").complete
 
 
 def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
@@ -63,7 +63,7 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
         process.stdout.read()
         process.wait(timeout=120)
     assert process.returncode == Exit.HUNG_UP
-    state = storage.load(protokv.folder / "long.safetensors")
+    state = storage.load_state(protokv.folder / "long.safetensors")
     assert not state.complete
     assert state.clock.steps >= 1
 
@@ -109,7 +109,7 @@ def test_an_error_keeps_what_was_watched_and_says_so(
     assert result.code == Exit.FAILURE
     assert "Error: RuntimeError: the projector is on fire" in result.err
     assert "Note: clip.safetensors holds what was watched until 5 s" in result.err
-    assert storage.load("clip.safetensors").clock.steps == 5
+    assert storage.load_state("clip.safetensors").clock.steps == 5
 
 
 def test_an_error_in_the_report_keeps_what_was_watched(
@@ -122,7 +122,7 @@ def test_an_error_in_the_report_keeps_what_was_watched(
 
     monkeypatch.setattr("protokv_cli.progress.asdict", broken)
     assert protokv("ingest", video, *ARGUMENTS).code == Exit.FAILURE
-    assert storage.load("clip.safetensors").clock.steps == 1
+    assert storage.load_state("clip.safetensors").clock.steps == 1
 
 
 def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(

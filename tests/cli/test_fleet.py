@@ -81,7 +81,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    mine, theirs = (storage.load(path) for path in ("states/one.safetensors", "single.safetensors"))
+    mine, theirs = (storage.load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")

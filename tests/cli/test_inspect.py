@@ -22,7 +22,7 @@ def state(protokv: Program, watched: Callable[..., Path]) -> Path:
 
 def test_the_document_holds_what_the_contract_promises(protokv: Program, state: Path) -> None:
     (document,) = protokv("inspect", state, "--json").rows()
-    assert document["format_version"] == 3
+    assert document["format_version"] == 1
     assert document["backbone"]["family"] == "qwen2_5_vl"
     memory = document["memory"]
     assert (memory["kind"], memory["changes"], memory["budget"]) == ("paper", {}, 24)
@@ -76,8 +76,8 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
         if source == cut:
             # What is behind a damaged source can be watched when that is taken as it is.
             assert result.code == Exit.PARTIAL
-            state = storage.load("s.safetensors")
-            storage.save(replace(state, complete=True), "s.safetensors")
+            state = storage.load_state("s.safetensors")
+            storage.save_state(replace(state, complete=True), "s.safetensors")
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
     names = [one["name"] for one in stream["sources"]]
     assert names == ["clip.mp4", "cut.mkv", "last [x].mp4"]
@@ -221,10 +221,10 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
 
 
 def test_one_number_that_differs_is_found(protokv: Program, state: Path) -> None:
-    found = storage.load(state)
+    found = storage.load_state(state)
     mass = found.tensors["bank.mass"].clone()
     mass[1, 0, 1] += 3
-    storage.save(replace(found, tensors={**found.tensors, "bank.mass": mass}), protokv.folder / "two.pt")
+    storage.save_state(replace(found, tensors={**found.tensors, "bank.mass": mass}), protokv.folder / "two.pt")
     (document,) = protokv("inspect", state, "two.pt", "--json").rows()
     (row,) = document["tensors"]
     assert (row["name"], row["differing"], row["elements"], row["max_abs_difference"]) == (
@@ -259,10 +259,10 @@ def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(prot
 
 
 def test_a_state_that_no_stream_leaves_is_corrupt(protokv: Program, state: Path) -> None:
-    found = storage.load(state)
+    found = storage.load_state(state)
     keys = found.tensors["near.keys"].clone()
     keys[0, 0, 0, 0] = float("nan")
-    storage.save(replace(found, tensors={**found.tensors, "near.keys": keys}), state)
+    storage.save_state(replace(found, tensors={**found.tensors, "near.keys": keys}), state)
     for arguments in ([], ["--verify"]):
         result = protokv("inspect", state, *arguments)
         assert result.code == Exit.CORRUPT
@@ -283,9 +283,11 @@ def test_the_help_says_what_the_exit_code_of_a_comparison_means(protokv: Program
 
 
 def test_texts_out_of_a_state_are_shown_and_not_obeyed(protokv: Program, state: Path) -> None:
-    found = storage.load(state)
+    found = storage.load_state(state)
     evil = "[/red][link=https://x]a\x1b[31m\nb"
-    storage.save(replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors")
+    storage.save_state(
+        replace(found, source={**(found.source or {}), "name": evil}), protokv.folder / "evil.safetensors"
+    )
     for arguments in (["evil.safetensors"], [state, "evil.safetensors"]):
         for form in ("table", "plain"):
             result = protokv("inspect", *arguments, "--format", form)

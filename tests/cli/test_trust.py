@@ -28,8 +28,8 @@ def saved(folder: Path, path: Path, **identity: str) -> Path:
     """A state of the model in a folder that says something else of its model."""
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     save(Session.start(backbone, DurableConfig(budget=24)), path)
-    state = storage.load(path)
-    storage.save(replace(state, backbone=replace(state.backbone, **identity)), path)
+    state = storage.load_state(path)
+    storage.save_state(replace(state, backbone=replace(state.backbone, **identity)), path)
     return path
 
 
@@ -110,13 +110,13 @@ def test_what_is_no_name_on_the_hub_is_nowhere_in_the_cache(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["", "auto", "int3", "float32+2bit", "\x1b[31m"])
 def test_a_dtype_that_is_none_makes_a_state_corrupt(dtype: str, tiny_folder: Path, tmp_path: Path) -> None:
-    state = storage.load(saved(tiny_folder, tmp_path / "s.safetensors", dtype=dtype))
+    state = storage.load_state(saved(tiny_folder, tmp_path / "s.safetensors", dtype=dtype))
     with pytest.raises(StateCorrupt, match=r"backbone\.dtype"):
         load_backbone_of(state, device="cpu")
 
 
 def test_the_name_in_the_message_cannot_be_more_than_an_argument(tiny_folder: Path, tmp_path: Path) -> None:
-    state = storage.load(saved(tiny_folder, tmp_path / "s.safetensors", name="$(touch x); y"))
+    state = storage.load_state(saved(tiny_folder, tmp_path / "s.safetensors", name="$(touch x); y"))
     with pytest.raises(ModelError) as caught:
         load_backbone_of(state, device="cpu")
     assert caught.value.hint.endswith("--model '$(touch x); y'")

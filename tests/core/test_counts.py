@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from protokv.config import MemoryConfig
 from protokv.config.base import Positions
-from protokv.core import assignment, loops
+from protokv.core import assignment
 from protokv.core import assignment as candidates
 from protokv.core import maintenance as closeness
 from protokv.core import maintenance as merging
@@ -48,8 +48,6 @@ DECODED = ["sliding-window", "durable", "paper", "continuity"]
 OPERATIONS = 400
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
 COMPACT_OPERATIONS = {"sliding-window": 600, "durable": 1400}
-# Operations of one layer: two sets of tokens attended to, and merged.
-ATTENTION = 7
 
 
 @pytest.fixture(autouse=True)
@@ -180,9 +178,7 @@ SCENES = [
 def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
     memory: tuple[str, int, dict[str, Any]], scene: Any, merges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The counts are those of any size, but for the attention of each layer. Only of a CPU may more be asked, and only
-    # there loops serve.
-    monkeypatch.setattr(loops, "LEAST", 10**9)
+    # Only of a CPU may more be asked.
     for module in (assignment, candidates, closeness, merging):
         monkeypatch.setattr(module, "asks_freely", lambda _: False)
     layers, heads = 2, 2
@@ -195,11 +191,10 @@ def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
             counting.operations.clear()
             counting.waits.clear()
             watch(session)
-            operations, waits = counting.operations.total(), Counter(counting.waits)
+            waits = Counter(counting.waits)
             merged.append(int(session.memory.tensors()["bank.merged"].sum()))
             if index >= 18:
                 assert 0 < waits.total() <= 10, waits
-                assert operations + (28 - layers) * ATTENTION <= 2000, counting.operations
     most = max(after - before for before, after in pairwise(merged[18:]))
     assert most >= merges * layers * heads * 0.5 if merges else most == 0
 

@@ -19,8 +19,6 @@ from protokv.core.maintenance import Recycler, decay_, merge_, recycle_, turns
 from protokv.core.naive import NaiveProtoKV, Prototype
 from tests.core.streams import World, shape_of
 
-pytestmark = pytest.mark.usefixtures("computed_by")
-
 
 class Followed:
     """A follower that writes down what it is told."""

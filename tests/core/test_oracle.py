@@ -20,7 +20,6 @@ from protokv.config import PaperConfig
 from protokv.core import assignment
 from protokv.core import assignment as candidates_of
 from protokv.core import maintenance as closeness
-from protokv.core.loops import assigning
 from protokv.core.memory import MemoryShape
 from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
@@ -28,8 +27,6 @@ from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.memories import build_memory
 from tests.core.streams import World, feed, shape_of, small_config
-
-pytestmark = pytest.mark.usefixtures("computed_by")
 
 TIE = 1e-5
 
@@ -279,8 +276,6 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
 
     whole = state()
     monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
-    monkeypatch.setattr(assigning, "_TOKENS", 3)
-    monkeypatch.setattr(assigning, "_CACHED_ELEMENTS", 1)
     monkeypatch.setattr(closeness, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
@@ -294,11 +289,10 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     anchor=st.sampled_from(["recent", "first", "average"]),
     things=st.sampled_from([2, 12]),
     freely=st.booleans(),
-    at_once=st.sampled_from([1, 7, 256]),
     seed=st.integers(0, 2**16),
 )
 def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
-    candidates: int, rounds: int, rate: float, anchor: str, things: int, freely: bool, at_once: int, seed: int
+    candidates: int, rounds: int, rate: float, anchor: str, things: int, freely: bool, seed: int
 ) -> None:
     # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
     shape = shape_of(layers=1, heads=2)
@@ -310,7 +304,6 @@ def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates_of, "_CANDIDATES", candidates)
         patch.setattr(assignment, "_ROUNDS", rounds)
-        patch.setattr(assigning, "_TOKENS", at_once)
         for module in (assignment, candidates_of):
             patch.setattr(module, "asks_freely", lambda _: freely)
         for index, tokens in enumerate([20, 30, 3, 41]):

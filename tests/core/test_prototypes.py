@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core import loops
 from protokv.core import prototypes as pseudo_tokens
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import rotate, unrotate
 from protokv.errors import StateCorrupt
-from tests.core.streams import PlainRotary, World, copy_of, feed, same, shape_of, small_config
+from tests.core.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=30)
 
@@ -61,7 +60,6 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
     lengths=LENGTHS,
     reads=st.lists(st.booleans(), min_size=30, max_size=30),
     few=st.sampled_from([1, 2**17]),
-    looped=st.booleans(),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(
         {
@@ -76,14 +74,13 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
     ),
 )
 def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
-    lengths: list[int], reads: list[bool], few: int, looped: bool, seed: int, changes: dict[str, object]
+    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, object]
 ) -> None:
     shape, config = shape_of(heads=2, components=3), small_config(**changes)
     world = World(shape, seed)
     memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "LEAST", 0 if looped else 10**9)
         patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
         for index, tokens in enumerate(lengths):
             memory.append(world.step(index, tokens))
@@ -200,24 +197,6 @@ def test_a_state_that_no_stream_can_leave_is_refused_by_name(name: str, change: 
     with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
         memory.load(bad)
     assert torch.equal(memory.tensors()[name], good[name])
-
-
-def test_a_state_of_an_older_format_continues_in_the_bytes_of_the_newest() -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 4)
-    memory, other = (ProtoKV(small_config(), shape, world.rotary) for _ in range(2))
-    feed(memory, world, [5] * 20)
-    old = copy_of(memory)
-    old |= {name: old[name].float() for name in ("bank.mass", "bank.position")}
-    other.load(old)
-    for index in range(20, 24):
-        step = world.step(index, 5)
-        memory.append(step)
-        other.append(step)
-    assert same(memory.tensors(), other.tensors())
-    old["bank.mass"][0, 0, 0] += 0.5
-    with pytest.raises(StateCorrupt, match=r"bank\.mass"):
-        memory.load(old)
 
 
 def test_joint_histograms_count_the_pairs_whose_sides_are_the_independent_ones() -> None:

@@ -83,17 +83,16 @@ def test_the_modes_are_the_likeliest_of_all_code_tuples(counts: list[list[int]],
     st.integers(2, 17),
     st.integers(1, 40),
     st.sampled_from((2, 9, 2**28)),
-    st.booleans(),
 )
 def test_modes_are_those_of_the_paper_s_beam_ties_included(
-    seed: int, parts: int, codes: int, modes: int, most: int, looped: bool
+    seed: int, parts: int, codes: int, modes: int, most: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, most, (3, parts, codes), generator=generator, dtype=torch.int32)
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))
     memory = NaiveProtoKV(PaperConfig(budget=64, beam_per_mode=1), shape, PlainRotary(8))
     expected = [memory._top_modes(one, modes) for one in counts]
-    found = quantizer.top_modes(counts, modes, memory.config.smoothing, looped=looped)
+    found = quantizer.top_modes(counts, modes, memory.config.smoothing)
     assert [[tuple(codes) for codes in one] for one in found.tolist()] == expected
 
 

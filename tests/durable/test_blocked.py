@@ -19,10 +19,9 @@ from protokv.core.prototypes import ProtoKV
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
 from protokv.durable.agglomerative import Agglomerative
-from protokv.durable.blocked import BlockedRule, pieces_of
+from protokv.durable.blocked import BlockedRule, Schedule, pieces_of
 from protokv.durable.quantized import QuantizedBank
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.replay.schedule import Schedule
 from tests.core.streams import World, copy_of, feed, same, shape_of
 from tests.counting import Counting
 from tests.oracles import blocked as naive_blocked
@@ -146,6 +145,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
         for module in (schedule, naive_blocked):
             patch.setattr(module, "SHARE", share)
             patch.setattr(module, "SMALL_SHARE", share)
+        for module in (parts, naive_blocked):
             patch.setattr(module, "LARGE", 0 if large else K + 1)
         held = Held(shape, K, anchor=anchor, power=power, coded=coded)
         naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power, coded=coded)

@@ -22,7 +22,7 @@ from protokv.extras.joint import JointKV, Stream
 from protokv.fleet import Job, Model, Recipe
 from protokv.fleet.run import WorkerDied
 from protokv.ingestion import ingest
-from protokv.storage.api import load
+from protokv.storage.api import load_state
 from tests.conftest import random_frames
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.storage.test_checkpoint import CONFIGS
@@ -130,7 +130,7 @@ def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     for job in jobs:
         alone = tmp_path / f"{Path(job.key).name}.safetensors"
         list(ingest(job.source, alone, CONFIG, backbone=embedded))
-        mine, expected = load(Path(recipe.place) / f"{job.key}.safetensors"), load(alone)
+        mine, expected = load_state(Path(recipe.place) / f"{job.key}.safetensors"), load_state(alone)
         assert replace(mine, tensors={}) == replace(expected, tensors={})
         for name, tensor in expected.tensors.items():
             torch.testing.assert_close(mine.tensors[name], tensor, rtol=1e-5, atol=1e-5, msg=name)

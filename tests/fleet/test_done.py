@@ -121,9 +121,9 @@ def test_force_leaves_alone_what_is_done(job: Job, recipe: Recipe) -> None:
 def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     path = target_of(recipe.place, "v")
-    state = storage.load(path)
+    state = storage.load_state(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
-    storage.save(replace(state, source=damaged), path)
+    storage.save_state(replace(state, source=damaged), path)
     assert look(job, recipe).damage == "2 frames lost"
 
 

@@ -15,9 +15,9 @@ from protokv import storage
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.survey import survey
-from protokv.storage.objects import fingerprint, list_folders, list_objects
+from protokv.object_store import fingerprint, list_folders, list_objects
 from protokv.video import open_source
-from protokv.video.probe import fingerprint_of
+from protokv.video.file import fingerprint_of
 from tests.fleet.conftest import InlinePool, outcomes, written
 
 pytest.importorskip("icechunk")
@@ -46,7 +46,7 @@ def remote(store: S3Server) -> list[Job]:
 def same_memory(state: str, path: bytes, tmp_path: Path) -> None:
     """The stream and every tensor are those of a state that was read from files."""
     (tmp_path / "single.safetensors").write_bytes(path)
-    mine, single = storage.load(state), storage.load(tmp_path / "single.safetensors")
+    mine, single = storage.load_state(state), storage.load_state(tmp_path / "single.safetensors")
     assert (mine.clock, mine.complete) == (single.clock, True)
     assert mine.tensors.keys() == single.tensors.keys()
     assert all(torch.equal(tensor, single.tensors[name]) for name, tensor in mine.tensors.items())

@@ -70,7 +70,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
         begins_s = session.clock.stream_time_s
         for step in read_steps(source, session.clock.fps, tiny.frames_per_step):
             session.watch(step.images, begins_s + step.time_s)
-    found = storage.load(path)
+    found = storage.load_state(path)
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items()} == {

@@ -11,7 +11,7 @@ from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import StateMismatch
 from protokv.ingestion import Every, Started, Summary, ingest
-from protokv.video.probe import fingerprint
+from protokv.video.fingerprint import fingerprint
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 

@@ -26,7 +26,7 @@ from protokv.ingestion import (
     ingest,
 )
 from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
-from protokv.ingestion.live.wall_clock import WallClockLog
+from protokv.storage.wall_clock import WallClockLog
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.storage.nursery import Prepared

@@ -20,7 +20,7 @@ from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
-from protokv.ingestion.live.wall_clock import WallClockLog
+from protokv.storage.wall_clock import WallClockLog
 from tests.live.feeder import Camera
 from tests.mock_backbone import MockBackbone
 

@@ -56,7 +56,7 @@ def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_sai
     monkeypatch.chdir(tmp_path)
     *_, summary = ingest(A, config=CONFIG, backbone=tiny)
     assert summary.state == "1.safetensors"
-    assert storage.load("1.safetensors").complete
+    assert storage.load_state("1.safetensors").complete
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -120,7 +120,7 @@ def test_what_was_watched_is_saved_whatever_error_ends_the_run(
     path = tmp_path / "s.safetensors"
     with pytest.raises(type(error)):
         list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=tiny))
-    found = storage.load(path)
+    found = storage.load_state(path)
     assert (found.clock.steps, found.complete) == (3, False)
     list(ingest(A, path, CONFIG, backbone=tiny))
     list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=tiny))
@@ -133,7 +133,7 @@ def test_what_was_watched_is_saved_where_the_caller_goes_away(tiny: Backbone, tm
     while not (isinstance(event := next(run), Progress) and event.steps == 2):
         pass
     run.close()  # type: ignore[attr-defined]
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
 def test_an_error_within_a_step_leaves_the_last_commit(
@@ -146,7 +146,7 @@ def test_an_error_within_a_step_leaves_the_last_commit(
     monkeypatch.setattr("protokv.core.session.StepKV", _refuse)
     with pytest.raises(RuntimeError, match="half a step"):
         next(run)
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -174,7 +174,7 @@ def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
     monkeypatch.setattr(sessions[0].memory, "check", check)
     with pytest.raises(StateCorrupt, match=r"near\.keys"):
         list(run)
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
 def test_a_source_that_ends_early_is_a_state_and_damage(tiny: Backbone, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(tiny: Backbone
     source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
     *_, first = ingest(source, path, CONFIG, backbone=tiny)
     assert first.damaged
-    written = storage.load(path)
+    written = storage.load_state(path)
     assert written.source is not None
     assert written.source["damage"] == source.damage.to_dict()
     assert describe(path)["stream"]["damage"] == source.damage.message

@@ -32,7 +32,7 @@ def test_training_draws_from_generators_that_no_world_uses() -> None:
     assert TRAINING_STREAM not in WORLD_STREAMS
     source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/streams.py").read_text()
     source += (ROOT / "protokv" / "mini" / "questions.py").read_text()
-    source += (ROOT / "protokv" / "mini" / "noise.py").read_text()
+    source += (ROOT / "protokv" / "mini" / "scenery.py").read_text()
     used = {int(word) for word in re.findall(r"default_rng\(\[\S*seed\S*, (\d+)", source)}
     assert used == WORLD_STREAMS
 
@@ -55,7 +55,7 @@ def test_studies_keep_to_theirs() -> None:
 
 
 def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
-    folders = [ROOT / "samples" / name for name in ("delay-study", "harder-study")]
+    folders = [ROOT / "samples" / "studies" / name for name in ("delay", "harder")]
     stored = [path for folder in folders for path in folder.glob("*.jsonl.gz")]
     assert stored
     for path in stored:
@@ -78,7 +78,7 @@ def test_the_samples_are_of_theirs() -> None:
 
 
 def test_the_rows_of_evidence_are_of_the_study_and_of_no_world_of_the_delay_study() -> None:
-    with gzip.open(ROOT / "samples" / "evidence" / "rows.jsonl.gz", "rt") as lines:
+    with gzip.open(ROOT / "samples" / "studies" / "evidence" / "rows.jsonl.gz", "rt") as lines:
         seeds = {json.loads(line)["seed"] for line in lines}
     assert len(seeds) == 16
     assert all(seed in STUDY for seed in seeds)

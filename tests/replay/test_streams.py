@@ -17,8 +17,8 @@ from protokv.mini.world import WorldConfig
 from protokv.replay.questions import Question, find_type
 from protokv.replay.rows import read_rows
 from protokv.replay.streams import (
+    Distractors,
     FileStream,
-    Pressure,
     WorldStream,
     make_worlds,
     open_files,
@@ -26,13 +26,13 @@ from protokv.replay.streams import (
     place_minutes,
 )
 
-STUDY = Path(__file__).parents[2] / "samples" / "delay-study"
+STUDY = Path(__file__).parents[2] / "samples" / "studies" / "delay"
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: int) -> None:
-    stream = WorldStream(seed, 300, Pressure(20.0))
+    stream = WorldStream(seed, 300, Distractors(20.0))
     world = stream._world
     assert {question.type for question in stream.questions} == {kind for kind in TYPES if find_type(kind).retrospective}
     for ask_s in (16.0, 60.0, 150.0, 300.0):
@@ -45,8 +45,8 @@ def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: in
 
 @pytest.mark.parametrize("seed", range(4))
 def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(seed: int) -> None:
-    stream = WorldStream(seed, 300, Pressure(5.0), before="mix", also=ORDER_TYPES)
-    plain = WorldStream(seed, 300, Pressure(5.0), before="mix").questions
+    stream = WorldStream(seed, 300, Distractors(5.0), before="mix", also=ORDER_TYPES)
+    plain = WorldStream(seed, 300, Distractors(5.0), before="mix").questions
     assert list(stream.questions[: len(plain)]) == list(plain)
     further = stream.questions[len(plain) :]
     assert {q.type for q in further} <= {kind for kind in ORDER_TYPES if find_type(kind).retrospective}
@@ -59,7 +59,7 @@ def test_questions_of_further_types_come_behind_the_others_and_keep_their_answer
 
 @pytest.mark.parametrize("before", [0, 60, 104, 240])
 def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
-    first, later = (WorldStream(9, 300, Pressure(20.0), before=start)._world for start in (0, before))
+    first, later = (WorldStream(9, 300, Distractors(20.0), before=start)._world for start in (0, before))
     expected = [event.later(before) for event in first.events_until(16)]
     assert [e for e in later.events() if before <= e.start_s < before + 16] == expected
     assert all(e in later.visible(e.start_s) for e in expected)
@@ -71,7 +71,7 @@ def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
-    stream = WorldStream(seed, 420, Pressure(20.0), before="mix", per_type=3)
+    stream = WorldStream(seed, 420, Distractors(20.0), before="mix", per_type=3)
     world = stream._world
     start_s, *again_s = world.config.showings
     last_s = (again_s or [start_s])[0]
@@ -88,7 +88,7 @@ def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_questions_of_minutes_have_one_answer_at_every_time_after_their_evidence(seed: int) -> None:
-    stream = WorldStream(seed, 480, Pressure(20.0), per_type=3, before="mix", also=TIME_TYPES, evidence="minutes")
+    stream = WorldStream(seed, 480, Distractors(20.0), per_type=3, before="mix", also=TIME_TYPES, evidence="minutes")
     world = stream._world
     assert [question.type for question in stream.questions] == ["times"] * 3 + ["where_first", "where_last"]
     last_s = max(event.end_s for event in (*world.counted, *world.crossing))
@@ -118,11 +118,11 @@ def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_w
     assert all(begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings)
 
 
-@pytest.mark.parametrize("wrong", [{"before": 60}, {"pressure": Pressure(alike=0.5)}])
+@pytest.mark.parametrize("wrong", [{"before": 60}, {"distractors": Distractors(distractor_similarity=0.5)}])
 def test_evidence_that_lasts_for_minutes_is_placed_by_nobody_else(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="its own places"):
         WorldStream(
-            **{"seed": 1, "length_s": 480, "pressure": Pressure(), "before": "mix", "evidence": "minutes"} | wrong
+            **{"seed": 1, "length_s": 480, "distractors": Distractors(), "before": "mix", "evidence": "minutes"} | wrong
         )
 
 
@@ -137,7 +137,7 @@ def test_a_stream_too_short_for_a_mixture_has_its_evidence_at_the_start(length_s
 
 
 def test_what_is_shown_twice_is_the_same_twice() -> None:
-    world = WorldStream(3, 300, Pressure(20.0), before="mix")._world
+    world = WorldStream(3, 300, Distractors(20.0), before="mix")._world
     once = [e for e in world.events() if e.start_s < 16]
     assert [e.later(60) for e in once] == world.repeats()
     assert len(world.repeats()) == 4
@@ -162,34 +162,34 @@ def test_a_stream_with_its_evidence_at_the_start_is_the_one_of_the_stored_rows(t
     lines = gzip.decompress((STUDY / "high.jsonl.gz").read_bytes()).decode().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(line for line in lines if "world-5000003" in line))
     rows = [row for row in read_rows([tmp_path / "rows.jsonl"]) if row.video == "world-5000003"]
-    stream = WorldStream(5_000_003, 420, Pressure(20.0), per_type=3)
+    stream = WorldStream(5_000_003, 420, Distractors(20.0), per_type=3)
     assert all(row.stream["world"] == stream.facts["world"] for row in rows)
     asked = {(row.question_id, row.question, row.expected) for row in rows}
     assert asked == {(q.id, q.text, q.answer) for q in stream.questions}
 
 
 def test_pressure_changes_what_comes_later_and_nothing_of_the_evidence() -> None:
-    calm, busy = (WorldStream(3, 200, Pressure(rate)) for rate in (2.0, 30.0))
+    calm, busy = (WorldStream(3, 200, Distractors(rate)) for rate in (2.0, 30.0))
     early = [world._world.events_until(16.0) for world in (calm, busy)]
     assert early[0] == early[1]
     assert len(busy._world.events_until(200)) > 3 * len(calm._world.events_until(200))
 
 
 def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
-    stream = WorldStream(5, 20, Pressure())
+    stream = WorldStream(5, 20, Distractors())
     steps = list(stream.steps(2.0, 2))
     assert [step.time_s for step in steps] == [float(s) for s in range(20)]
     assert np.array_equal(steps[7].images, stream._world.frames(7, 8))
 
 
 def test_each_seed_gives_a_world_of_its_own() -> None:
-    streams = make_worlds(range(7, 10), 60, Pressure(), per_type=1)
+    streams = make_worlds(range(7, 10), 60, Distractors(), per_type=1)
     assert [stream.name for stream in streams] == ["world-7", "world-8", "world-9"]
 
 
 def test_a_stream_no_longer_than_its_evidence_is_refused() -> None:
     with pytest.raises(ConfigError, match="16 s"):
-        WorldStream(1, 16, Pressure())
+        WorldStream(1, 16, Distractors())
 
 
 def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """States that somebody altered and sealed again, through all that a user does with a state.
 
-    python -m tests.snapshot.fuzz SEED COUNT
+    python -m tests.storage.fuzz SEED COUNT
 
 In a process whose memory is limited, a state of every kind of memory is altered COUNT times: its header, the names,
 shapes and dtypes of its tensors, their numbers. Its digests are right, so nothing but sense tells that it is hostile.
@@ -162,8 +162,7 @@ def write_sealed(path: Path, header: dict[str, Any], tensors: dict[str, torch.Te
         described[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, begin + len(data)]}
         begin += len(data)
         body.append(data.tobytes())
-        version = header["format_version"] if isinstance(header.get("format_version"), int) else 3
-        digests[name] = tensor_digest(dtype, tuple(tensor.shape), data, version)
+        digests[name] = tensor_digest(dtype, tuple(tensor.shape), data)
     document = {"header": header, "digests": digests}
     document["digest"] = document_digest(document)
     head = json.dumps({"__metadata__": {"protokv": canonical(document)}, **described}).encode()
@@ -188,18 +187,18 @@ class Stages:
         describe(path, values=True)
 
     def query(self, path: Path) -> None:
-        self._session = from_state(storage.load(path), self.backbone)
+        self._session = from_state(storage.load_state(path), self.backbone)
         self._session.ask("what is there?", Decoding(max_new_tokens=1))
 
     def ingest(self, path: Path) -> None:
         """The next step and its commit, which must load and go on."""
         target = self.folder / "next.safetensors"
-        session = self._session or from_state(storage.load(path), self.backbone)
+        session = self._session or from_state(storage.load_state(path), self.backbone)
         session.watch(random_frames(99))
-        storage.save(to_state(session), target)
+        storage.save_state(to_state(session), target)
         try:
             describe(target, values=True)
-            from_state(storage.load(target), self.backbone)
+            from_state(storage.load_state(target), self.backbone)
         except (StateCorrupt, StateMismatch) as error:
             raise AssertionError(f"what was committed does not load: {error.message}") from error
 
@@ -207,7 +206,7 @@ class Stages:
         """To another form, bit for bit."""
         there = self.folder / f"there{suffix}"
         convert(path, there, overwrite=True)
-        assert _bits(storage.load(there)) == _bits(storage.load(path))
+        assert _bits(storage.load_state(there)) == _bits(storage.load_state(path))
 
     def all(self, n: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
         """The stages of state `n`; one in sixteen is converted to a hierarchy, which takes far longer than a file."""

@@ -1,7 +1,7 @@
 """Damage to states, of every form: bytes of files, what is inside of files, and documents that are sealed again.
 
 Run as a program it damages, loads and counts in a process whose memory is limited, so that neither a large allocation
-nor code that was run goes unnoticed: `python -m tests.snapshot.mutations SUFFIX SEED COUNT`.
+nor code that was run goes unnoticed: `python -m tests.storage.mutations SUFFIX SEED COUNT`.
 """
 
 from __future__ import annotations
@@ -217,13 +217,13 @@ def damage_folder(folder: Path, rng: Dice) -> None:
 def run(suffix: str, seed: int, count: int, check: Callable[[Any], bool]) -> dict[str, int]:
     """Damage a state `count` times and load it; anything but a StateError or the state itself ends it."""
     from protokv.errors import StateError
-    from protokv.storage.api import load, read_header, save
+    from protokv.storage.api import load_state, read_header, save_state
     from tests.storage.conftest import make
 
     counts = {"refused": 0, "equal": 0, "other": 0}
     with tempfile.TemporaryDirectory() as name:
         good, path = Path(name, f"good{suffix}"), Path(name, f"bad{suffix}")
-        save(make(), good)
+        save_state(make(), good)
         data = good.read_bytes() if good.is_file() else b""
         for n in range(count):
             rng = Dice(f"{suffix} {seed} {n}")
@@ -233,14 +233,14 @@ def run(suffix: str, seed: int, count: int, check: Callable[[Any], bool]) -> dic
                 shutil.rmtree(path, ignore_errors=True)
                 shutil.copytree(good, path)
                 damage_folder(path, rng)
-            for read in (load, read_header):
+            for read in (load_state, read_header):
                 signal.alarm(20)
                 try:
                     found = read(path)
                 except StateError as error:
-                    counts["refused"] += read is load and "\n" not in error.message
+                    counts["refused"] += read is load_state and "\n" not in error.message
                 else:
-                    if read is load:
+                    if read is load_state:
                         # Who seals a document again has made another state, not damaged one.
                         equal = check(found)
                         assert equal or rng.sealed, f"{suffix} {seed} {n}: something else was loaded"

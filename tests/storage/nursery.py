@@ -1,6 +1,6 @@
 """Processes that ingest prepared frames, forked from one that has loaded everything: they start in milliseconds.
 
-`python -m tests.snapshot.nursery MODEL` reads one job a line, forks, and says on stdout what the child does: `pid N`,
+`python -m tests.storage.nursery MODEL` reads one job a line, forks, and says on stdout what the child does: `pid N`,
 `commit STEPS`, `error KIND: MESSAGE`, `done`, and, when it is gone, `exit CODE`. `Nursery` is the side of the tests.
 """
 
@@ -73,7 +73,7 @@ class Nursery:
 
     def __init__(self, model: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.snapshot.nursery", str(model)],
+            [sys.executable, "-m", "tests.storage.nursery", str(model)],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateError
-from protokv.storage.api import load, save
+from protokv.storage.api import load_state, save_state
 from protokv.storage.commit import replace
 from protokv.storage.filesystem import write_file
 from protokv.storage.safetensors import SafetensorsForm
@@ -76,18 +76,18 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new_state(error, existing, ma
     for n in range(1, total + 1):
         path.unlink(missing_ok=True)
         if existing:
-            save(old, path)
+            save_state(old, path)
         with pytest.raises(Killed if error is None else StateError) as caught, Faulty(n, error):
             SafetensorsForm(path).replace(new)
         if error is not None:
             assert str(path) in caught.value.message
             assert os.strerror(error) in caught.value.message
             assert [p.name for p in tmp_path.glob(".*")] == []
-        committed.append(path.exists() and same_state(load(path), new))
+        committed.append(path.exists() and same_state(load_state(path), new))
         if not committed[-1]:
-            assert same_state(load(path), old) if existing else not path.exists()
-        save(new, path)
-        assert same_state(load(path), new)
+            assert same_state(load_state(path), old) if existing else not path.exists()
+        save_state(new, path)
+        assert same_state(load_state(path), new)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "count.safetensors"]
     # Once the new state is in place it stays, and only the last call comes after that.
     assert committed == sorted(committed)
@@ -116,7 +116,7 @@ def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_pat
 def test_the_mode_is_what_the_umask_leaves(umask, make_state, tmp_path):
     before = os.umask(umask)
     try:
-        save(make_state(), tmp_path / "a.safetensors")
+        save_state(make_state(), tmp_path / "a.safetensors")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~umask
@@ -124,14 +124,14 @@ def test_the_mode_is_what_the_umask_leaves(umask, make_state, tmp_path):
 
 def test_a_missing_folder_is_one_error_with_a_hint(make_state, tmp_path):
     with pytest.raises(StateError, match=r"no/a\.safetensors: there is no folder .*no$") as caught:
-        save(make_state(), tmp_path / "no" / "a.safetensors")
+        save_state(make_state(), tmp_path / "no" / "a.safetensors")
     assert caught.value.hint == "Make it first."
 
 
 def test_a_folder_in_the_place_of_the_file_is_one_error(make_state, tmp_path):
     (tmp_path / "a.safetensors").mkdir()
     with pytest.raises(StateError, match="it is a folder"):
-        save(make_state(), tmp_path / "a.safetensors")
+        save_state(make_state(), tmp_path / "a.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
@@ -151,7 +151,7 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path):
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(StateError, match="ermission") as caught:
-            save(make_state(), tmp_path / "a.safetensors")
+            save_state(make_state(), tmp_path / "a.safetensors")
     finally:
         tmp_path.chmod(0o755)
     assert "may write" in caught.value.hint
@@ -159,11 +159,11 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path):
 
 def test_a_link_stays_a_link_and_its_target_is_replaced(make_state, same_state, tmp_path):
     (tmp_path / "there").mkdir()
-    save(make_state(seed=1), tmp_path / "there" / "real.safetensors")
+    save_state(make_state(seed=1), tmp_path / "there" / "real.safetensors")
     (tmp_path / "a.safetensors").symlink_to("there/real.safetensors")
-    save(make_state(seed=2), tmp_path / "a.safetensors")
+    save_state(make_state(seed=2), tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").is_symlink()
-    assert same_state(load(tmp_path / "there" / "real.safetensors"), make_state(seed=2))
+    assert same_state(load_state(tmp_path / "there" / "real.safetensors"), make_state(seed=2))
 
 
 def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
@@ -173,7 +173,7 @@ def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
     for name in kept:
         (tmp_path / name).write_text("mine")
     (tmp_path / ".a.safetensors.77-0123abcd.partial").write_text("left by a killed commit")
-    save(make_state(), tmp_path / "a.safetensors")
+    save_state(make_state(), tmp_path / "a.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors"])
 
 
@@ -186,8 +186,8 @@ def test_a_file_system_that_cannot_sync_folders_is_good_enough(make_state, tmp_p
         real(number)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    save(make_state(), tmp_path / "a.safetensors")
-    load(tmp_path / "a.safetensors")
+    save_state(make_state(), tmp_path / "a.safetensors")
+    load_state(tmp_path / "a.safetensors")
 
 
 def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path):

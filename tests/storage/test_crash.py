@@ -17,7 +17,7 @@ import torch
 from protokv.core.step import StreamClock
 from protokv.errors import StateError, StateNotFound
 from protokv.storage import filesystem
-from protokv.storage.api import commit, load, save
+from protokv.storage.api import commit, load_state, save_state
 from protokv.storage.form import FORMS, form_of
 from tests.storage.disk import Disk
 from tests.storage.lossy import Fast, Killed, Lossy, survivor
@@ -45,7 +45,7 @@ def times(path: Path) -> list[float]:
     """Of every state that is there, each of which must load and verify."""
     found = []
     for one in kept(path):
-        state = load(one)
+        state = load_state(one)
         assert state.tensors["near.keys"].eq(state.clock.steps).all()
         found.append(state.clock.stream_time_s)
     return found
@@ -80,7 +80,7 @@ def survives_a_crash(suffix, keep, make_state, same_state, folder, chances, ever
         for i, tree in enumerate(fs.survivors(random, chances)):
             place = survivor(tree, folder / f"after-{n}-{i}")
             path = place / f"a{suffix}"
-            found = load(path)
+            found = load_state(path)
             assert same_state(found, old) or same_state(found, new)
             outcomes.append(found.clock.steps)
             if keep:
@@ -89,7 +89,7 @@ def survives_a_crash(suffix, keep, make_state, same_state, folder, chances, ever
                 assert len(past) <= keep
             # The next commit needs nothing of what the crash left, and leaves nothing of it.
             put(at(make_state, 7), path, keep, Fast())
-            assert load(path).clock.steps == 7
+            assert load_state(path).clock.steps == 7
             visible = [p.name for p in place.iterdir()]
             if keep:
                 assert len(times(path)) == len(visible) - 1 <= keep - 1
@@ -139,7 +139,7 @@ def test_a_commit_that_does_not_sync_is_caught(make_state, same_state, tmp_path)
         put(at(make_state, 6), base / "a.safetensors", None, fs)
     lost = survivor(list(fs.survivors(Random(0), 0))[1], tmp_path / "lost")
     with pytest.raises(StateError):
-        load(lost / "a.safetensors")
+        load_state(lost / "a.safetensors")
 
 
 class Full(Fast):
@@ -181,12 +181,12 @@ def test_a_full_disk_is_one_error_with_a_hint_and_the_old_state_stays(suffix, ke
     while (error := refusal(at(make_state, 6), path, keep, Full(n := n + 1))) is not None:
         assert os.strerror(errno.ENOSPC) in error.message
         assert "free some space" in error.hint
-        assert same_state(load(path), at(make_state, 5))
+        assert same_state(load_state(path), at(make_state, 5))
         assert {4.0} <= set(times(path)) if keep else times(path) == []
         # A failed commit takes its own pieces with it, or a full disk stays full.
         assert not [one.name for one in tmp_path.iterdir() if one.name.startswith(".")]
     assert n > 3
-    assert same_state(load(path), at(make_state, 6))
+    assert same_state(load_state(path), at(make_state, 6))
     assert len([*tmp_path.iterdir()]) == (keep or 1)
 
 
@@ -199,7 +199,7 @@ def test_a_folder_or_a_file_in_the_place_of_the_state_is_refused_and_left(suffix
         path.mkdir()
         (path / "mine").write_text("mine")
     with pytest.raises(StateError, match=r"cannot write the state .*: it is a f"):
-        save(at(make_state, 1), path)
+        save_state(at(make_state, 1), path)
     assert (path if suffix == ".zarr" else path / "mine").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -215,13 +215,13 @@ def content(path: Path) -> object:
     """Everything that a state is: the file's bytes, or header and tensors where it is a folder."""
     if path.is_file():
         return path.read_bytes()
-    state = load(path)
+    state = load_state(path)
     return state.to_json(), {name: (tensor.dtype, tensor.tolist()) for name, tensor in state.tensors.items()}
 
 
 def check_kept(path: Path, keep: int | None) -> None:
     """Every earlier commit loads and verifies; at most one is too many."""
-    steps = [load(one).clock.steps for one in kept(path)]
+    steps = [load_state(one).clock.steps for one in kept(path)]
     assert steps == sorted(steps)
     assert len(steps) <= (keep or 0)
 
@@ -245,7 +245,7 @@ def killed_at_random(nursery, suffix, folder, n_kills, *, keep, background, fram
         assert not [line for line in lines if line and line.startswith("error")]
         told = [int(line.split()[1]) for line in lines if line and line.startswith("commit")]
         try:
-            steps = load(path).clock.steps
+            steps = load_state(path).clock.steps
         except StateNotFound:
             steps = 0
         # What was said to be committed is on disk, and nothing ever goes back.
@@ -295,22 +295,22 @@ def test_every_read_beside_a_writer_is_a_whole_state(suffix, nursery, tmp_path):
     line = None
     while line != "done":
         asked = Random(reads).random() * steps
-        for state in (load(path), read_at(path, asked)):
+        for state in (load_state(path), read_at(path, asked)):
             # Tensors and header are of one moment: the newest step in the window is the last one of the clock.
             assert state is None or int(state.tensors["near.step"].max()) == state.clock.steps - 1
-        seen.append(load(path).clock.steps)
+        seen.append(load_state(path).clock.steps)
         reads += 1
         line = nursery.line(0)
     nursery.rest()
     assert seen == sorted(seen)
-    assert load(path).clock.steps == steps
+    assert load_state(path).clock.steps == steps
     assert reads > 3
 
 
 def read_at(path: Path, time_s: float):
     """The state at a time, None where the writer has removed all that is not after it."""
     try:
-        state = load(path, at_s=time_s)
+        state = load_state(path, at_s=time_s)
     except StateNotFound:
         return None
     assert state.clock.stream_time_s <= time_s

@@ -15,7 +15,7 @@ import torch
 import zarr
 
 from protokv.errors import StateCorrupt
-from protokv.storage.api import load, moments, read_header, save, stored_bytes
+from protokv.storage.api import load_state, moments, read_header, save_state, stored_bytes
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 def prefix(store):
     """Of a state that is there."""
     prefix = f"unfolding/{next(_numbers)}"
-    save(make(), f"s3://{BUCKET}/{prefix}")
+    save_state(make(), f"s3://{BUCKET}/{prefix}")
     store.reset()
     return prefix
 
@@ -69,15 +69,17 @@ def refolded(data: bytes, old: int, new: int) -> bytes:
 _CHILD = """
 import json, sys
 from protokv.errors import StateError
-from protokv.snapshot import load, moments, read_header, save, stored_bytes
-from protokv.snapshot.formats import icechunk
+from protokv.storage.api import load_state, moments, read_header, save_state, stored_bytes
+from protokv.storage import icechunk
 from tests.peak import peak_kib
-from tests.snapshot.conftest import make
+from tests.storage.conftest import make
 good, *hostile = sys.argv[1:]
-load(good), save(make(seed=1), good)
+load_state(good), save_state(make(seed=1), good)
 before, ends = peak_kib(), []
 for address in hostile:
-    for use in (load, read_header, moments, stored_bytes, lambda address: save(make(seed=2), address)):
+    for use in (
+        load_state, read_header, moments, stored_bytes, lambda address: save_state(make(seed=2), address)
+    ):
         try:
             use(address)
             ends.append("done")
@@ -102,7 +104,7 @@ def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
     ends = []
     for kind in ("snapshots", "manifests"):
         prefix = f"unfolding/of-{kind}"
-        save(make(), f"s3://{BUCKET}/{prefix}")
+        save_state(make(), f"s3://{BUCKET}/{prefix}")
         objects = store.objects(prefix)
         snapshot = f"{prefix}/snapshots/{tip(objects, prefix)}"
         # The array with the most to say.
@@ -123,7 +125,7 @@ def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
 
 def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address):
     for seed in (2, 3):
-        save(make(seed=seed), address)
+        save_state(make(seed=seed), address)
     objects = store.objects(prefix)
     oldest = next(
         key
@@ -135,26 +137,26 @@ def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address
     with pytest.raises(StateCorrupt, match=r"would take more than 16 MiB"):
         repository.collect(repo, Unfolding(address), datetime.now(UTC) + timedelta(hours=2))
     # Who goes on there commits, and deletes nothing.
-    save(make(seed=4), address)
+    save_state(make(seed=4), address)
     assert set(objects) < set(store.objects(prefix))
 
 
 def test_manifests_of_many_small_arrays_are_summed(store, prefix, address, monkeypatch):
     """Each by its length as long as that is enough; then the longest are fetched and unfolded."""
     state = make(tensors={f"near.t{n}": torch.randn(50 + n, 7) for n in range(12)})
-    save(state, address)
+    save_state(state, address)
     lengths = [len(data) for key, data in store.objects(prefix).items() if "/manifests/" in key]
     for limit in (12 << 20, unfolding.LIMIT_BYTES):
         monkeypatch.setattr(unfolding, "LIMIT_BYTES", limit)
         store.reset()
-        load(address)
+        load_state(address)
         fetched = [
             one for one in store.requests if one.method == "GET" and "/manifests/" in one.key and one.status == 200
         ]
         assert (len(fetched) > 0) == (limit == 12 << 20), lengths
     monkeypatch.setattr(unfolding, "LIMIT_BYTES", 1000)
     with pytest.raises(StateCorrupt, match=r"manifests/\w+ would take more than"):
-        load(address)
+        load_state(address)
 
 
 @pytest.mark.parametrize("name", ["../../notes", "0" * 19 + "H", "0" * 19, "a" * 20])
@@ -176,6 +178,6 @@ def test_a_document_that_is_too_long_is_not_fetched(store, address):
     session = repository.open_repository(address).writable_session("main")
     zarr.open_group(session.store, mode="a").attrs["long"] = "x" * (5 << 20)
     session.commit("long")
-    for read in (load, read_header, moments, stored_bytes):
+    for read in (load_state, read_header, moments, stored_bytes):
         with pytest.raises(StateCorrupt, match=r"there is no zarr\.json that could be"):
             read(address)

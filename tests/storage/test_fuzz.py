@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memor
 
 
 def run(seed: int, count: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.snapshot.fuzz", str(seed), str(count)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.storage.fuzz", str(seed), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

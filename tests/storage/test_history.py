@@ -13,7 +13,7 @@ import torch
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.storage import api
-from protokv.storage.api import load, moments, read_header, save
+from protokv.storage.api import load_state, moments, read_header, save_state
 from protokv.storage.form import FORMS, form_of
 from protokv.storage.watched import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.storage.writer import Writer
@@ -35,7 +35,7 @@ def kept(path: Path) -> list[Path]:
 
 
 def load_at(path: Path, at_s: float):
-    return load(path, at_s=at_s)
+    return load_state(path, at_s=at_s)
 
 
 def times(path: Path) -> list[float]:
@@ -52,11 +52,11 @@ def test_the_last_commits_are_kept_each_a_state_that_anything_reads(suffix, keep
     path = tmp_path / f"a{suffix}"
     for step in range(1, 7):
         commit(at(make_state, step), path, keep)
-        assert same_state(load(path), at(make_state, step))
+        assert same_state(load_state(path), at(make_state, step))
         past = range(max(1, step - keep + 1), step)
         assert times(path) == [2.0 * one for one in past]
         for one, file in zip(past, kept(path), strict=True):
-            assert same_state(load(file), at(make_state, one))
+            assert same_state(load_state(file), at(make_state, one))
     assert len(names(tmp_path)) == keep
 
 
@@ -126,25 +126,25 @@ def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_stat
     mine[1].mkdir()
     (mine[1] / "mine").write_text("mine")
     # A moment of this stream under the name of another.
-    save(at(make_state, 1), tmp_path / f"b{suffix}")
+    save_state(at(make_state, 1), tmp_path / f"b{suffix}")
     (tmp_path / f"b{suffix}").rename(mine[2])
     for step in range(1, 6):
         commit(at(make_state, step), path, 2)
-        assert same_state(load(path), at(make_state, step))
+        assert same_state(load_state(path), at(make_state, step))
     assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
-    assert same_state(load(mine[2]), at(make_state, 1))
+    assert same_state(load_state(mine[2]), at(make_state, 1))
 
 
 @EVERY_FORM
 def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
     path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a{suffix}@000002.000s"
-    save(at(make_state, 1), elsewhere)
+    save_state(at(make_state, 1), elsewhere)
     link.symlink_to(elsewhere)
     for step in range(1, 5):
         commit(at(make_state, step), path, 2)
         assert moments(path) == [2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1]
     assert link.is_symlink()
-    assert load(elsewhere).clock.steps == 1
+    assert load_state(elsewhere).clock.steps == 1
 
 
 def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
@@ -285,7 +285,7 @@ class TestWriter:
             [tmp_path / f"b{suffix}", *kept(tmp_path / f"b{suffix}")],
             strict=True,
         ):
-            assert same_state(load(mine), load(other))
+            assert same_state(load_state(mine), load_state(other))
             assert mine.is_dir() or mine.read_bytes() == other.read_bytes()
 
     @pytest.mark.gpu
@@ -300,16 +300,16 @@ class TestWriter:
             for tensor in live.tensors.values():
                 tensor.zero_()
             assert [one.steps for one in writer.landed(wait=True)] == [1]
-        assert same_state(load(tmp_path / "a.safetensors"), host)
+        assert same_state(load_state(tmp_path / "a.safetensors"), host)
 
     def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, same_state, tmp_path):
         path = tmp_path / "a.safetensors"
-        save(at(make_state, 1), path)
+        save_state(at(make_state, 1), path)
         bad = replace(at(make_state, 2), settings={"not": object()})
         for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
             with pytest.raises(StateError, match="not plain JSON"):
                 commit_and(bad, path, then)
-            assert same_state(load(path), at(make_state, 1))
+            assert same_state(load_state(path), at(make_state, 1))
 
     def test_an_error_of_the_stream_is_not_hidden_by_one_of_the_thread(self, make_state, tmp_path):
         bad = replace(at(make_state, 2), settings={"not": object()})
@@ -357,7 +357,7 @@ class TestSources:
             segment = next_segment(state)
             assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
             state = at(make_state, step, source=segment.record(source), complete=True)
-            save(state, tmp_path / "a.safetensors")
+            save_state(state, tmp_path / "a.safetensors")
             found = read_header(tmp_path / "a.safetensors")
             assert segment_of(found) == replace(segment, done=True)
         assert fingerprints(found) == ("a", "b", "c")

@@ -22,7 +22,7 @@ import torch
 from protokv.core.digest import bytes_digest, canonical
 from protokv.core.snapshot import FORMAT_VERSION
 from protokv.errors import StateCorrupt, StateError, StateMismatch
-from protokv.storage.api import load, read_header, save
+from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.form import FORMS
 from tests.storage.mutations import resealed, unzipped, zipped
 
@@ -35,7 +35,7 @@ def good(make_state, tmp_path_factory):
     """A state in every form, by suffix."""
     folder = tmp_path_factory.mktemp("good")
     for suffix in SUFFIXES:
-        save(make_state(), folder / f"a{suffix}")
+        save_state(make_state(), folder / f"a{suffix}")
     return {suffix: folder / f"a{suffix}" for suffix in SUFFIXES}
 
 
@@ -43,7 +43,7 @@ def refused(path: Path, match: str | None = None) -> StateError:
     tracemalloc.start()
     try:
         with pytest.raises(StateError, match=match) as caught:
-            load(path)
+            load_state(path)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -55,13 +55,13 @@ def refused(path: Path, match: str | None = None) -> StateError:
 
 def refused_in(path: Path) -> StateError:
     with pytest.raises(StateCorrupt) as caught:
-        load(path)
+        load_state(path)
     return caught.value
 
 
 def run_limited(seed: int, count: int) -> dict[str, dict[str, int]]:
     """Mutated states of every form, loaded in a process with 256 MiB to spare."""
-    command = [sys.executable, "-m", "tests.snapshot.mutations", str(seed), str(count), *SUFFIXES]
+    command = [sys.executable, "-m", "tests.storage.mutations", str(seed), str(count), *SUFFIXES]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
@@ -95,7 +95,7 @@ def test_every_cut_of_a_file_is_refused(suffix, good, tmp_path):
     for size in [*range(0, len(data), 97), *range(len(data) - 9, len(data))]:
         path.write_bytes(data[:size])
         with pytest.raises(StateError):
-            load(path)
+            load_state(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -105,15 +105,15 @@ def test_a_flipped_bit_in_a_tensor_is_found_and_the_tensor_named(suffix, make_st
         tmp_path / f"a{suffix}",
     )
     needle = state.tensors["bank.mass"].numpy().tobytes()
-    save(state, path)
+    save_state(state, path)
     (file,) = [p for p in ([path] if path.is_file() else path.rglob("c.0")) if needle in p.read_bytes()]
     data = file.read_bytes()
     for at in range(data.index(needle), data.index(needle) + len(needle), 5):
         file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
         with pytest.raises(StateCorrupt, match=r"tensor bank\.mass"):
-            load(path)
+            load_state(path)
         # Who is in a hurry gets what is there.
-        assert not load(path, verify=False).tensors["bank.mass"].equal(state.tensors["bank.mass"])
+        assert not load_state(path, verify=False).tensors["bank.mass"].equal(state.tensors["bank.mass"])
 
 
 def newer(text: str) -> str:
@@ -291,7 +291,7 @@ def rebuilt(shape, elements, offset=0, stride=None, kind="FloatStorage", key="0"
     ids=str,
 )
 def test_a_tensor_that_claims_more_than_its_bytes_is_refused(claim, good, make_state, tmp_path):
-    save(make_state(tensors={"a": torch.zeros(4)}), tmp_path / "a.pt")
+    save_state(make_state(tensors={"a": torch.zeros(4)}), tmp_path / "a.pt")
     members = unzipped((tmp_path / "a.pt").read_bytes())
     text = next(a for op, a, _ in pickletools.genops(members["archive/data.pkl"]) if str(a).startswith('{"digest'))
     program = rebuilt(**claim)
@@ -304,13 +304,13 @@ def test_a_tensor_that_claims_more_than_its_bytes_is_refused(claim, good, make_s
 
 
 def test_the_pickle_that_the_last_test_builds_would_pass_if_it_told_the_truth(make_state, tmp_path):
-    save(make_state(tensors={"a": torch.zeros(4)}), tmp_path / "a.pt")
+    save_state(make_state(tensors={"a": torch.zeros(4)}), tmp_path / "a.pt")
     members = unzipped((tmp_path / "a.pt").read_bytes())
     text = next(a for op, a, _ in pickletools.genops(members["archive/data.pkl"]) if str(a).startswith('{"digest'))
     program = rebuilt((4,), 4)
     program = patched(program, b"X\x02\x00\x00\x00{}", b"X" + struct.pack("<L", len(text)) + text.encode())
     (tmp_path / "a.pt").write_bytes(zipped({**members, "archive/data.pkl": program}))
-    assert load(tmp_path / "a.pt").tensors["a"].equal(torch.zeros(4))
+    assert load_state(tmp_path / "a.pt").tensors["a"].equal(torch.zeros(4))
 
 
 # Zarr
@@ -378,7 +378,7 @@ def test_sealed_metadata_that_lie_are_refused_before_a_byte_is_decoded(change, m
     with_metadata(path, change)
     tracemalloc.start()
     with pytest.raises(StateCorrupt, match=match) as caught:
-        load(path)
+        load_state(path)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
     assert "tensor bank.mass" in caught.value.message
@@ -391,7 +391,7 @@ def test_metadata_that_were_not_sealed_are_refused_even_in_a_hurry(good, tmp_pat
     file.write_text(file.read_text().replace("11", "10"))
     for verify in (True, False):
         with pytest.raises(StateCorrupt, match=r"tensor bank\.mass"):
-            load(path, verify=verify)
+            load_state(path, verify=verify)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_a_key_of_what_is_not_there_leads_nowhere(key, good, tmp_path, make_stat
     if key.endswith("zarr.json"):
         assert "missing" in refused_in(path).message
     else:
-        assert same_state(load(path), make_state())
+        assert same_state(load_state(path), make_state())
 
 
 def test_a_tensor_that_cannot_have_its_name_is_refused(good, tmp_path):
@@ -447,7 +447,7 @@ def test_what_is_in_the_place_of_a_file_is_refused_and_not_waited_for(place, tar
         file.symlink_to(target)
     tracemalloc.start()
     with pytest.raises(StateError):
-        load(path)
+        load_state(path)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
 

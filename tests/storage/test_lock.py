@@ -19,7 +19,7 @@ from protokv.storage.lock import Lock
 
 HOLD = """
 import sys
-from protokv.storage.writer import Lock
+from protokv.storage.lock import Lock
 with Lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -199,5 +199,5 @@ def test_a_forked_child_that_leaves_the_block_takes_nothing_from_its_parent(tmp_
 
 
 def test_the_lock_needs_no_torch():
-    code = "import sys, protokv.storage.writer; assert 'torch' not in sys.modules"
+    code = "import sys, protokv.storage.lock; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from protokv.storage.api import save
+from protokv.storage.api import save_state
 from tests.storage.form_tests import LocalFormTests
 
 
@@ -13,7 +13,7 @@ class TestPt(LocalFormTests):
 
     def test_torch_reads_the_file_and_its_tensors_stand_alone(self, at, make_state):
         state, path = make_state(), at()
-        save(state, path)
+        save_state(state, path)
         found = torch.load(path, weights_only=True)
         assert set(found) == {"protokv", "tensors"}
         assert all(found["tensors"][name].equal(tensor) for name, tensor in state.tensors.items())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from safetensors import safe_open
 
-from protokv.storage.api import load, save
+from protokv.storage.api import load_state, save_state
 from tests.storage.form_tests import LocalFormTests
 
 
@@ -21,14 +21,14 @@ class TestSafetensors(LocalFormTests):
             tensors=dict(reversed(list(state.tensors.items()))),
             memory=dict(reversed(list(state.memory.items()))),
         )
-        save(state, a)
-        save(turned, b)
-        save(load(a), c)
+        save_state(state, a)
+        save_state(turned, b)
+        save_state(load_state(a), c)
         assert a.read_bytes() == b.read_bytes() == c.read_bytes()
 
     def test_the_safetensors_library_reads_the_file(self, at, make_state):
         state, path = make_state(), at()
-        save(state, path)
+        save_state(state, path)
         with safe_open(path, "pt") as file:
             assert set(file.keys()) == set(state.tensors)
             assert all(file.get_tensor(name).equal(tensor) for name, tensor in state.tensors.items())

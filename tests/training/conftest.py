@@ -8,7 +8,7 @@ from samples.training.bank import build_bank
 from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
 from samples.training.compose import Composer
 from samples.training.model import make_model
-from tests.training.tiny import SMALL
+from tests.training.helpers import SMALL
 
 COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
 

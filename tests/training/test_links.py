@@ -1,13 +1,20 @@
-"""The labels of links on videos made by hand, and what their losses ask."""
+"""The labels of links on videos made by hand, their losses, and the attention that is taught."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
+from protokv.mini.phrases import EVERY_TEMPLATE, TIME_TYPES
 from protokv.mini.questions import Fact
 from protokv.mini.sprites import COLOUR_NAMES, SHAPES
 from protokv.mini.vocabulary import encode
+from samples.training.batches import encode_question
+from samples.training.gaze import measure_gaze, measure_miss, read_gaze
 from samples.training.links import (
     BOUNDS,
     LINKS,
@@ -20,7 +27,11 @@ from samples.training.links import (
     make_readings,
     measure_links,
 )
-from tests.training.by_hand import make_video
+from samples.training.model import make_model
+from samples.training.time_links import label_beginnings, label_followed, label_over_time
+from samples.training.traces import measure_traces
+from samples.training.visual_tokens import N_PREFIX, VisualTokens, make_positions
+from tests.training.helpers import BAR, RING, STAR, make_video
 
 
 def _shapes(bits):
@@ -97,3 +108,146 @@ def test_losses_are_of_the_named_layer_and_position_and_fall_with_the_right_read
     expected = torch.nn.functional.binary_cross_entropy_with_logits(told, found["bag"].bits)
     torch.testing.assert_close(loss, expected)
     assert torch.equal(right, (told > 0) == found["bag"].bits.bool())
+
+
+def test_lit_tokens_tell_which_event_begins_and_are_of_the_latest_one_or_not():
+    labels = LinkLabels()
+    label_beginnings(labels, 2, make_video(), 3)
+    found = labels.tensors(False, False)
+    lit = [3 + i for i in (0, 1, 3, 4, 5, 6)]
+    for name in ("onset", "latest", "lit"):
+        assert found[name].videos.tolist() == [2] * 6
+        assert found[name].positions.tolist() == lit
+    marked = {name: [tuple(np.flatnonzero(row)) for row in found[name].bits] for name in ("onset", "latest")}
+    assert marked["onset"] == [(STAR,), (), (RING,), (BAR,), (), (STAR,)]
+    assert marked["latest"] == [(), (), (RING,), (BAR,), (BAR,), (STAR,)]
+    assert found["lit"].bits.tolist() == [[1.0]] * 6
+    told = [row.nonzero().flatten().tolist() for row in found["marks"].bits]
+    n = len(COLOUR_NAMES)
+    assert told == [[0, n + 4], [], [1, n], [2, n + 8], [], [3, n + 4]]
+
+
+def test_the_shape_word_of_a_question_over_time_tells_how_often_the_places_and_the_last_time():
+    words = encode("How many times did the star appear?", "time")
+    video = make_video()
+    video.events[-1] = video.events[-1]._replace(place=7)
+
+    def tell(video):
+        labels = LinkLabels()
+        label_over_time(labels, 0, video, 20, words, STAR, 40)
+        return labels.tensors(False, False)
+
+    found = tell(video)
+    assert set(found) == {"looks", "until", "times", "opening", "closing"}
+    looks = found["looks"].bits[0].bool()
+    assert looks[: len(COLOUR_NAMES)].nonzero().flatten().tolist() == [0, 3]
+    assert looks[len(COLOUR_NAMES) :].nonzero().flatten().tolist() == [4, 7]
+    assert all(own.positions.tolist() == [40 + words.index(encode("star")[0])] for own in found.values())
+    assert found["times"].bits.tolist() == [[1.0, 0.0, 0.0]]
+    assert found["until"].bits[0].sum() == (BOUNDS < 29).sum()
+    assert (int(found["opening"].bits.argmax()), int(found["closing"].bits.argmax())) == (4, 7)
+    assert set(tell(replace(video, slow=frozenset({STAR})))) == {"looks", "until", "opening", "closing"}
+
+
+def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_questions_and_of_where():
+    def tell(text):
+        labels = LinkLabels()
+        label_followed(labels, 1, encode_question(text, "yes")[0], 50)
+        found = labels.tensors(False, False)
+        return found["follows"].bits.flatten().tolist() if found else None
+
+    for kind, templates in EVERY_TEMPLATE.items():
+        for template in templates:
+            told = tell(template.format(shape="star", other="ring", colour="red", place="center"))
+            named = ("{shape}" in template) + ("{other}" in template)
+            if kind in TIME_TYPES:
+                assert told == [1.0], template
+            elif kind != "where":
+                assert told == ([0.0] * named or None), template
+    assert tell("Where did the star appear?") == [1.0]
+    assert tell("What was the position of the star?") == [0.0]
+    labels = LinkLabels()
+    label_followed(labels, 1, encode_question("Was the star seen before the ring?", "yes")[0], 50)
+    assert labels.tensors(False, False)["follows"].positions.tolist() == [53, 57]
+
+
+def _measure(moved):
+    lit, present = torch.tensor([[True, False, True]]), torch.tensor([[True, True, False]])
+    words = torch.tensor([[True, True, True, False]])
+    changed = torch.tensor([0]), torch.tensor([N_PREFIX + 4])
+    return measure_traces(moved, lit, present, words, changed)
+
+
+def test_each_kind_of_token_has_its_own_mean_and_words_weigh_most():
+    moved = torch.zeros(1, N_PREFIX + 7, 8)
+    for position, size in ((N_PREFIX, 1.0), (N_PREFIX + 1, 2.0), (N_PREFIX + 3, 3.0), (N_PREFIX + 4, 4.0)):
+        moved[0, position] = size
+    # A video token and a word that are padding.
+    moved[0, N_PREFIX + 2] = moved[0, N_PREFIX + 6] = 100.0
+    loss, told = _measure(moved)
+    words = 9.0 / (N_PREFIX + 2)
+    assert told == pytest.approx(
+        {"trace_lit": 1.0, "trace_unlit": 2.0, "trace_words": words**0.5, "trace_changed": 4.0}
+    )
+    assert loss.item() == pytest.approx(2 * (1 + 4) + 30 * words + 0.03 * 16)
+
+
+def test_nothing_left_behind_costs_nothing():
+    loss, _ = _measure(torch.zeros(1, N_PREFIX + 7, 8))
+    assert loss.item() == 0.0
+
+
+def test_the_gaze_of_a_row_is_attention_turned_pair_by_pair():
+    torch.manual_seed(0)
+    model = make_model(4, layers=2)
+    tokens = VisualTokens(
+        torch.randn(2, 5, 128),
+        torch.tensor([[0, 1, 1, 7, 9], [3, 4, 5, 6, 6]]),
+        torch.tensor([[0, 8, 1, 2, 5], [4, 4, 7, 3, 0]]),
+        torch.tensor([10, 8]),
+        present=torch.tensor([[True] * 5, [True] * 4 + [False]]),
+        seen=torch.tensor([[True, False, True, True, True]] * 2),
+        bias=torch.rand(2, 5),
+    )
+    questions, nv = torch.randint(1, 20, (2, 2, 3)), N_PREFIX + 5
+    state = torch.randn(2, nv + 6, 128)
+    rows = torch.tensor([0, 1, 1]), nv + torch.tensor([1, 0, 5])
+    gaze = read_gaze(model, 1, state, tokens, questions, rows)
+    assert gaze.shape == (3, 4, nv)
+
+    layer = model.model.language_model.layers[1]
+    rope = model.config.text_config.rope_parameters
+    component = [i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)]
+    places = make_positions(tokens, 2, 3)
+
+    def turned(projection, video, position):
+        x = projection(layer.input_layernorm(state[video, position])).view(-1, 32)
+        pairs = torch.complex(x[:, :16], x[:, 16:])
+        angles = torch.stack(
+            [places[component[i], video, position] * rope["rope_theta"] ** (-i / 16) for i in range(16)]
+        )
+        return pairs * torch.polar(torch.ones(16), angles)
+
+    for own, (video, position) in zip(gaze, zip(*(r.tolist() for r in rows), strict=True), strict=True):
+        q = turned(layer.self_attn.q_proj, video, position)
+        scores = torch.full((4, nv), -torch.inf)
+        for key in range(nv):
+            i = key - N_PREFIX
+            if i >= 0 and not (tokens.present[video, i] and tokens.seen[video, i]):
+                continue
+            k = turned(layer.self_attn.k_proj, video, key)
+            for head in range(4):
+                scores[head, key] = (q[head] * k[head // 2].conj()).sum().real / 32**0.5
+            scores[:, key] += tokens.bias[video, i] if i >= 0 else 0
+        torch.testing.assert_close(own.exp(), scores.softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_a_gaze_is_lost_unless_it_rests_evenly_and_misses_what_it_does_not_see():
+    wanted = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+    even = torch.tensor([[[0.5, 0.0, 0.5, 0.0]] * 2]).log()
+    uneven = torch.tensor([[[0.9, 0.0, 0.1, 0.0]] * 2]).log()
+    spread = torch.tensor([[[0.25] * 4, [0.5, 0.0, 0.25, 0.25]]]).log()
+    torch.testing.assert_close(measure_gaze(even, wanted), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(measure_gaze(uneven, wanted), torch.tensor(-0.5 * math.log(0.9 * 0.1) - math.log(2)))
+    torch.testing.assert_close(measure_miss(uneven, wanted), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(measure_miss(spread, wanted), torch.tensor(-math.log((0.5 + 0.75) / 2)))

@@ -1,19 +1,24 @@
-"""The worlds and the measurement of order."""
+"""Held-out worlds, the questions about them, and the batches of every stage."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import EMBEDDED_ORDER, weights_folder
-from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.seeds import CARD, ORDER_CARD, TIME_CARD
 from protokv.mini.sprites import NUMBERS
 from protokv.mini.sprites import PLACES as MINI_PLACES
 from samples.training import evaluate_order as evaluate_order_module
-from samples.training.evaluate import LENGTHS
+from samples.training.batches import IGNORED, judge_answers, make_batch
+from samples.training.curriculum import CURRICULUM
+from samples.training.evaluate import LENGTHS, evaluate, format_table, make_held_out_world
 from samples.training.evaluate_order import (
     answer_all,
     bootstrap,
@@ -21,6 +26,7 @@ from samples.training.evaluate_order import (
     find_known_types,
     format_order_table,
 )
+from samples.training.loop import rate_at
 from samples.training.model import make_model
 from samples.training.order_worlds import (
     ASKED,
@@ -32,7 +38,7 @@ from samples.training.order_worlds import (
     make_order_world,
 )
 from samples.training.time_worlds import ask_time, make_time_world
-from tests.training.tiny import SMALL
+from tests.training.helpers import SMALL
 
 
 def _evidence(world):
@@ -109,6 +115,7 @@ def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
     assert sum(right) >= 0.9 * len(asked)
 
 
+@pytest.mark.slow
 def test_the_larger_model_reads_what_happens_over_time():
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
     found = {kind: [] for kind in TIME_TYPES}
@@ -169,3 +176,49 @@ def test_what_is_asked_of_evidence_that_is_shown_twice_is_true_of_both_showings(
         assert {(question.type, question.answer) for question in asked} <= {fact[:2] for fact in told[0]}
         kinds |= {question.type for question in asked}
     assert kinds == set(ASKED_TWICE)
+
+
+def test_evaluation_scores_an_untrained_model_near_chance_and_prints_a_table():
+    model = make_model(1, **SMALL).eval()
+    cells = list(evaluate(model, lengths=[9], loads=["few"], ways=["full", "recent"], n=12))
+    assert {cell.way for cell in cells} == {"full", "recent"}
+    assert all(cells[0].asked[t] >= 10 for t in TYPES)
+    assert np.mean(list(cells[0].accuracy.values())) < 0.4
+    lines = list(format_table(cells))
+    assert len(lines) == 2 + 1 + 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_held_out_worlds_have_the_load_they_are_named_after():
+    assert all(1 <= len(make_held_out_world("few", 37, i).events_until(37)) <= 4 for i in range(20))
+    assert all(len(make_held_out_world("many", 90, i).events_until(90)) >= 5 for i in range(20))
+
+
+@pytest.mark.parametrize("stage", CURRICULUM, ids=lambda s: s.name)
+def test_every_stage_of_the_curriculum_makes_batches(composer, stage):
+    rng = np.random.default_rng(6)
+    kinds = set()
+    for i in range(6):
+        batch = make_batch(rng, composer, replace(stage, tokens=400), i / 6)
+        kinds |= set(batch.types)
+        assert ((batch.labels != IGNORED).sum(-1) >= 2).all()
+        assert (batch.tokens.times[:, -1] < batch.tokens.end).all()
+        if batch.tokens.seen is not None:
+            assert batch.tokens.seen.any(-1).all()
+            assert not batch.tokens.seen.all()
+    assert kinds <= set(stage.weights) | {"whether"}
+
+
+def test_the_curriculum_asks_everything_in_the_end_over_spans_of_ten_minutes():
+    last = CURRICULUM[-1]
+    assert set(last.weights) == set(TYPES)
+    assert max(span for span, _ in last.spans) >= 640
+    assert rate_at(last, last.steps - 1) < 0.02 * last.rate
+    assert rate_at(last, 0) < rate_at(last, last.warm_up)
+
+
+def test_an_answer_is_right_when_its_words_are_whatever_its_end_is():
+    labels = torch.tensor([[[IGNORED, 40, 41, 2]], [[IGNORED, 40, 2, IGNORED]]])
+    logits = torch.zeros(5, 128)
+    logits[[0, 1, 3], [40, 41, 39]] = 1.0
+    assert judge_answers(logits, labels) == [True, False]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.connection import kind_of, listens, shown, stem
+from protokv.video.address import kind_of, listens, shown, stem
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protokv.video import probe as module
-from protokv.video.probe import fingerprint
+from protokv.video import fingerprint as module
+from protokv.video.fingerprint import fingerprint
 
 
 @pytest.fixture(params=["whole", "in pieces"])

@@ -6,19 +6,17 @@ the one that was set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import Event, Progress, SourceLost, Summary
-from protokv.ingestion.live.growing_file import GrowingFile
+from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.prefetch import Stop
 from protokv.ingestion.schedule import Ending, Every
-from protokv.ingestion.watching import Run
-from protokv.storage.watched import Segment
+from protokv.ingestion.watching import Run, Start
 from protokv.storage.writer import Writer
 from protokv.timings import Timings
 from protokv.video import Source, Step
@@ -29,17 +27,15 @@ class LiveRun(Run):
 
     def __init__(
         self,
-        session: Session,
+        start: Start,
         source: LiveSource,
-        growth: GrowingFile,
+        file: GrowingFile,
         writer: Writer,
-        segment: Segment,
-        record: Mapping[str, Any],
         ending: Ending,
         timings: Timings | None = None,
     ) -> None:
         """As `Run`; `ending` says when the stream is complete, `source` is opened when it is watched."""
-        super().__init__(session, cast(Source, source), growth, writer, segment, record, timings=timings)
+        super().__init__(start, cast(Source, source), file, writer, timings=timings)
         self._live, self._ending = source, ending
         # What could not be read by an earlier run is in the chronicle.
         self._damage = source.damage

@@ -19,13 +19,12 @@ from typing import Any
 
 from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.live.options import LiveOptions
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Rates, Sampled
-from protokv.ingestion.live.wall_clock import WallClockLog
+from protokv.ingestion.options import LiveOptions
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import Segment
-from protokv.video import Damage, Source, SourceInfo
-from protokv.video import connection as address
-from protokv.video.connection import PIPE
+from protokv.video import Damage, Source, SourceInfo, address
+from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step

@@ -1,0 +1,132 @@
+"""The options of an ingest: `IngestOptions`, and `LiveOptions` for sources that may wait or be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Literal
+
+from protokv.backbones.base import Backbone
+from protokv.config import DurableConfig, MemoryConfig
+from protokv.errors import ConfigError
+from protokv.ingestion.schedule import Every
+from protokv.video import Decoder
+from protokv.video.address import PIPE
+
+# A live source without a frame for this time is lost.
+STALL_S = 20.0
+
+# A forward of thousands of tokens gains nothing more, and its attention grows with their square.
+MOST_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How to read a source that may wait or be lost.
+
+    Attributes:
+        stall_s: seconds without a frame after which a source is lost, or a growing file has ended; None: `STALL_S`,
+            but a pipe is waited for without end.
+        give_up_s: seconds to try a lost source again; None: for ever.
+        on_pressure: what to do when the model is slower than the source: `drop` the oldest frames, or make the source
+            `wait`; None: a pipe waits, every other source drops.
+        for_s: end after this much stream time.
+        until: end at this real time, in seconds since 1970.
+        follow: read a file on while it grows.
+        input: options for FFmpeg.
+        retry_s: the first and the longest pause before the next attempt.
+    """
+
+    stall_s: float | None = None
+    give_up_s: float | None = None
+    on_pressure: Literal["drop", "wait"] | None = None
+    for_s: float | None = None
+    until: float | None = None
+    follow: bool = False
+    input: Mapping[str, str] = field(default_factory=dict)
+    retry_s: tuple[float, float] = (1.0, 30.0)
+
+    def __post_init__(self) -> None:
+        for name in ("stall_s", "for_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
+        if self.on_pressure not in (None, "drop", "wait"):
+            raise ConfigError(f"on_pressure is {self.on_pressure!r}", hint="use drop or wait")
+
+    def lost_after_s(self, kind: str) -> float:
+        """Return the seconds without a frame after which a source of this kind is lost."""
+        if self.stall_s is not None:
+            return self.stall_s
+        return inf if kind == PIPE else STALL_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestOptions:
+    """How to watch one source and keep its state.
+
+    Attributes:
+        config: the memory.
+        backbone: a loaded model, so that one process can ingest many sources; or a name or folder; None: the model
+            that the state names, or the embedded one.
+        device, dtype, device_map, quantization, revision: how to load the model, as for `load_backbone`. None means
+            the value of the state; without a state, the default of `load_backbone`.
+        fps: sampled frames per second; None: the model's default.
+        every: how often to commit on the way; None: once a minute, and every 5 seconds for a live source.
+        keep: how many commits to keep, the last one included; None: only the last.
+        background: write commits on the way in a thread while the stream goes on; None: only if tensors are on a CUDA
+            device. A `Commit` is yielded once it is on disk, at the latest at the next one.
+        append: watch the source after what a finished state has watched; start a state if there is none.
+        resume: raise StateNotFound if there is no state.
+        overwrite: ignore an existing state; the first commit replaces it.
+        start_s: where in the source to begin; stream time begins there.
+        duration_s: how much of the source to watch; None: to its end. A part is a different source from the whole.
+        decoder: of a file, which is read in a process of its own; see `open_source`.
+        max_frame_pixels: the most that a frame of a file may have; None: 8K.
+        chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
+            whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
+            continues.
+        live: how to read a source that may wait or be lost, and when to end. A `LiveSource` brings its own.
+
+    Raises:
+        ConfigError: chunk is out of range, or two options contradict each other.
+    """
+
+    config: MemoryConfig = field(default_factory=DurableConfig)
+    backbone: Backbone | str | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    device_map: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    fps: float | None = None
+    every: Every | None = None
+    keep: int | None = None
+    background: bool | None = None
+    append: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    start_s: float = 0.0
+    duration_s: float | None = None
+    decoder: Decoder = "auto"
+    max_frame_pixels: int | None = None
+    chunk: int = 1
+    live: LiveOptions = field(default_factory=LiveOptions)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunk <= MOST_STEPS:
+            raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {MOST_STEPS}")
+        if self.append and self.overwrite:
+            raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """How to load the model: keywords of `load_backbone`."""
+        names = ("device", "dtype", "device_map", "quantization", "revision")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def is_part(self) -> bool:
+        """Whether only a part of the source is watched."""
+        return bool(self.start_s) or self.duration_s is not None

@@ -1,0 +1,107 @@
+"""Addresses of sources: which kind an address names, and how to show it without its secrets.
+
+A password may stand before the host, in the query or, with some cameras, in the path. `shown` leaves out the user, the
+password and the value of every parameter that is not known to be harmless.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from protokv.errors import SourceUnreadable
+from protokv.object_store import is_object
+
+NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
+DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
+PIPE = "pipe"
+
+# These have no end of their own; what is on a web server may have one.
+LIVE = {PIPE, *NETWORK, *DEVICES} - {"http", "https"}
+
+# Parameters of cameras and of FFmpeg's protocols that say which picture is meant, and nothing else.
+_HARMLESS = {
+    *("camera", "cam", "channel", "chan", "ch", "subtype", "stream", "profile", "res", "resolution", "track"),
+    *("codec", "mode", "type", "pkt_size", "buffer_size", "fifo_size", "localaddr", "listen", "timeout", "latency"),
+}
+_HIDDEN = "***"
+_PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
+
+
+def kind_of(source: str) -> str:
+    """The kind of source that a text names: one of the above, `file`, or a scheme that nothing here reads."""
+    if source == "-" or re.fullmatch(r"pipe:\d*", source):
+        return PIPE
+    if re.fullmatch(r"/dev/video\d+", source):
+        return "v4l2"
+    prefix, colon, rest = source.partition(":")
+    if colon and (prefix.lower() in DEVICES or rest.startswith("//")):
+        return prefix.lower()
+    return "file"
+
+
+def listens(source: str, options: Mapping[str, str]) -> bool:
+    """Whether FFmpeg waits there for whoever publishes, by options for it, which `tcp://` has in the address too."""
+    given = dict(options)
+    if kind_of(source) == "tcp":
+        given |= parse_qsl(source.partition("?")[2], keep_blank_values=True)
+    return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
+
+
+def descriptor(source: str) -> int:
+    """The file descriptor that an address of the kind `pipe` names: 0, which is stdin, where it names none."""
+    return int(source.partition(":")[2] or 0)
+
+
+def duplicate(source: str) -> int:
+    """Another number, above those of the standard streams, for the descriptor of a pipe. SourceUnreadable."""
+    try:
+        number = os.dup(descriptor(source))
+        while number < 3:
+            number = os.dup(number)
+    except OSError as error:
+        raise SourceUnreadable("stdin is closed", hint="pipe a video into it") from error
+    return number
+
+
+def shown(source: str) -> str:
+    """The address as it may stand in states, logs and errors; `stdin` of a pipe, the name alone of a file."""
+    kind = kind_of(source)
+    if kind == PIPE:
+        return "stdin"
+    if kind == "file":
+        return Path(source).name
+    if "://" not in source:
+        return source
+    try:
+        parts = urlsplit(source)
+        host = parts.netloc.rpartition("@")[2]
+        path, query = _without_values(parts.path), _without_values(parts.query)
+    except ValueError:
+        return f"{kind}://{_HIDDEN}"
+    return urlunsplit((kind, host, path, query, ""))
+
+
+def told(source: str) -> str:
+    """The source in messages: the path of a file or an object as it is, an address without its secrets."""
+    return source if kind_of(source) == "file" or is_object(source) else shown(source)
+
+
+def stem(source: str) -> str:
+    """A file name, without suffix, for the state of a source: `camera-1` of `rtsp://camera/1`."""
+    if kind_of(source) == "file":
+        return Path(source).stem
+    text = shown(source).partition("://")[2] or shown(source)
+    words = re.findall(r"[A-Za-z0-9._]+", text.partition("?")[0])
+    return "-".join(words).strip(".")[:80] or kind_of(source)
+
+
+def _without_values(text: str) -> str:
+    def hide(found: re.Match[str]) -> str:
+        return found[0] if found[1].lower() in _HARMLESS else f"{found[1]}={_HIDDEN}"
+
+    # A query without names may be a token as a whole; a path has names of its own.
+    return _PARAMETER.sub(hide, text)
