@@ -12,6 +12,7 @@ from torch import Tensor
 from protokv.core.context import Context, Segment
 from protokv.core.rotary import rerotate
 from protokv.core.session import PositionedStep, Session, SessionListener
+from protokv.extras.recent import WithRecent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class ProbeListener(SessionListener):
 
     def before_append(self, session: Session, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
-        memory = session.memory
+        memory = session.memory.inner if isinstance(session.memory, WithRecent) else session.memory
         assert isinstance(memory, Probing)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):

@@ -124,28 +124,28 @@ class RecentSteps(StatePart):
 
 
 class WithRecent(Memory):
-    """A memory and the last steps."""
+    """A memory (`inner`) and the last steps."""
 
     def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
         """Wrap an empty memory."""
         self.bounded, self.joins_steps = inner.bounded, inner.joins_steps
-        self._inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
+        self.inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
-        self._inner.start(keys, values)
+        self.inner.start(keys, values)
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """Select as the memory does."""
-        return self._inner.select(features, grid)
+        return self.inner.select(features, grid)
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        self._inner.append(step)
+        self.inner.append(step)
 
     def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
         """Keep a step that was appended; the oldest one goes."""
-        self._inner.observe(tokens, positions, step)
+        self.inner.observe(tokens, positions, step)
         self._recent.steps.append(RecentStep(tokens, positions, step))
 
     def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
@@ -154,39 +154,39 @@ class WithRecent(Memory):
 
     def context(self) -> Context:
         """Return the memory's context, in which recent steps are as the memory keeps them."""
-        return self._inner.context()
+        return self.inner.context()
 
     def recall(self) -> Context:
         """Return the memory without the time of the recent steps."""
-        context = self._inner.recall()
+        context = self.inner.recall()
         steps = self._recent.steps
         return context.before(int(steps[0].positions[:, 0].min())) if steps else context
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return those of the memory and of the recent steps."""
-        return (*self._inner.specs(), *RecentSteps.declare(self._shape))
+        return (*self.inner.specs(), *RecentSteps.declare(self._shape))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return those of the memory and of the recent steps."""
-        return self._inner.tensors() | self._recent.held()
+        return self.inner.tensors() | self._recent.held()
 
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take both parts. Change nothing if one of them is refused."""
         own, rest = self._split(tensors)
         check_shapes(shapes_of(own), RecentSteps.declare(self._shape))
         self._check(own, clock)
-        self._inner.load(rest, clock)
+        self.inner.load(rest, clock)
         self._recent.take(own)
 
     def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Check both parts."""
         own, rest = (self._recent.held(), None) if tensors is None else self._split(tensors)
-        self._inner.check(clock, rest)
+        self.inner.check(clock, rest)
         self._check(own, clock)
 
     def promises(self) -> list[str]:
         """Return what `check` guarantees, one line each."""
-        return [*self._inner.promises(), self._recent.promise]
+        return [*self.inner.promises(), self._recent.promise]
 
     @staticmethod
     def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -199,8 +199,8 @@ class WithRecent(Memory):
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""
-        return self._inner.nbytes() | self._recent.nbytes()
+        return self.inner.nbytes() | self._recent.nbytes()
 
     def report(self) -> dict[str, Any]:
         """Return the memory's report, and how many tokens a question reads again."""
-        return self._inner.report() | {"recent_tokens": sum(len(one.positions) for one in self._recent.steps)}
+        return self.inner.report() | {"recent_tokens": sum(len(one.positions) for one in self._recent.steps)}

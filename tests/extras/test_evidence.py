@@ -35,11 +35,12 @@ def watched(backbone: Backbone, config: MemoryConfig, n_steps: int = 12) -> Sess
 def literal(session: Session) -> dict[int, float]:
     """Share by step, slot by slot, from the weights of one softmax over everything."""
     backbone = session.backbone
-    recorded = RecordedContext(session.memory.recall())
+    placement = session.parts.placement
+    recorded = RecordedContext(placement.place(session.memory.recall(), session.clock))
     ids = backbone.suffix_ids(QUESTION)
     tail = backbone.new_local_kv(len(ids))
     with torch.inference_mode():
-        positions = backbone.text_positions(session.clock.next_position, len(ids))
+        positions = backbone.text_positions(placement.text_start(recorded.inner, session.clock), len(ids))
         backbone.forward(backbone.embed_text(ids), positions, recorded, tail)
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
