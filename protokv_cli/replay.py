@@ -10,12 +10,12 @@ import typer
 from protokv.config import CONFIGS
 from protokv.errors import ConfigError
 from protokv_cli import options
-from protokv_cli.beyond import warn_of_answers
-from protokv_cli.completion import lists, values
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
+from protokv_cli.options import lists, values
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
-from protokv_cli.signals import stopping
+from protokv_cli.process import stopping
 
 if TYPE_CHECKING:
     from protokv.mini.world import Backdrop

@@ -10,8 +10,8 @@ from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.plan import Unread
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from protokv_cli.bar import Bar, left_text
 from protokv_cli.output import Output
+from protokv_cli.progress import Bar, left_text
 from protokv_cli.tables import time_text
 
 

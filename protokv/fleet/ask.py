@@ -1,6 +1,6 @@
-"""Questions to all states of a fleet, one model for them all, and the answers that the model is surest of.
+"""Questions to all states of a fleet with one model, and the answers that the model is surest of.
 
-States are asked one after another, so that one is in memory at a time. Knows no command line.
+One state is in memory at a time. Knows no command line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateError
-from protokv.fleet.outcome import Failure
+from protokv.fleet.records import Failure
 from protokv.storage.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.watched import beyond_model
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a state says to a question, or why it can say nothing to any of them: then `answer` is None.
+    """The answer of a state to a question, or why it cannot be asked at all.
 
-    `beyond` names the sources of the state that the model cannot make sense of.
+    Attributes:
+        state: where it is.
+        number: of the question.
+        answer: None if the state cannot be asked.
+        failure: why not.
+        beyond: sources of the state that the model cannot make sense of.
     """
 
     state: str
@@ -38,12 +43,12 @@ class Reply:
 def load_backbone_for(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
-    """The model of the first state that can be read.
+    """Load the model of the first state that can be read.
 
     Args:
         states: where they are.
-        name: of the model, or its folder; None: what the state names, as far as `load_backbone_of` follows it.
-        revision: branch, tag or commit of a hub model; where None see `load_backbone_of`.
+        name: of the model, or its folder; None: the model that the state names, as far as `load_backbone_of` allows.
+        revision: branch, tag or commit of a hub model; None: see `load_backbone_of`.
         device: where to load it; this and the next as for `load_backbone`.
         device_map: spread it over several devices instead.
 
@@ -55,7 +60,7 @@ def load_backbone_for(
     for state in states:
         try:
             header = storage.read_header(state)
-            recorded_dtype(header)  # one that names none is damaged
+            recorded_dtype(header)  # raises if the state is damaged
         except StateError as error:
             reason = reason or error
             continue
@@ -72,14 +77,14 @@ def ask_all(
     at_s: float | None = None,
     verify: bool = True,
 ) -> Iterator[Reply]:
-    """Every question to every state; a state that cannot be read or is of another model is one reply without answer.
+    """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
     Args:
         states: where they are.
         backbone: the model that made them.
-        questions: what to ask; a reply has the number of its question here.
+        questions: numbered from 0 in the replies.
         decoding: how answers are generated.
-        at_s: ask the newest commit of each that is not after this stream time.
+        at_s: ask the newest commit of each state that is not after this stream time.
         verify: check the digests of the tensors.
 
     Raises:
@@ -98,15 +103,14 @@ def ask_all(
 
 
 class Surest:
-    """The `k` replies to each question whose answers have the greatest mean log probability; more are not held."""
+    """Holds the `k` replies to each question whose answers have the greatest mean log probability."""
 
     def __init__(self, k: int) -> None:
-        """Args: `k`: how many per question, at least 1."""
         self._k, self._order = k, count()
         self._best: dict[int, list[tuple[float, int, Any]]] = {}
 
     def add(self, reply: Reply) -> None:
-        """Take a reply that has an answer. Of equally sure ones the earlier stays."""
+        """Add a reply with an answer. Of two equally sure ones, the earlier stays."""
         assert reply.answer is not None
         heap = self._best.setdefault(reply.number, [])
         entry = (reply.answer.mean_logprob, -next(self._order), reply)
@@ -116,7 +120,7 @@ class Surest:
             heapq.heappushpop(heap, entry)
 
     def ranked(self) -> Iterator[tuple[int, Reply]]:
-        """Rank, from 1, and reply; question by question, the surest first."""
+        """Yield each reply with its rank from 1, question by question, the surest first."""
         for number in sorted(self._best):
             for rank, (_, _, reply) in enumerate(sorted(self._best[number], reverse=True), start=1):
                 yield rank, reply

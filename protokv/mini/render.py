@@ -1,7 +1,7 @@
-"""Writes a procedural stream as a real video file: `python -m protokv.mini.render --seed 7 --seconds 60 -o video.mp4`.
+"""Write a procedural stream as a real video file: `python -m protokv.mini.render --seed 7 --seconds 60 -o video.mp4`.
 
-H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time: length costs no memory.
-Needs PyAV; no torch.
+H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time, so length costs no memory.
+Needs PyAV, but no torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ VIDEO_SIDE: Final = 336
 
 
 def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
-    """Write the whole stream to `path` (the suffix chooses the container) and return the number of frames.
+    """Write the whole stream to `path` (its suffix chooses the container) and return the number of frames.
 
-    Frame i has the time stamp i / fps seconds, and the file the comment `WORLD_MARK`. The same world gives the same
-    pictures; the file's bytes also depend on the version of the encoder.
+    Frame i has the time stamp i / fps seconds; the file has the comment `WORLD_MARK`. The same world gives the same
+    pictures, but the bytes of the file depend on the version of the encoder.
     """
     import av
 
@@ -45,7 +45,7 @@ def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Render one video, and with --questions what can be asked about it."""
+    """Render one video, and write its questions with --questions."""
     parser = argparse.ArgumentParser(
         prog="python -m protokv.mini.render",
         description="Render a procedural video whose events are known.",

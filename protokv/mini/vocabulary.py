@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import chain
 from typing import Final, Literal
 
-from protokv.mini.phrases import ANSWERS, ORDER_ANSWERS, ORDER_TEMPLATES, TEMPLATES, TIME_ANSWERS, TIME_TEMPLATES
+from protokv.mini.phrases import ANSWERS, ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
 from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 
 SPECIAL: Final = (
@@ -28,7 +27,7 @@ SPECIAL: Final = (
 )
 
 PADDED_SIZE: Final = 128
-"""Rows of the embedding table: the size of the vocabulary and room to grow, a multiple of 16."""
+"""Rows of the embedding table: the vocabulary and room to grow, a multiple of 16."""
 
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -42,48 +41,46 @@ CHAT_TEMPLATE: Final = (
 )
 
 Extent = Literal["content", "order", "time"]
-"""How far a vocabulary reaches: to the words of `protokv/mini`, of order, or of what happened over time."""
-
-_ORDER: Final = (ORDER_TEMPLATES, ORDER_ANSWERS)
-_TIME: Final = (TIME_TEMPLATES, TIME_ANSWERS)
+"""The questions that a vocabulary covers: those of `protokv/mini`, also about order, also about time."""
 
 _PIECE = re.compile(r"<\|\w+\|>|[^\W_]+|[^\w\s]|_")
 
 
 def split(text: str) -> list[str]:
-    """Lowercased words, single punctuation marks and special tokens of `text`, in order."""
+    """Return the lowercased words, single punctuation marks and special tokens of `text`, in order."""
     return _PIECE.findall(text.lower())
-
-
-def _words_of(templates: Iterable[str], answers: Iterable[str]) -> set[str]:
-    fill = {"shape": "", "other": "", "colour": "", "place": ""}
-    return {word for text in (*(t.format(**fill) for t in templates), *answers) for word in split(text)}
 
 
 @lru_cache(maxsize=3)
 def words(extent: Extent = "content") -> tuple[str, ...]:
-    """The whole vocabulary in id order: special tokens, then every word that a template or an answer uses.
+    """Return the vocabulary in id order: special tokens, then every word that a template or an answer uses.
 
-    Behind those of `protokv/mini` come the further words of questions about order, and behind these the ones of
-    questions about what happened over time, so that the ids of the others stay.
+    The further words of questions about order follow those of `protokv/mini`, and the further words of questions about
+    time follow these, so that ids stay the same.
     """
-    names = (*SHAPES, *COLOUR_NAMES, *PLACES, *chain.from_iterable(ANSWERS.values()))
-    found = _words_of(chain.from_iterable(TEMPLATES.values()), names)
-    known = (*SPECIAL, *sorted(found | {"user", "assistant", "system", "!", ":", ";", "'"}))
-    further = {"content": (), "order": (_ORDER,), "time": (_ORDER, _TIME)}[extent]
-    for templates, answers in further:
-        new = _words_of(chain.from_iterable(templates.values()), chain.from_iterable(answers.values()))
-        known = (*known, *sorted(new.difference(known)))
+    known = (*SPECIAL, *sorted(_words_of(TYPES) | {"user", "assistant", "system", "!", ":", ";", "'"}))
+    for types in {"content": (), "order": (ORDER_TYPES,), "time": (ORDER_TYPES, TIME_TYPES)}[extent]:
+        known = (*known, *sorted(_words_of(types).difference(known)))
     return known
+
+
+def _words_of(types: Iterable[str]) -> set[str]:
+    """Return every word of the templates and answers of some types, and the names of all shapes, colours, places."""
+    blank = {"shape": "", "other": "", "colour": "", "place": ""}
+    texts = [*SHAPES, *COLOUR_NAMES, *PLACES]
+    for kind in types:
+        texts += [template.format(**blank) for template in TEMPLATES[kind]]
+        texts += ANSWERS[kind]
+    return {word for text in texts for word in split(text)}
 
 
 @lru_cache(maxsize=3)
 def token_ids(extent: Extent = "content") -> dict[str, int]:
-    """Word -> token id."""
+    """Return word -> token id."""
     return {word: i for i, word in enumerate(words(extent))}
 
 
 def encode(text: str, extent: Extent = "content") -> list[int]:
-    """Token ids of `text`; a word outside the vocabulary becomes `<unk>`."""
+    """Return the token ids of `text`; a word outside the vocabulary becomes `<unk>`."""
     table = token_ids(extent)
     return [table.get(piece, table["<unk>"]) for piece in split(text)]

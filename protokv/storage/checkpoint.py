@@ -189,7 +189,7 @@ def recorded_dtype(header: Header) -> str:
     Raises:
         StateCorrupt: there is no such dtype.
     """
-    from protokv.backbones.placement import PlacementRequest
+    from protokv.backbones.loading import PlacementRequest
 
     dtype = header.backbone.dtype
     try:

@@ -1,8 +1,8 @@
-"""When a stream ran in the real world: where it began, what it missed, and which stream time was which time of day.
+"""The wall clock log of a live stream: when it began, what it missed, and which stream time was which time of day.
 
-The record of a live source in a state, beside what is known of the source itself; a file has none. It is bounded: the
-newest gaps and anchors are kept, and counts of all. Stream times are seconds of the whole stream, real times are
-seconds since 1970 in UTC. Knows no sources, no sessions and no files.
+It is part of the record of a live source in a state; a file has none. It is bounded: it keeps the newest gaps and
+anchors, and counts of all. Stream times are seconds of the whole stream, real times are seconds since 1970 in UTC.
+Knows no sources, no sessions and no files.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from protokv.errors import StateCorrupt
 
-# Of each, the newest ones.
+# The newest ones are kept.
 MOST_GAPS = 64
 MOST_ANCHORS = 64
 
-# Clocks are adjusted by less than this without a word.
+# Smaller differences are adjustments of a clock.
 STEADY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The source was lost `from_s` this stream time `to_s` that one (None: it still is); `why` in a few words."""
+    """The source was lost from stream time `from_s` to `to_s` (None: it still is); `why` in a few words."""
 
     from_s: float
     to_s: float | None
@@ -35,14 +35,14 @@ class Gap:
 
 @dataclass(slots=True)
 class WallClockLog:
-    """What happened to a live stream.
+    """When a live stream ran, and what it missed.
 
     Attributes:
-        stream: tells this stream from any other, also from one of the same camera.
-        anchors: pairs of stream time and real time; between two of them both go on alike. The first is the beginning.
-        gaps: the newest ones, oldest first.
-        gaps_in_all: how many there were.
-        lost_s: how long they lasted together.
+        stream: identifies this stream; another stream of the same camera has another.
+        anchors: pairs of stream time and real time; both run alike between two of them. The first is the beginning.
+        gaps: the newest gaps, oldest first.
+        gaps_in_all: how many gaps there were.
+        lost_s: their total length.
         frames_dropped: sampled frames that the model had no time for.
         frames_damaged: frames that could not be decoded, or are damaged.
         committed_at: real time of this commit.
@@ -58,19 +58,19 @@ class WallClockLog:
     committed_at: float = 0.0
 
     def anchor(self, stream_s: float, real_s: float) -> None:
-        """What the time is; kept where it does not follow from what is known."""
+        """Note the real time at a stream time; keep it if it does not follow from the anchors."""
         if not self.anchors or abs(self.real_time(stream_s) - real_s) > STEADY_S:
             del self.anchors[1 : max(1, len(self.anchors) - MOST_ANCHORS + 2)]
             self.anchors.append((stream_s, real_s))
 
     def lose(self, from_s: float, why: str) -> None:
-        """The source is gone. Where it was gone already, nothing is new."""
+        """Begin a gap, unless the source is lost already."""
         if not self.lost:
             self.gaps = [*self.gaps[1 - MOST_GAPS :], Gap(from_s, None, " ".join(why.split())[:200])]
             self.gaps_in_all += 1
 
     def find(self, to_s: float) -> Gap | None:
-        """The source is back: the gap that ends; None where there was none."""
+        """End the gap and return it; None if there was none."""
         if not self.lost:
             return None
         gap = replace(self.gaps[-1], to_s=max(to_s, self.gaps[-1].from_s))
@@ -80,26 +80,26 @@ class WallClockLog:
 
     @property
     def lost(self) -> bool:
-        """Whether the source is gone."""
+        """Whether the source is lost."""
         return bool(self.gaps) and self.gaps[-1].to_s is None
 
     def real_time(self, stream_s: float) -> float:
-        """Real time at a stream time, by the last anchor before it."""
+        """Return the real time at a stream time, by the last anchor before it."""
         known = [one for one in self.anchors if one[0] <= stream_s] or self.anchors[:1]
         return known[-1][1] + stream_s - known[-1][0]
 
     def stream_time(self, real_s: float) -> float:
-        """Stream time at a real time; below that of the first anchor where it is before the beginning."""
+        """Return the stream time at a real time; minus infinity before the beginning."""
         known = [(i, one) for i, one in enumerate(self.anchors) if one[1] <= real_s]
         if not known:
             return -math.inf
         i, (stream_s, since_s) = known[-1]
-        # The real time between two anchors may be longer than the stream's: the rest belongs to none.
+        # Real time between two anchors may be longer than stream time; the rest belongs to the next anchor.
         limit_s = self.anchors[i + 1][0] if i + 1 < len(self.anchors) else math.inf
         return min(stream_s + real_s - since_s, limit_s)
 
     def describe(self) -> dict[str, Any]:
-        """For people: real times as dates in UTC."""
+        """Describe the log for people, with real times as dates in UTC."""
         return {
             "began": _date(self.anchors[0][1]),
             "committed": _date(self.committed_at),
@@ -121,10 +121,10 @@ class WallClockLog:
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | None) -> WallClockLog | None:
-        """That of a state's source; None where it was not live.
+        """Read the log from the record of a state's source; None if the source was not live.
 
         Raises:
-            StateCorrupt: its record makes no sense.
+            StateCorrupt: the record makes no sense.
         """
         record = (source or {}).get("live")
         if record is None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import FAMILIES, load_backbone, loading
 from protokv.backbones.base import Backbone
+from protokv.backbones.files import read_template, read_video_processor
 from protokv.backbones.loading import find_devices
 from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
@@ -26,6 +30,7 @@ from protokv.storage import checkpoint
 from tests.conftest import random_frames
 
 QUESTION = "what is the first star ?"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture
@@ -123,6 +128,15 @@ def test_a_number_above_the_devices_that_are_there_is_named(folder: Path, monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="cuda:2 is not available: this machine has 2"):
         load_backbone(str(folder), device="cuda:2")
+
+
+def test_the_installed_transformers_is_in_the_range_that_pyproject_asks_for() -> None:
+    dependencies = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    asked = next(r for r in map(Requirement, dependencies) if r.name == "transformers")
+    installed = version("transformers")
+    assert installed in asked.specifier, f"transformers {installed} is outside {asked.specifier}: widen it or go back"
+    # An open end would promise versions that nobody has tried.
+    assert any(part.operator in ("<", "==", "~=") for part in asked.specifier)
 
 
 # What is wrong with files
@@ -270,6 +284,32 @@ def test_too_little_memory_is_said_to_be_that(folder: Path, error: Exception, mo
     assert "--quantization 4bit" in said.hint
 
 
+def write(folder: Path, name: str, content: object) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_the_settings_for_video_come_before_those_for_images_the_newest_form_first(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    assert read_video_processor(path) == ({}, False)
+    write(tmp_path, "preprocessor_config.json", {"resample": 1, "crop_size": None})
+    assert read_video_processor(path) == ({"resample": 1}, False)
+    write(tmp_path, "video_preprocessor_config.json", {"resample": 2})
+    assert read_video_processor(path) == ({"resample": 2}, True)
+    # Processors of transformers 4 wrote this file without the settings of their parts.
+    write(tmp_path, "processor_config.json", {"num_image_tokens": 729})
+    assert read_video_processor(path) == ({"resample": 2}, True)
+    write(tmp_path, "processor_config.json", {"video_processor": {"resample": 3}})
+    assert read_video_processor(path) == ({"resample": 3}, True)
+
+
+def test_the_older_template_file_counts_unless_the_newer_is_there(tmp_path: Path) -> None:
+    assert read_template(str(tmp_path)) is None
+    write(tmp_path, "chat_template.json", {"chat_template": "older"})
+    assert read_template(str(tmp_path)) == "older"
+    (tmp_path / "chat_template.jinja").write_text("newer, which the tokenizer reads")
+    assert read_template(str(tmp_path)) is None
+
+
 # Device maps and quantisation
 
 
@@ -285,7 +325,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return load(path, **{name: settings[name] for name in ("dtype", "attn_implementation", "output_loading_info")})
 
     monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fake)
-    monkeypatch.setattr(loading, "_installed", lambda package: True)
+    monkeypatch.setattr(loading, "_is_installed", lambda package: True)
     return seen
 
 
@@ -348,7 +388,7 @@ def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
 def test_a_package_that_is_needed_and_missing_is_named_with_how_to_install_it(
     folder: Path, settings: dict[str, str], package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_installed", lambda name: name != package)
+    monkeypatch.setattr(loading, "_is_installed", lambda name: name != package)
     with pytest.raises(ModelError, match=f"needs the package {package}, which is not installed") as caught:
         load_backbone(str(folder), **settings)
     assert install in caught.value.hint

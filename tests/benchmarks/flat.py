@@ -23,7 +23,7 @@ from protokv.config import DurableConfig
 from protokv.core.memory import Memory, MemoryShape
 from protokv.core.step import StepKV
 from protokv.memories import build_memory
-from tests.benchmarks.paired import write_table
+from tests.benchmarks.results import write_table
 from tests.core.streams import PlainRotary, shape_of
 
 NOTE = (

@@ -15,12 +15,6 @@ from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
 
 
-@pytest.fixture
-def embedded(protokv: Program) -> Program:
-    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
-    return protokv
-
-
 def test_a_video_of_no_world_is_warned_of_when_it_is_watched_and_with_every_answer(
     embedded: Program, video: Path
 ) -> None:

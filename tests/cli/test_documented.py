@@ -149,9 +149,8 @@ def test_an_example_runs(protokv: Program, short_state: Path, command: str, monk
     (protokv.folder / "states").mkdir()
     if arguments[0] != "ingest":
         shutil.copy(short_state, protokv.folder / "states")
-    if "--dry-run" in arguments:
-        # The same fleet is also run, with a worker of its own; to look it needs none.
-        monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
+    # Processes of workers are in `test_fleet.py`.
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
     result = protokv(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
     assert result.code == Exit.DONE, result.err
     assert result.out

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv import storage
-from protokv_cli.printable import json_text, printable
+from protokv_cli.tables import json_text, printable
 from tests.cli.conftest import Program, write_video
 
 # A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from protokv.extras.evidence import Evidence, Moment
-from protokv_cli.evidence import evidence_text
+from protokv_cli.answers import evidence_text
 from protokv_cli.exits import Exit
-from protokv_cli.prompt import typed_lines
+from protokv_cli.questions import typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
-from tests.warmed import WarmedProgram
 
 KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
 
@@ -27,20 +26,15 @@ def state(protokv: Program, watched: Callable[..., Path]) -> Path:
     return Path(shutil.copy(watched(), protokv.folder))
 
 
-def test_a_row_has_the_promised_keys_in_order(protokv: Program, state: Path) -> None:
-    result = protokv("query", state, "what is first ?", "--json")
-    (row,) = result.rows()
+def test_a_row_has_the_promised_keys_in_order_and_asking_changes_nothing(protokv: Program, state: Path) -> None:
+    before = (state.read_bytes(), state.stat().st_mtime_ns)
+    (row,) = protokv("query", state, "what is first ?", "--json").rows()
+    assert (state.read_bytes(), state.stat().st_mtime_ns) == before
     assert list(row) == KEYS
     assert row["question"] == "what is first ?"
     assert row["stream_time_s"] == 12.0
     assert row["context_tokens"] == 24 + 3
     assert row["total_ms"] >= row["ttft_ms"] > 0
-
-
-def test_asking_leaves_the_state_file_alone(protokv: Program, state: Path) -> None:
-    before = (state.read_bytes(), state.stat().st_mtime_ns)
-    protokv("query", state, "what is first ?", "who is last ?")
-    assert (state.read_bytes(), state.stat().st_mtime_ns) == before
 
 
 def test_the_same_question_has_the_same_answer_in_every_form(protokv: Program, state: Path) -> None:
@@ -90,7 +84,7 @@ def test_the_number_of_tokens_is_limited(protokv: Program, state: Path) -> None:
     assert rows[1].startswith(rows[0])
 
 
-def test_a_kept_commit_answers_as_of_its_time(protokv: Program, video: Path) -> None:
+def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, video: Path) -> None:
     result = protokv("ingest", video, "--budget", "24", "--every", "3s", "--keep", "3", "--json")
     assert result.code == 0, result.err
 
@@ -168,10 +162,11 @@ def test_a_state_follows_its_model_to_another_folder(
     assert protokv("query", state, "what ?", "--model", folder).code == 0
 
 
-def test_a_reader_that_leaves_early_is_no_error(start: Callable[..., WarmedProgram], state: Path) -> None:
-    with start("query", state, "-", "--json") as process:
+def test_a_reader_that_leaves_early_is_no_error(embedded: Program, video: Path) -> None:
+    assert embedded("ingest", video, "--budget", "24", "--json").code == 0
+    with embedded.start("query", "clip.safetensors", "-", "--json") as process:
         process.stdout.close()
-        process.stdin.write("what is first ?\n" * 50)
+        process.stdin.write("What shape appeared first?\n" * 50)
         process.stdin.close()
         err = process.stderr.read()
         process.wait(timeout=120)
@@ -209,8 +204,8 @@ def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest
             readline.add_history(line)
             return line
 
-        monkeypatch.setattr("protokv_cli.prompt._read", read)
-        assert list(typed_lines(io.StringIO())) == list(lines)
+        monkeypatch.setattr("protokv_cli.questions._read_line", read)
+        assert [question.text for question in typed_questions(io.StringIO())] == list(lines)
         return [readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())]
 
     assert ask("what is oldest ?") == ["what is oldest ?"]
@@ -265,9 +260,3 @@ def test_an_answer_says_what_it_stood_on_where_that_is_asked(protokv: Program, s
 )
 def test_what_stands_out_is_told_in_one_line(evidence: Evidence, said: str) -> None:
     assert evidence_text(evidence) == said
-
-
-def test_evidence_of_many_states_is_refused(protokv: Program, state: Path) -> None:
-    result = protokv("query", "--state", f"{state.parent}/", "--evidence", "what is first ?")
-    assert result.code == Exit.USAGE
-    assert "--evidence is told of one state" in result.err

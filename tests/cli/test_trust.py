@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.storage.checkpoint import load, load_backbone_of, save
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
-from tests.warmed import WarmedProgram
 
 
 def saved(folder: Path, path: Path, **identity: str) -> Path:
@@ -53,29 +51,26 @@ def trap(tmp_path: Path, tiny_folder: Path) -> Path:
 def test_a_folder_that_a_state_names_is_not_opened(
     name: str,
     protokv: Program,
-    start: Callable[..., WarmedProgram],
     trap: Path,
     tiny_folder: Path,
     tmp_path: Path,
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors", name=name.format(trap=trap))
     del protokv.environment["PROTOKV_MODEL"]
-    with start("query", state, "-") as process:
-        _, err = process.communicate("y\n" * 5, timeout=120)
-    assert process.returncode == Exit.FAILURE
-    assert "--model" in err.splitlines()[1]
-    assert "y/N" not in err
+    result = protokv("query", state, "-", stdin="y\n" * 5)
+    assert result.code == Exit.FAILURE
+    assert "--model" in result.err.splitlines()[1]
+    assert "y/N" not in result.err
     assert not (tmp_path / "sprung").exists()
 
 
 def test_code_in_a_folder_that_the_user_names_is_not_run_either(
-    start: Callable[..., WarmedProgram], trap: Path, tiny_folder: Path, tmp_path: Path
+    protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors")
-    with start("query", state, "-", "--model", trap) as process:
-        _, err = process.communicate("y\n" * 5, timeout=120)
-    assert process.returncode == Exit.FAILURE
-    assert "names no model_type" in err
+    result = protokv("query", state, "-", "--model", trap, stdin="y\n" * 5)
+    assert result.code == Exit.FAILURE
+    assert "names no model_type" in result.err
     assert not (tmp_path / "sprung").exists()
 
 
@@ -125,7 +120,7 @@ def test_the_name_in_the_message_cannot_be_more_than_an_argument(tiny_folder: Pa
 def test_no_library_reads_what_the_user_pipes_in() -> None:
     code = (
         "import os, sys\n"
-        "from protokv_cli.stdin import withheld_stdin\n"
+        "from protokv_cli.process import withheld_stdin\n"
         "with withheld_stdin() as mine:\n"
         "    stolen = sys.stdin.read() + os.read(0, 100).decode()\n"
         "    print(repr(stolen), mine.read().split())\n"

@@ -14,8 +14,8 @@ import pytest
 from protokv.config import DurableConfig
 from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.worker import Worker
-from protokv.ingestion import Every, ingest
-from tests.fleet.models import MockModel
+from protokv.ingestion import Every, IngestOptions, ingest
+from tests.fleet.recipes import MockRecipe
 from tests.mock_backbone import MockBackbone
 
 CONFIG = DurableConfig(budget=40)
@@ -72,12 +72,8 @@ def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    return Recipe(
-        place=str(tmp_path / "states"),
-        model=MockModel(log=tmp_path / "loads"),
-        config=CONFIG,
-        every=Every(n_steps=1),
-    )
+    options = IngestOptions(config=CONFIG, every=Every(n_steps=1))
+    return MockRecipe(place=str(tmp_path / "states"), options=options, log=tmp_path / "loads")
 
 
 class InlinePool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from protokv.errors import ModelError
 from protokv.fleet import Job, Outcome, Recipe, look_fleet
 from protokv.fleet.run import WorkerDied
 from tests.fleet.conftest import InlinePool, outcomes, written
-from tests.fleet.models import MissingModel
+from tests.fleet.recipes import MissingRecipe, remade
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -115,7 +114,7 @@ def test_a_machine_that_is_taken_away_is_no_fault_of_the_video(
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list[Job], recipe: Recipe) -> None:
-    pool = InlinePool(replace(recipe, model=MissingModel()), n_workers)
+    pool = InlinePool(remade(recipe, MissingRecipe), n_workers)
     with pytest.raises(ModelError, match="there is no model"):
         outcomes(jobs, pool, recipe)
     assert pool.closed == n_workers

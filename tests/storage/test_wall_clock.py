@@ -15,58 +15,58 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=
 
 
 def test_a_steady_clock_needs_one_anchor_however_often_the_source_is_lost():
-    chronicle = WallClockLog()
+    log = WallClockLog()
     for i in range(1000):
-        chronicle.lose(60.0 * i + 50, "gone")
-        chronicle.find(60.0 * i + 60)
-        chronicle.anchor(60.0 * i + 60, 1e9 + 60.0 * i + 60 + (i % 2))
-    assert len(chronicle.anchors) == 1
-    assert (chronicle.gaps_in_all, round(chronicle.lost_s)) == (1000, 10_000)
-    assert len(chronicle.gaps) == MOST_GAPS
-    assert chronicle.gaps[-1].to_s == 60_000.0 - 60.0 + 60.0
-    assert len(json.dumps(chronicle.to_dict())) < 8_000
+        log.lose(60.0 * i + 50, "gone")
+        log.find(60.0 * i + 60)
+        log.anchor(60.0 * i + 60, 1e9 + 60.0 * i + 60 + (i % 2))
+    assert len(log.anchors) == 1
+    assert (log.gaps_in_all, round(log.lost_s)) == (1000, 10_000)
+    assert len(log.gaps) == MOST_GAPS
+    assert log.gaps[-1].to_s == 60_000.0 - 60.0 + 60.0
+    assert len(json.dumps(log.to_dict())) < 8_000
 
 
 def test_a_clock_that_is_never_right_is_bounded_too_and_the_beginning_is_kept():
-    chronicle = WallClockLog()
+    log = WallClockLog()
     for i in range(1000):
-        chronicle.anchor(10.0 * i, 1e9 + 100.0 * i)
-    assert len(chronicle.anchors) == MOST_ANCHORS
-    assert chronicle.anchors[0] == (0.0, 1e9)
-    assert chronicle.anchors[-1] == (9990.0, 1e9 + 99_900.0)
+        log.anchor(10.0 * i, 1e9 + 100.0 * i)
+    assert len(log.anchors) == MOST_ANCHORS
+    assert log.anchors[0] == (0.0, 1e9)
+    assert log.anchors[-1] == (9990.0, 1e9 + 99_900.0)
 
 
 @given(STEPS)
 def test_stream_time_and_real_time_lead_to_each_other(steps):
-    chronicle, stream_s, real_s = WallClockLog(), 0.0, 1e9
+    log, stream_s, real_s = WallClockLog(), 0.0, 1e9
     for passed_s, adjusted_s in steps:
-        chronicle.anchor(stream_s, real_s)
+        log.anchor(stream_s, real_s)
         stream_s, real_s = stream_s + passed_s, real_s + passed_s + max(0.0, adjusted_s)
-    for i, (at_s, real) in enumerate(chronicle.anchors):
-        until_s = chronicle.anchors[i + 1][0] if i + 1 < len(chronicle.anchors) else at_s + 100.0
+    for i, (at_s, real) in enumerate(log.anchors):
+        until_s = log.anchors[i + 1][0] if i + 1 < len(log.anchors) else at_s + 100.0
         for part in (0.0, 0.25, 0.9):
             inside_s = at_s + part * (until_s - at_s)
-            assert chronicle.stream_time(chronicle.real_time(inside_s)) == pytest.approx(inside_s, abs=1e-3)
-        assert chronicle.real_time(at_s) == real
-    assert chronicle.stream_time(1e9 - 1.0) == float("-inf")
+            assert log.stream_time(log.real_time(inside_s)) == pytest.approx(inside_s, abs=1e-3)
+        assert log.real_time(at_s) == real
+    assert log.stream_time(1e9 - 1.0) == float("-inf")
     assert STEADY_S > 0
 
 
 def test_what_is_lost_twice_is_one_gap():
-    chronicle = WallClockLog()
-    chronicle.lose(5.0, "gone")
-    chronicle.lose(6.0, "gone again")
-    gap = chronicle.find(9.0)
+    log = WallClockLog()
+    log.lose(5.0, "gone")
+    log.lose(6.0, "gone again")
+    gap = log.find(9.0)
     assert gap is not None
     assert (gap.from_s, gap.to_s, gap.why) == (5.0, 9.0, "gone")
-    assert chronicle.find(10.0) is None
+    assert log.find(10.0) is None
 
 
 def test_it_is_the_same_behind_a_state_and_nonsense_is_refused():
-    chronicle = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
-    chronicle.lose(1.0, "x\ny")
-    record = json.loads(json.dumps(chronicle.to_dict()))
-    assert WallClockLog.of({"live": record}) == chronicle
+    log = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
+    log.lose(1.0, "x\ny")
+    record = json.loads(json.dumps(log.to_dict()))
+    assert WallClockLog.of({"live": record}) == log
     assert WallClockLog.of({}) is None
     assert WallClockLog.of(None) is None
     for wrong in (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protokv.mini.phrases import EVERY_TEMPLATE, TIME_TYPES
+from protokv.mini.phrases import TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Fact
 from protokv.mini.sprites import COLOUR_NAMES, SHAPES
 from protokv.mini.vocabulary import encode
@@ -156,7 +156,7 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
         found = labels.tensors(False, False)
         return found["follows"].bits.flatten().tolist() if found else None
 
-    for kind, templates in EVERY_TEMPLATE.items():
+    for kind, templates in TEMPLATES.items():
         for template in templates:
             told = tell(template.format(shape="star", other="ring", colour="red", place="center"))
             named = ("{shape}" in template) + ("{other}" in template)
