@@ -1,8 +1,6 @@
-"""Objects at `s3://`, `gs://` and `az://` addresses: listing, telling apart by content, fetching.
+"""List, identify and fetch objects at `s3://`, `gs://` and `az://` addresses, for videos and states.
 
-Credentials and endpoint come from the environment, as for the Icechunk repositories at such addresses (`repository`,
-`unfolding`). Needs the extra `object-store`, which is imported when a store is first asked. Knows nothing of videos and
-of what is in states.
+Credentials and endpoint come from the environment. The extra `object-store` is imported when a store is first used.
 https://developmentseed.org/obstore
 """
 
@@ -33,21 +31,21 @@ CHUNK = 8 << 20
 
 
 def scheme_of(address: str) -> str:
-    """What stands before `://`; empty where there is no such thing."""
+    """Return the scheme before `://`, or an empty string."""
     scheme, mark, _ = address.partition("://")
     return scheme if mark else ""
 
 
 def is_object(address: str | os.PathLike[str]) -> bool:
-    """Whether an address is one of an object store."""
+    """Return True if an address is in an object store."""
     return scheme_of(os.fspath(address)) in SCHEMES
 
 
 def store_of(address: str) -> tuple[ObjectStore, str]:
-    """The store of an address, and the rest of the address: a key, a prefix or a pattern.
+    """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
     Raises:
-        SourceUnreadable: there is no bucket in it, or the extra is not installed.
+        SourceUnreadable: the address names no bucket, or the extra is not installed.
     """
     match = ADDRESS.fullmatch(address)
     if match is None:
@@ -70,26 +68,26 @@ def store_of(address: str) -> tuple[ObjectStore, str]:
         config["endpoint"] = endpoint
     if region is not None:
         config["region"] = region
-    # An address that begins with http:// was given on purpose.
+    # An http:// endpoint was given on purpose.
     return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
 
 
 def s3_environment() -> tuple[str | None, str | None]:
-    """Endpoint and region, as the environment has them; None where they are Amazon's."""
+    """Return endpoint and region from the environment; None if they are Amazon's."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    # Stores other than Amazon's ignore it, but no request is signed without one.
+    # Other stores ignore the region, but no request is signed without one.
     default = "us-east-1" if endpoint else None
     return endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or default
 
 
 def list_objects(address: str) -> Iterator[tuple[str, str]]:
-    """Name behind the fixed part, and address, of every object below a prefix or matching a pattern.
+    """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
 
     Args:
-        address: ends in `/`, or has `*`, `?` or `[...]` in it, which match slashes too.
+        address: ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too.
 
     Raises:
-        SourceError: the store cannot be asked.
+        SourceError: the store does not answer.
     """
     store, rest = store_of(address)
     wild = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
@@ -104,10 +102,10 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
 
 
 def list_folders(address: str, suffix: str) -> Iterator[str]:
-    """Addresses of the outermost "folders" below a prefix whose name ends in a suffix, one request per folder passed.
+    """Yield the outermost "folders" below a prefix whose names end in a suffix, with one request per folder.
 
     Raises:
-        SourceError: the store cannot be asked.
+        SourceError: the store does not answer.
     """
     store, rest = store_of(address)
     root = address[: len(address) - len(rest)]
@@ -122,10 +120,10 @@ def list_folders(address: str, suffix: str) -> Iterator[str]:
 
 
 def fingerprint(address: str) -> str:
-    """What tells the content of an object from another: sha256 of its size and of what the store calls its tag.
+    """Return what identifies the content of an object: the sha256 of its size and its tag.
 
     Raises:
-        SourceError: it is not there, or the store cannot be asked.
+        SourceError: it is missing, or the store does not answer.
     """
     store, key = store_of(address)
     with explained(address):
@@ -133,7 +131,7 @@ def fingerprint(address: str) -> str:
 
 
 def fetch(address: str, path: Path) -> str:
-    """Copy an object into a file; returns the `fingerprint` of what was copied. Raises as it does."""
+    """Copy an object into a file and return its `fingerprint`, which raises the same errors."""
     store, key = store_of(address)
     with explained(address):
         found = store.get(key)
@@ -149,7 +147,7 @@ def _digest(meta: ObjectMeta) -> str:
 
 @contextmanager
 def explained(address: str) -> Iterator[None]:
-    """Turn what a store raises into one line of ours. SourceError."""
+    """Turn an error of a store into a SourceError of one line."""
     from obstore.exceptions import BaseError
 
     try:

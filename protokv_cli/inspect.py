@@ -84,7 +84,9 @@ def inspect(
                 )
             _show_folder(out, state)
             return
-        from protokv.inspection.describe import convert, describe, differences
+        from protokv.inspection.compare import differences
+        from protokv.inspection.convert import convert
+        from protokv.inspection.describe import describe
         from protokv.storage.api import read_header
 
         digests = verify is not False

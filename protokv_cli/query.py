@@ -244,7 +244,7 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
 def _query_many(out: Output, place: str, questions: list[str], asking: QueryOptions) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
-    from protokv.fleet.ask import Surest, ask_all, load_backbone_for
+    from protokv.fleet.ask import ask_all, load_backbone_for, surest
     from protokv.fleet.plan import find_states
 
     for option, given in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
@@ -253,7 +253,7 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
     at_s = None if asking.at is None else parse_duration(asking.at)
     states, decoding = find_states(place), Decoding(**asking.sampling)
     backbone = load_backbone_for(states, asking.model, **asking.placement)
-    surest = None if asking.top is None else Surest(asking.top)
+    answered: list[Reply] = []
     failed = 0
     beyond: dict[str, None] = {}
     for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify):
@@ -261,11 +261,11 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
         if reply.failure is not None:
             failed += 1
             out.warn(f"Error: {reply.state}: {reply.failure.message}")
-        elif surest is None:
+        elif asking.top is None:
             _show_reply(out, reply, with_question=len(questions) > 1)
         else:
-            surest.add(reply)
-    for rank, reply in surest.ranked() if surest is not None else ():
+            answered.append(reply)
+    for rank, reply in surest(answered, asking.top or 0):
         _show_reply(out, reply, rank, with_question=len(questions) > 1)
     warn_of_answers(out, list(beyond))
     if failed:

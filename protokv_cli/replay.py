@@ -221,7 +221,7 @@ def replay(
         from protokv.replay.presets import PRESETS as TABLES
         from protokv.replay.request import Request, Worlds
         from protokv.replay.rows import RowFile, check_trials, read_rows
-        from protokv.storage.overwriting import check_not_read
+        from protokv.storage.api import check_not_read
         from protokv.storage.watched import is_beyond
         from protokv_cli.replay_plan import show_cost, show_preset
         from protokv_cli.replay_progress import following, judging

@@ -5,11 +5,8 @@ One state is in memory at a time. Knows no command line.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
 
 from protokv import storage
 from protokv.backbones.base import Backbone
@@ -102,25 +99,21 @@ def ask_all(
             yield Reply(state, number, session.ask(question, decoding), beyond=beyond)
 
 
-class Surest:
-    """Holds the `k` replies to each question whose answers have the greatest mean log probability."""
+def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:
+    """Yield the `k` replies to each question with the greatest mean log probability, each with its rank from 1.
 
-    def __init__(self, k: int) -> None:
-        self._k, self._order = k, count()
-        self._best: dict[int, list[tuple[float, int, Any]]] = {}
+    Args:
+        replies: with answers. Of two equally sure ones, the earlier comes first.
+        k: how many per question.
+    """
+    by_question: dict[int, list[Reply]] = {}
+    for reply in replies:
+        by_question.setdefault(reply.number, []).append(reply)
+    for number in sorted(by_question):
+        ranked = sorted(by_question[number], key=_mean_logprob, reverse=True)
+        yield from enumerate(ranked[:k], start=1)
 
-    def add(self, reply: Reply) -> None:
-        """Add a reply with an answer. Of two equally sure ones, the earlier stays."""
-        assert reply.answer is not None
-        heap = self._best.setdefault(reply.number, [])
-        entry = (reply.answer.mean_logprob, -next(self._order), reply)
-        if len(heap) < self._k:
-            heapq.heappush(heap, entry)
-        else:
-            heapq.heappushpop(heap, entry)
 
-    def ranked(self) -> Iterator[tuple[int, Reply]]:
-        """Yield each reply with its rank from 1, question by question, the surest first."""
-        for number in sorted(self._best):
-            for rank, (_, _, reply) in enumerate(sorted(self._best[number], reverse=True), start=1):
-                yield rank, reply
+def _mean_logprob(reply: Reply) -> float:
+    assert reply.answer is not None
+    return reply.answer.mean_logprob

@@ -94,7 +94,11 @@ def test_an_example_names_a_command_and_options_that_there_are(command: str) -> 
     subcommand.make_context(arguments[0], arguments[1:])
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+# The programs of `samples/training` have options of their own.
+TEXTS = [path for path in DOCUMENTS if "training" not in path.parts]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_option_that_a_text_names_is_one_of_some_command(path: Path) -> None:
     known = {option for each in SUBCOMMANDS.values() for parameter in each.params for option in parameter.opts}
     known |= {option for each in SUBCOMMANDS.values() for p in each.params for option in p.secondary_opts}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from protokv import storage
-from protokv.ingestion import NEVER, Progress
+from protokv.ingestion import NEVER, IngestOptions, Progress
 from protokv.storage.lock import Lock
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
@@ -28,8 +28,8 @@ EVERY_STEP = (*ARGUMENTS, "--every", "1steps")
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two minutes."""
-    return write_video(tmp_path_factory.mktemp("long") / "long.mp4", 120, rate=2)
+    """More steps than a page has lines, so that the program waits for its reader."""
+    return write_video(tmp_path_factory.mktemp("long") / "long.mp4", 60, rate=2)
 
 
 def test_a_killed_ingest_answers_and_the_same_command_ends_in_the_bytes_of_one_run(
@@ -196,8 +196,8 @@ def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
 ) -> None:
     wanted: list[object] = []
 
-    def spy(*_: object, every: object, **__: object) -> None:
-        wanted.append(every)
+    def spy(*_: object, options: IngestOptions, **__: object) -> None:
+        wanted.append(options.every)
         raise ZeroDivisionError
 
     with pytest.MonkeyPatch.context() as patch:

@@ -56,17 +56,6 @@ def test_commits_come_as_often_as_asked(protokv: Program, mocked: None, video: P
     assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
 
 
-def test_kept_commits_are_states_that_every_command_reads(protokv: Program, mocked: None, video: Path) -> None:
-    assert protokv("ingest", video, *SMALL, "--every", "4s", "--keep", "3").code == 0
-    kept = sorted(path.name for path in protokv.folder.glob("clip.safetensors*"))
-    # A glob for states does not find them.
-    assert [path.name for path in protokv.folder.glob("*.safetensors")] == ["clip.safetensors"]
-    assert kept == ["clip.safetensors", "clip.safetensors@000004.000s", "clip.safetensors@000008.000s"]
-    for name, time_s in zip(kept, (12.0, 4.0, 8.0), strict=True):
-        assert protokv("query", name, "what is first ?").rows()[0]["stream_time_s"] == time_s
-        assert protokv("inspect", name, "--json").rows()[0]["stream"]["duration_s"] == time_s
-
-
 def test_keeping_commits_without_saying_when_is_warned_of(protokv: Program, mocked: None, video: Path) -> None:
     assert "--every 30s" in protokv("ingest", video, "--budget", "24", "--keep", "3").err.splitlines()[0]
     assert "Warning" not in protokv("ingest", video, "--budget", "24", "--keep", "3", "--every", "5s").err
@@ -97,7 +86,7 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
     assert "budget is 24, this run's is 32" in refused.err
 
 
-def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, mocked: None, video: Path) -> None:
+def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, video: Path) -> None:
     settings = ("--set", "split=1:5", "--set", "anchor=average", "--set", "idle-steps=7", "--set", "merge=false")
     assert protokv("ingest", video, *SMALL, "--memory", "paper", *settings, "--positions", "compact").code == 0
     memory = protokv("inspect", "clip.safetensors", "--json").rows()[0]["memory"]

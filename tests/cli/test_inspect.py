@@ -216,6 +216,9 @@ def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(prot
         assert "tensor near.keys" in result.err
     assert not Path("b.pt").exists()
     assert protokv("inspect", state, "--no-verify").code == 0
+    asked = protokv("query", state, "what is first ?")
+    assert (asked.code, "tensor near.keys" in asked.err) == (Exit.CORRUPT, True)
+    assert protokv("query", state, "what is first ?", "--no-verify").code == 0
 
 
 def test_what_does_not_go_together_is_a_usage_error(protokv: Program, state: Path) -> None:

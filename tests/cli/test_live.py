@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -99,59 +100,66 @@ def test_an_answer_says_how_old_the_commit_is(camera: Path, protokv: Any, monkey
     assert "committed" in result.err
 
 
+@pytest.fixture
+def during_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Do one thing in each pause of --watch, then Ctrl-C; returns the lengths of the pauses."""
+
+    def script(*acts: Callable[[], object]) -> list[float]:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) > len(acts):
+                raise KeyboardInterrupt
+            acts[len(pauses) - 1]()
+
+        monkeypatch.setattr("protokv_cli.commits.pause", pause)
+        return pauses
+
+    return script
+
+
+def nothing() -> None:
+    pass
+
+
+Pauses = Callable[..., list[float]]
+
+
 def test_watching_asks_again_at_its_interval_and_sees_new_commits(
-    tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     path = watched(tmp_path / "camera.safetensors", [100, gone()])
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 1:
-            watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2")
-        elif len(pauses) == 2:
-            watched(path, [("away", 1.0), 200, gone()], overwrite=True)
-        else:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("protokv_cli.commits.pause", pause)
+    pauses = during_pauses(
+        lambda: watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2"),
+        lambda: watched(path, [("away", 1.0), 200, gone()], overwrite=True),
+    )
     result = protokv("query", path, "what is it", "is it red", "--watch", "30s")
-    assert result.code == 130
+    assert result.code == Exit.INTERRUPTED
     assert [row["stream_time_s"] for row in result.rows()] == [10.0] * 4 + [20.0] * 2
     assert all(0 < one <= 30.0 for one in pauses)
-    again = protokv("query", path, "--watch", "30s", "--at", "3s", "what is it")
-    assert again.code == 2
+    assert protokv("query", path, "--watch", "30s", "--at", "3s", "what is it").code == Exit.USAGE
 
 
-@pytest.mark.parametrize("asking", [["query", "what is it"], ["inspect"]], ids=lambda one: one[0])
+@pytest.mark.parametrize("command", ["query", "inspect"])
 def test_watching_waits_for_the_first_commit_and_says_so_once(
-    asking: list[str], tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     path = tmp_path / "camera.safetensors"
-    paused = 0
-
-    def pause(_: float) -> None:
-        nonlocal paused
-        paused += 1
-        if paused == 3:
-            watched(path, [100, gone()])
-        elif paused > 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("protokv_cli.commits.pause", pause)
-    command = (asking[0], path, *asking[1:], "--watch", "30s") if asking[1:] else ("inspect", path, "--watch")
-    result = protokv(*command, "--json")
-    assert result.code == 130
+    arguments = {"query": ("what is it", "--watch", "30s"), "inspect": ("--watch",)}[command]
+    during_pauses(nothing, nothing, lambda: watched(path, [100, gone()]))
+    result = protokv(command, path, *arguments, "--json")
+    assert result.code == Exit.INTERRUPTED
     assert result.err.count("waiting for its first commit") == 1
     assert len(result.rows()) == 1
     path.unlink()
-    monkeypatch.setattr("protokv_cli.commits.pause", lambda _: pause(4))
-    again = protokv(*command, "--json")
-    assert (again.code, again.out) == (130, "")
+    during_pauses()
+    again = protokv(command, path, *arguments, "--json")
+    assert (again.code, again.out) == (Exit.INTERRUPTED, "")
 
 
 def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_when_it_changes(
-    camera: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    camera: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     table = protokv("inspect", camera, "--format", "table").out
     for text in ("rtsp://camera/1", "gaps", "2, 1:00 together", "is gone", "lost"):
@@ -160,18 +168,9 @@ def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_whe
     live = protokv("inspect", camera, "--json").rows()[0]["stream"]["live"]
     assert live["gaps_in_all"] == 2
     assert (live["gaps"][0]["from_s"], live["gaps"][0]["to_s"]) == (40.0, 100.0)
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            watched(camera, [100, gone()], overwrite=True)
-        if len(pauses) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("protokv_cli.commits.pause", pause)
+    during_pauses(nothing, lambda: watched(camera, [100, gone()], overwrite=True), nothing)
     result = protokv("inspect", camera, "--watch", "--json")
-    assert result.code == 130
+    assert result.code == Exit.INTERRUPTED
     assert [row["stream"]["duration_s"] for row in result.rows()] == [150.0, 10.0]
 
 
@@ -202,8 +201,19 @@ def test_the_source_may_stand_in_the_environment_where_no_other_user_reads_it(
     assert (tmp_path / "other.safetensors").exists()
 
 
+class Stdin(io.BytesIO):
+    """Stands for a descriptor, which is read elsewhere."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+
 @contextmanager
-def piped(data: bytes) -> Iterator[Any]:
+def piped(data: bytes) -> Iterator[Stdin]:
     """The reading end of a pipe that gives this and ends."""
     reading, writing = os.pipe()
 
@@ -213,8 +223,8 @@ def piped(data: bytes) -> Iterator[Any]:
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    with open(reading, "rb") as stdin:  # noqa: PTH123
-        yield stdin
+    yield Stdin(reading)
+    os.close(reading)
     feeder.join()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,11 @@ class InlinePool:
 
 def outcomes(jobs: Sequence[Job], pool: Any, recipe: Recipe, **options: Any) -> dict[str, Outcome]:
     return {one.job.key: one for one in run_fleet(jobs, pool, recipe.place, **options)}
+
+
+def ends(found: Mapping[str, Outcome]) -> dict[str, tuple[str, int]]:
+    """How each video ended, and at which attempt, by key."""
+    return {key: (one.status, one.attempts) for key, one in found.items()}
 
 
 def written(recipe: Recipe) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protokv import storage
 from protokv.fleet import Job, LocalPool, Recipe
-from tests.fleet.conftest import CONFIG, FATAL_RED, outcomes, written
+from tests.fleet.conftest import CONFIG, FATAL_RED, ends, outcomes, written
 from tests.fleet.recipes import KillingRecipe, remade
 
 
@@ -22,11 +22,7 @@ def test_a_killed_worker_is_replaced_and_its_video_tried_once_more(
     killing = remade(recipe, KillingRecipe, at=FATAL_RED, lives=tmp_path / "lives", log=log)
     with LocalPool(killing, 1, ["cpu"]) as pool:
         found = outcomes(jobs, pool, killing)
-    assert {key: (one.status, one.attempts) for key, one in found.items()} == {
-        "a": ("watched", 1),
-        "b": ("watched", 2),
-        "sub/c": ("watched", 1),
-    }
+    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
     # Three steps were committed before it died, and the second attempt began there.
     assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
     assert written(recipe) == singly

@@ -18,7 +18,7 @@ from protokv.ingestion import Commit, Every, Progress, ingest
 from protokv.memories import MEMORIES
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short

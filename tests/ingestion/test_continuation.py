@@ -21,7 +21,7 @@ from protokv.storage.watched import fingerprints
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 

@@ -29,7 +29,7 @@ from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
 from protokv.storage.wall_clock import WallClockLog
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 CONFIG = DurableConfig(budget=40)
 

@@ -15,7 +15,7 @@ from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, 
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 
 A, B = Prepared(1, 9), Prepared(2, 6)

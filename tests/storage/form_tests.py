@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ class FormTests:
 
     def test_a_missing_state_is_not_found_and_a_saved_one_has_its_bytes(self, at, make_state):
         path = at()
-        for read in (load_state, read_header, stored_bytes, moments):
+        for read in (load_state, read_header, stored_bytes, moments, lambda path: load_state(path, at_s=9.0)):
             with pytest.raises(StateNotFound, match="no state at"):
                 read(path)
         check_target(path)
@@ -228,8 +229,36 @@ class FormTests:
         assert not wrong
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of a file, or of every file in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(one.relative_to(path)): one.read_bytes() for one in files if one.is_file()}
+
+
 class LocalFormTests(FormTests):
     """A form in the file system."""
+
+    def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(self, at, make_state):
+        state, (a, b, c) = make_state(), (at(), at(), at())
+        turned = replace(
+            state,
+            tensors=dict(reversed(list(state.tensors.items()))),
+            memory=dict(reversed(list(state.memory.items()))),
+        )
+        save_state(state, a)
+        save_state(turned, b)
+        save_state(load_state(a), c)
+        assert contents(a) == contents(b) == contents(c)
+
+    def test_each_kept_commit_is_a_state_that_anything_reads(self, at, make_state, same_state):
+        path = at()
+        with Writer(path, keep=3) as writer:
+            for step in (1, 2, 3, 4):
+                writer.commit(moment(make_state, step), wait=True)
+        names = [f"{path.name}@00000{2 * step}.000s" for step in (2, 3)]
+        assert sorted(one.name for one in path.parent.iterdir()) == [path.name, *names]
+        for step, name in zip((2, 3), names, strict=True):
+            assert same_state(load_state(path.parent / name), moment(make_state, step))
 
     def test_a_link_that_leads_to_itself_is_corrupt_and_a_name_that_is_too_long_is_none(self, at, make_state):
         path = at()

@@ -22,9 +22,9 @@ pytest.importorskip("moto.server")
 
 import zstandard
 
-from protokv.storage import decompression_limit as unfolding
+from protokv.storage import decompression_limit as limits
 from protokv.storage import icechunk as repository
-from protokv.storage.decompression_limit import Unfolding
+from protokv.storage.decompression_limit import DecompressionLimit
 from tests.storage.conftest import make
 from tests.storage.s3 import BUCKET
 
@@ -36,7 +36,7 @@ _numbers = itertools.count()
 @pytest.fixture
 def prefix(store):
     """Of a state that is there."""
-    prefix = f"unfolding/{next(_numbers)}"
+    prefix = f"bombs/{next(_numbers)}"
     save_state(make(), f"s3://{BUCKET}/{prefix}")
     store.reset()
     return prefix
@@ -103,7 +103,7 @@ def used(*addresses: str) -> tuple[list[str], int]:
 def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
     ends = []
     for kind in ("snapshots", "manifests"):
-        prefix = f"unfolding/of-{kind}"
+        prefix = f"bombs/of-{kind}"
         save_state(make(), f"s3://{BUCKET}/{prefix}")
         objects = store.objects(prefix)
         snapshot = f"{prefix}/snapshots/{tip(objects, prefix)}"
@@ -118,7 +118,7 @@ def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
         # Headers are in the snapshot alone.
         fine = "StateCorrupt" if kind == "snapshots" else "done"
         ends += ["StateCorrupt", fine, fine, "StateCorrupt", "StateCorrupt"]
-    found, grown = used(address, *(f"s3://{BUCKET}/unfolding/of-{kind}" for kind in ("snapshots", "manifests")))
+    found, grown = used(address, *(f"s3://{BUCKET}/bombs/of-{kind}" for kind in ("snapshots", "manifests")))
     assert found == ends
     assert grown < 100
 
@@ -135,7 +135,7 @@ def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address
     store.put(oldest, bomb(objects[oldest], 64 << 20))
     repo = repository.open_repository(address)
     with pytest.raises(StateCorrupt, match=r"would take more than 16 MiB"):
-        repository.collect(repo, Unfolding(address), datetime.now(UTC) + timedelta(hours=2))
+        repository.collect(repo, DecompressionLimit(address), datetime.now(UTC) + timedelta(hours=2))
     # Who goes on there commits, and deletes nothing.
     save_state(make(seed=4), address)
     assert set(objects) < set(store.objects(prefix))
@@ -146,15 +146,15 @@ def test_manifests_of_many_small_arrays_are_summed(store, prefix, address, monke
     state = make(tensors={f"near.t{n}": torch.randn(50 + n, 7) for n in range(12)})
     save_state(state, address)
     lengths = [len(data) for key, data in store.objects(prefix).items() if "/manifests/" in key]
-    for limit in (12 << 20, unfolding.LIMIT_BYTES):
-        monkeypatch.setattr(unfolding, "LIMIT_BYTES", limit)
+    for limit in (12 << 20, limits.LIMIT_BYTES):
+        monkeypatch.setattr(limits, "LIMIT_BYTES", limit)
         store.reset()
         load_state(address)
         fetched = [
             one for one in store.requests if one.method == "GET" and "/manifests/" in one.key and one.status == 200
         ]
         assert (len(fetched) > 0) == (limit == 12 << 20), lengths
-    monkeypatch.setattr(unfolding, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(limits, "LIMIT_BYTES", 1000)
     with pytest.raises(StateCorrupt, match=r"manifests/\w+ would take more than"):
         load_state(address)
 
@@ -163,7 +163,7 @@ def test_manifests_of_many_small_arrays_are_summed(store, prefix, address, monke
 def test_a_name_that_icechunk_would_not_write_is_refused(name, store):
     """Two spellings of one snapshot could be two objects: one looked at, the other opened."""
     with pytest.raises(StateCorrupt, match="no such name"):
-        Unfolding(f"s3://{BUCKET}/a").check_snapshot(name)
+        DecompressionLimit(f"s3://{BUCKET}/a").check_snapshot(name)
     assert not store.requests
 
 
@@ -171,7 +171,7 @@ def test_what_is_claimed_is_not_what_a_block_can_hold():
     """The bound by length alone holds for the densest object there is."""
     for size in (1 << 17, 1 << 22, 1 << 26):
         data = bomb(bytes(HEADER_BYTES), size)
-        assert unfolding._most_unfolded(len(data)) >= size
+        assert limits._most_decompressed(len(data)) >= size
 
 
 def test_a_document_that_is_too_long_is_not_fetched(store, address):

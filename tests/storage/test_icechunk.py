@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import zarr
 from zarr.core.sync import sync
 
-from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.storage import zarr as hierarchy
 from protokv.storage.api import check_target, load_state, moments, read_header, save_state, stored_bytes
@@ -28,9 +22,10 @@ pytest.importorskip("moto.server")
 
 from protokv.storage import icechunk as icechunk_form
 from protokv.storage import icechunk as repository
-from protokv.storage.decompression_limit import Unfolding
+from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.writer import Writer
 from tests.storage.form_tests import FormTests
+from tests.storage.form_tests import moment as at
 from tests.storage.s3 import BUCKET
 
 REF = "refs/branch.main/ref.json"
@@ -48,13 +43,8 @@ def key_of(address: str) -> str:
     return address.removeprefix(f"s3://{BUCKET}/")
 
 
-def at(make_state, step: int, **changes):
-    """The state of a stream at a step of two seconds; its tensors tell the steps apart."""
-    return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
-
-
 def collect(address: str, now: datetime) -> None:
-    repository.collect(repository.open_repository(address), Unfolding(address), now)
+    repository.collect(repository.open_repository(address), DecompressionLimit(address), now)
 
 
 def kinds(keys) -> Counter[str]:
@@ -167,52 +157,12 @@ def test_a_writer_that_others_overtook_is_refused_until_it_begins_again(make_sta
     assert same_state(load_state(address), at(make_state, 5))
 
 
-_CHILD = """
-import sys
-from protokv.storage.api import save_state
-from tests.storage.conftest import make
-save_state(make(seed=2), sys.argv[1])
-"""
-
-
-def test_a_writer_killed_between_upload_and_commit_leaves_the_old_state(make_state, same_state, store, address):
-    save_state(make_state(seed=1), address)
-    before = store.objects(key_of(address))
-    reached, gone = threading.Event(), threading.Event()
-
-    def hold(method: str, key: str) -> int | None:
-        if method == "PUT" and key.endswith(REF):
-            reached.set()
-            gone.wait(60)
-            return 500
-        return None
-
-    store.before = hold
-    with subprocess.Popen(
-        [sys.executable, "-c", _CHILD, address],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as child:
-        assert reached.wait(120), "the child has not come to its commit"
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        gone.set()
-    store.before = lambda method, key: None
-    # All of it was uploaded, and nothing that was there is changed.
-    after = store.objects(key_of(address))
-    assert before.items() < after.items()
-    assert kinds(set(after) - set(before))["snapshots"] == 1
-    assert same_state(load_state(address), make_state(seed=1))
-    save_state(make_state(seed=3), address)
-    assert same_state(load_state(address), make_state(seed=3))
-
-
 @pytest.mark.parametrize("existing", [True, False])
 def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
     existing, make_state, same_state, store, address, monkeypatch
 ):
     """As a writer that dies there: no request after that one is answered."""
-    monkeypatch.setattr(icechunk_form, "collect", lambda repo, unfolding: None)
+    monkeypatch.setattr(icechunk_form, "collect", lambda repo, limit: None)
     old, committed = None, []
     for n in itertools.count():
         path = address if existing else f"{address}{n}"

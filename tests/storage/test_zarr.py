@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +14,7 @@ from protokv.errors import StateError
 from protokv.storage import zarr as hierarchy
 from protokv.storage.api import check_target, load_state, save_state
 from protokv.storage.zarr import ZarrForm
-from tests.storage.disk import Disk
-from tests.storage.form_tests import LocalFormTests
+from tests.storage.form_tests import LocalFormTests, contents
 
 _SLOT = ("layer", "kv_head", "prototype")
 LEGENDS = {
@@ -31,18 +27,8 @@ LEGENDS = {
 }
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
 class TestZarr(LocalFormTests):
     suffix = ".zarr"
-
-    def test_the_same_state_gives_the_same_bytes(self, at, make_state):
-        state, one, two = make_state(), at(), at()
-        save_state(state, one)
-        save_state(replace(state, tensors=dict(reversed(list(state.tensors.items())))), two)
-        assert contents(one) == contents(two)
 
     @pytest.mark.parametrize("chunk_bytes", [1 << 20, 100])
     def test_the_zarr_library_reads_every_tensor_under_its_own_name(self, chunk_bytes, at, make_state, monkeypatch):
@@ -125,47 +111,6 @@ class TestZarr(LocalFormTests):
         assert all(one.stat().st_nlink == 1 for one in elsewhere.rglob("*") if one.is_file())
         assert same_state(load_state(path), make_state(seed=5))
 
-    def test_everything_is_synced_before_the_commit(self, at, make_state):
-        order, opened = [], {}
-
-        class Noting(Disk):
-            def create(self, path):
-                file = super().create(path)
-                opened[file.fileno()] = path
-                order.append(("create", path))
-                return file
-
-            def make_folder(self, path):
-                super().make_folder(path)
-                order.append(("create", path))
-
-            def sync(self, file):
-                order.append(("sync", opened[file.fileno()]))
-                super().sync(file)
-
-            def replace(self, source, target):
-                order.append(("replace", target))
-                super().replace(source, target)
-
-            def exchange(self, a, b):
-                order.append(("replace", b))
-                return super().exchange(a, b)
-
-            def sync_folder(self, folder):
-                order.append(("sync", folder))
-                super().sync_folder(folder)
-
-        path = at()
-        for seed in (0, 1):
-            order.clear()
-            with Noting():
-                ZarrForm(path).replace(make_state(seed=seed))
-            commit = order.index(("replace", path))
-            made = {target for what, target in order[:commit] if what == "create"}
-            synced = {target for what, target in order[:commit] if what == "sync"}
-            assert made == synced
-            assert order[commit + 1] == ("sync", path.parent)
-
     def test_a_reader_that_is_overtaken_reads_the_newer_state(self, at, make_state, same_state, monkeypatch):
         from protokv.storage import zarr as module
 
@@ -183,40 +128,3 @@ class TestZarr(LocalFormTests):
         monkeypatch.setattr(module, "_files", files)
         found = load_state(path)
         assert same_state(found, make_state(seed=2))
-
-    @pytest.mark.parametrize("reader", [load_state, lambda path: save_state(load_state(path), path)])
-    def test_a_commit_cut_off_between_two_moves_is_undone_by_who_comes_next(self, reader, at, make_state, same_state):
-        class TwoMoves(Disk):
-            def exchange(self, a, b):
-                return False
-
-            def replace(self, source, target):
-                if self.cut and (self.gone or source.suffix == ".partial") and not target.exists():
-                    self.gone = True
-                    raise KeyboardInterrupt
-                super().replace(source, target)
-
-            cut = gone = False
-
-        path, fs = at(), TwoMoves()
-        with fs:
-            for seed in (0, 1):
-                ZarrForm(path).replace(make_state(seed=seed))
-        assert [one.name for one in path.parent.iterdir()] == ["a.zarr"]
-        fs.cut = True
-        with pytest.raises(KeyboardInterrupt), fs:
-            ZarrForm(path).replace(make_state(seed=2))
-        assert not path.exists()
-        reader(path)
-        assert same_state(load_state(path), make_state(seed=1))
-        assert not [one for one in path.parent.iterdir() if one.suffix == ".previous"]
-        save_state(make_state(seed=3), path)
-        assert [one.name for one in path.parent.iterdir()] == ["a.zarr"]
-
-    def test_the_root_reads_like_the_contents_of_a_state(self, at, make_state):
-        path = at()
-        save_state(make_state(), path)
-        tree = str(zarr.open_group(path, mode="r").tree())
-        for line in ("bank", "mass (2, 3, 11) float32", "near", "keys (2, 3, 5, 7) uint16"):
-            assert line in tree
-        assert json.loads((path / "zarr.json").read_text())["node_type"] == "group"
