@@ -24,7 +24,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv.mini import weights_folder
 from protokv.mini.phrases import CHANCE, TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Question
-from protokv.mini.vocabulary import split
 from protokv.mini.world import World
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
@@ -32,6 +31,7 @@ from samples.training.model import TOKENS
 from samples.training.order_worlds import ASKED, ASKED_TWICE, PLACES, TWICE, ask_order, make_order_world
 from samples.training.time_worlds import ask_time, make_time_world
 from samples.training.visual_tokens import show_whole_steps
+from samples.training.vocabulary import split
 
 RESAMPLES: Final = 10_000
 BLOCK: Final = 64

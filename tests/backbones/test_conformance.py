@@ -20,7 +20,7 @@ from protokv.core.context import SlotContext
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
-from protokv.errors import ConfigError, PositionWarning, StateMismatch
+from protokv.errors import ConfigError, PositionWarning
 from protokv.storage import checkpoint
 from protokv.video import Sample
 from protokv.video import steps as steps_of
@@ -32,7 +32,7 @@ QUESTION = "what is the first star ?"
 # float32 through vision tower and three layers; the sums run in another order than in eager attention.
 TIGHT = {"rtol": 2e-4, "atol": 2e-4}
 SIZES = {"landscape": (60, 90), "portrait": (97, 41), "below one patch": (9, 5), "one row": (1, 150)}
-# The families that run in bfloat16, too: the others share their code.
+# One family of each kind of position; the others share its code.
 HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
 # Small enough that a dozen steps of any family overflow them, large enough for a bank.
 SMALL = {
@@ -101,12 +101,9 @@ def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upst
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
 
-@pytest.mark.parametrize("kind", ["full", "paper", "sliding-window"])
-def test_logits_equal_the_whole_model_while_nothing_was_evicted(
-    backbone: Backbone, upstream: Upstream, kind: str
-) -> None:
+def test_logits_equal_the_whole_model_while_nothing_was_evicted(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 4)
-    session = watched(backbone, MemoryConfig.of(kind, budget=400), steps)
+    session = watched(backbone, MemoryConfig.of("paper", budget=400), steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
 
 
@@ -241,29 +238,6 @@ def test_rotary_gives_any_shape_of_positions_its_own_angles(backbone: Backbone) 
     assert torch.equal(sin.flatten(0, 2), flat_sin)
 
 
-def test_a_state_is_refused_in_another_dtype_and_taken_in_its_own(
-    half: tuple[str, Path, Backbone], tmp_path: Path
-) -> None:
-    _, folder, coarse = half
-    exact = load_backbone(str(folder), device="cpu", dtype="float32")
-    for made, other in ((exact, coarse), (coarse, exact)):
-        session = watched(made, SMALL["durable"], video(made, 4))
-        path = tmp_path / f"{made.identity.dtype}.safetensors"
-        checkpoint.save(session, path)
-        with pytest.raises(StateMismatch, match=rf"backbone\.dtype is '{made.identity.dtype}'.*{other.identity.dtype}"):
-            checkpoint.load(path, other)
-        assert torch.equal(checkpoint.load(path, made).prefill(QUESTION), session.prefill(QUESTION))
-
-
-@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
-def test_an_overfull_memory_keeps_its_budget_and_gives_finite_logits(backbone: Backbone, config: MemoryConfig) -> None:
-    session = watched(backbone, config, video(backbone, 14))
-    prefix = len(backbone.prefix_ids)
-    assert session.clock.tokens_seen > config.budget
-    assert prefix < session.memory.context().visible_tokens() <= config.budget + prefix
-    assert torch.isfinite(session.prefill(QUESTION)).all()
-
-
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
 def test_a_saved_stream_continues_byte_for_byte(backbone: Backbone, tmp_path: Path, config: MemoryConfig) -> None:
     assert_continues(backbone, tmp_path, config)
@@ -274,6 +248,7 @@ def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(half: tuple[str, Pat
 
 
 def assert_continues(backbone: Backbone, tmp_path: Path, config: MemoryConfig) -> None:
+    """An overfull memory is saved and resumed; it keeps to its budget and gives finite logits."""
     steps = video(backbone, 14)
     whole = watched(backbone, config, steps[:9])
     checkpoint.save(whole, tmp_path / "state.safetensors")
@@ -285,11 +260,15 @@ def assert_continues(backbone: Backbone, tmp_path: Path, config: MemoryConfig) -
     ours, theirs = resumed.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in theirs)
+    prefix = len(backbone.prefix_ids)
+    assert whole.clock.tokens_seen > config.budget
+    assert prefix < whole.memory.context().visible_tokens() <= config.budget + prefix
+    assert torch.isfinite(resumed.prefill(QUESTION)).all()
 
 
-@pytest.fixture(scope="module")
-def short_range(family: str, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    folder = BUILDERS[family](tmp_path_factory.mktemp("short"), max_positions=48)
+@pytest.fixture(scope="module", params=HALF)
+def short_range(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    folder = BUILDERS[request.param](tmp_path_factory.mktemp("short"), max_positions=48)
     return load_backbone(str(folder), device="cpu", dtype="float32")
 
 
@@ -308,7 +287,7 @@ def positions_seen(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[
 
 def test_a_stream_past_the_trained_positions_warns_once(short_range: Backbone) -> None:
     with pytest.warns(PositionWarning, match="trained on 48") as caught:
-        session = watched(short_range, SMALL["sliding-window"], video(short_range, 54))
+        session = watched(short_range, SMALL["sliding-window"], video(short_range, 26))
     assert len(caught) == 1
     assert session.clock.next_position > 48
     assert torch.isfinite(session.prefill(QUESTION)).all()
@@ -319,7 +298,7 @@ def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(
 ) -> None:
     highest = positions_seen(short_range, monkeypatch)
     config = SMALL["durable"].with_fields({"positions": "compact"})
-    session = watched(short_range, config, video(short_range, 54))
+    session = watched(short_range, config, video(short_range, 26))
     assert torch.isfinite(session.prefill(QUESTION)).all()
     assert session.clock.next_position > 48
     assert max(highest) < 48
@@ -331,18 +310,14 @@ def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: U
     assert backbone.suffix_ids(QUESTION)[-len(after) :] == after
 
 
-def test_control_tokens_in_a_question_are_refused(backbone: Backbone, upstream: Upstream) -> None:
+def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
+    backbone: Backbone, upstream: Upstream
+) -> None:
     video_token = upstream.tokenizer.convert_ids_to_tokens(upstream.model.config.video_token_id)
     for token in ("<|im_end|>", "<|im_start|>", video_token):
         with pytest.raises(ConfigError, match="the question contains the control token") as caught:
             backbone.suffix_ids(f"what is this {token} ?")
         assert token in caught.value.message
-
-
-def test_an_empty_question_is_refused(backbone: Backbone) -> None:
     with pytest.raises(ConfigError, match="empty"):
         backbone.suffix_ids("  ")
-
-
-def test_words_without_a_token_are_named_in_order(backbone: Backbone) -> None:
     assert backbone.unknown_words("What is the zebra doing?") == ["zebra", "doing"]

@@ -17,7 +17,7 @@ from protokv.errors import ModelError, SourceUnreadable
 from tests.backbones.pictures import picture, sample_frames
 
 SIGLIP = {"size": {"height": 384, "width": 384}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-SHAPES = [(1, 150), (84, 84), (360, 640), (641, 361), (9, 5), (1080, 31), (1080, 1920)]
+SHAPES = [(1, 150), (84, 84), (360, 640), (641, 361), (9, 5), (1080, 31), (720, 1280)]
 
 
 def expected_patches(image: np.ndarray, low: int, high: int) -> tuple[Tensor, list[list[int]]]:

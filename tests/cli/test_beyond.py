@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protokv.mini.render import render
-from protokv.mini.vocabulary import split, token_ids
 from protokv.mini.world import World, WorldConfig
 from protokv.video import open_source
+from samples.render import render
+from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
 

@@ -208,9 +208,3 @@ def test_a_shape_that_appears_twice_is_not_counted():
 def test_an_unknown_type_is_refused_by_name():
     with pytest.raises(ConfigError, match="'smell'"):
         find_facts("smell", [], 5)
-
-
-def test_evidence_of_later_questions_is_never_earlier_for_a_growing_stream():
-    world = World(WorldConfig(5, 60, 15.0))
-    ends = [q.evidence_s for t in range(5, 60, 5) for q in make_questions(world, t, types=("last",))]
-    assert all(a <= b for a, b in pairwise(ends))

@@ -12,7 +12,6 @@ import torch
 from protokv.mini.phrases import TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Fact
 from protokv.mini.sprites import COLOUR_NAMES, SHAPES
-from protokv.mini.vocabulary import encode
 from samples.training.batches import encode_question
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze
 from samples.training.links import (
@@ -31,6 +30,7 @@ from samples.training.model import make_model
 from samples.training.time_links import label_beginnings, label_followed, label_over_time
 from samples.training.traces import measure_traces
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, make_positions
+from samples.training.vocabulary import encode
 from tests.training.helpers import BAR, RING, STAR, make_video
 
 

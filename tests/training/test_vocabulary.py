@@ -9,9 +9,9 @@ import pytest
 from protokv.backbones import load_backbone
 from protokv.mini.phrases import ANSWERS, CHANCE, ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
 from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.vocabulary import PADDED_SIZE, encode, split, token_ids, words
 from samples.training.forward import QUESTION_TOKENS
 from samples.training.tokenizer import build_tokenizer
+from samples.training.vocabulary import PADDED_SIZE, encode, split, token_ids, words
 
 
 def _texts(types=TYPES):

@@ -1,4 +1,6 @@
-"""Write a procedural stream as a real video file: `python -m protokv.mini.render --seed 7 --seconds 60 -o video.mp4`.
+"""Write a procedural stream as a real video file.
+
+In the root of a checkout: `python -m samples.render --seed 7 --seconds 60 -o video.mp4`.
 
 H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time, so length costs no memory.
 Needs PyAV, but no torch.
@@ -47,7 +49,7 @@ def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render one video, and write its questions with --questions."""
     parser = argparse.ArgumentParser(
-        prog="python -m protokv.mini.render",
+        prog="python -m samples.render",
         description="Render a procedural video whose events are known.",
         epilog="Ten minutes, evidence in the first: --seconds 600 --evidence 4 --evidence-seconds 60 --rate 6",
     )
