@@ -104,11 +104,11 @@ class TensorInfo(NamedTuple):
 class State(Header):
     """A header and the tensors, by name. Tensors may be on any device; after loading they are on the CPU.
 
-    `legends` say what they are, to the forms that can tell it; nothing reads them back.
+    `tensor_info` describes them for other readers, in forms that can hold it; it is not read back.
     """
 
     tensors: Mapping[str, Tensor]
-    legends: Mapping[str, TensorInfo] = field(default_factory=dict)
+    tensor_info: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     @classmethod
     def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:

@@ -104,7 +104,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs),
-        legends=legends_of(specs),
+        tensor_info=tensor_info_of(specs),
     )
 
 
@@ -119,7 +119,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
     return Session.resume(backbone, config_of(state), state)
 
 
-def legends_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
+def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
     """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
     return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
 
