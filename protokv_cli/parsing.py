@@ -13,7 +13,7 @@ from protokv.errors import ConfigError
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
-    from protokv.replay.studies import Variation
+    from protokv.replay.memories import Variation
 
 _TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -161,7 +161,7 @@ def parse_variation(text: str) -> Variation:
     Raises:
         ConfigError: there is no name or no value.
     """
-    from protokv.replay.studies import Variation
+    from protokv.replay.memories import Variation
 
     name, _, values = text.partition("=")
     memory, _, field = name.strip().rpartition(".")

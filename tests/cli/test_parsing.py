@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.ingestion import NEVER, Every
-from protokv.replay.studies import Variation
+from protokv.replay.memories import Variation
 from protokv_cli.parsing import (
     parse_budget,
     parse_duration,

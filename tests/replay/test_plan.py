@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched
-from protokv.replay.streams import WorldStream
+from protokv.replay.worlds import WorldStream
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

@@ -26,9 +26,9 @@ from protokv.core.session import Session
 from protokv.extras.evidence import FAINT
 from protokv.mini.seeds import STUDY
 from protokv.mini.sprites import SHAPES
-from protokv.replay.questions import find_type
-from protokv.replay.streams import Distractors, WorldStream
+from protokv.replay.benchmarks.registry import find_type
 from protokv.replay.texts import is_expected
+from protokv.replay.worlds import Worlds, WorldStream
 
 SEEDS = STUDY[1000:1016]
 BUDGETS = (86, 22, 9)
@@ -40,8 +40,8 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
     done = {row["seed"] for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
     for seed in (seed for seed in seeds if seed not in done):
-        stream = WorldStream(seed, LENGTH_S, Distractors(20.0), before="mix", per_type=2)
-        world = stream._world
+        stream = WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0))
+        world = stream.world
         shown = {event.shape for event in world.events()}
         never = next(name for shape, name in enumerate(SHAPES) if shape not in shown)
         asked = [(q.type, q.text, q.answer, spans_of(stream, q.reference_s)) for q in stream.questions]
@@ -77,7 +77,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
 
 def spans_of(stream: WorldStream, seen_s: float) -> list[list[float]]:
     """When the event that decides was visible, at each showing; none of a "no"."""
-    world = stream._world
+    world = stream.world
     start_s, *again = world.config.showings
     shift = again[0] - start_s if again else 0
     events = [e for e in world.events() if start_s <= e.start_s < start_s + world.config.evidence_s]

@@ -26,9 +26,9 @@ from protokv.config import MemoryConfig
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.replay.batched import BatchedStreams
-from protokv.replay.questions import find_type
-from protokv.replay.streams import Distractors, WorldStream
+from protokv.replay.benchmarks.registry import find_type
 from protokv.replay.texts import is_expected
+from protokv.replay.worlds import Worlds, WorldStream
 
 MEMORIES = ("durable", "infinipot-v")
 BUDGETS = (86, 43, 22, 11)
@@ -45,7 +45,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
         for start in range(0, len(left), together)
     ]
     for budget, group in groups:
-        streams = [WorldStream(seed, LENGTH_S, Distractors(20.0), before="mix", per_type=2) for seed in group]
+        streams = [WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0)) for seed in group]
         configs = [MemoryConfig.of(name, budget=budget) for name in MEMORIES]
         memories = [BatchedStreams(backbone, config, len(streams)) for config in configs]
         for steps in zip(*(stream.steps(2.0, 2) for stream in streams), strict=True):
@@ -86,7 +86,7 @@ def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
     backbone, context = session.backbone, session.memory.recall()
     heads: list[bool] = []
     for layer in backbone.reading_layers or range(backbone.layers):
-        places = context.places(layer)
+        places = context.positions_at(layer)
         assert places is not None
         times = backbone.times_of(places, session.clock)
         query = torch.zeros(backbone.kv_heads, 1, backbone.head_size)
