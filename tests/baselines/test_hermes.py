@@ -16,6 +16,7 @@ from protokv.baselines.hermes import PROBES, Hermes, band_of
 from protokv.config import HermesConfig, SlidingWindowConfig
 from protokv.core.context import SlotContext
 from protokv.core.session import Session
+from protokv.extras.queries import Probing
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
@@ -125,11 +126,9 @@ def test_a_token_that_the_deep_probe_attends_to_outlives_all_others_in_deep_laye
     assert 0 not in blind.tensors()["kept.step"][0, 0].tolist()
 
 
-def test_memories_without_probes_are_never_asked_for_them(tiny: Backbone) -> None:
-    memory = Session.start(tiny, SlidingWindowConfig(budget=20)).memory
-    assert memory.probes_for(10**6) == ()
-    with pytest.raises(RuntimeError, match="by itself"):
-        memory.compact([], 1)
+def test_only_memories_that_probe_are_asked_for_probes(tiny: Backbone) -> None:
+    assert isinstance(Session.start(tiny, HermesConfig(budget=20)).memory, Probing)
+    assert not isinstance(Session.start(tiny, SlidingWindowConfig(budget=20)).memory, Probing)
 
 
 @pytest.fixture
