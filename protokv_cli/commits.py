@@ -94,7 +94,6 @@ def rounds(every_s: float) -> Iterator[None]:
 
 def await_first_commit(out: Output, state: str) -> None:
     """Return once a state exists; note once that it does not yet."""
-    from protokv.errors import StateNotFound
     from protokv.storage.api import read_header
 
     for n, _ in enumerate(rounds(LOOK_S)):

@@ -13,14 +13,17 @@ from torch import Tensor
 from protokv.baselines.infinipot_v import InfiniPotV, RecentSlots
 from protokv.config import InfiniPotVConfig, MemoryConfig
 from protokv.core.context import SlotContext
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.registry import build_memory
-from protokv.core.step import cell_centres
+from protokv.core.memory import MemoryShape
+from protokv.core.step import StepKV, cell_centres
 from protokv.errors import StateCorrupt
+from protokv.extras.compact import compacted
+from protokv.memories import build_memory
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of
 from tests.oracles.infinipot_v import NaiveInfiniPotV
+from tests.tolerance import near, tolerance
 
-TIE = 1e-5
+# A score is a norm of up to 16 numbers, or a mean of cosines of so many over up to 36 recent steps.
+TIE = tolerance(torch.float32, 16 + 36)
 MIDDLE = torch.tensor([[0.5, 0.5]])
 
 
@@ -54,10 +57,10 @@ GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
     kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
     redundancy=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
     recent=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
-    heads=st.integers(1, 3),
+    heads=st.integers(1, 2),
     size=st.sampled_from([4, 6, 16]),
     components=st.sampled_from([1, 3]),
-    runs=st.lists(st.tuples(GRIDS, st.integers(1, 9)), min_size=1, max_size=4),
+    runs=st.lists(st.tuples(GRIDS, st.integers(1, 8)), min_size=1, max_size=3),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
     seed=st.integers(0, 2**16),
 )
@@ -121,7 +124,8 @@ def test_similarity_is_the_mean_cosine_to_whole_recent_frames_as_in_the_source()
     slots = RecentSlots.of(places[old:])
     found = slots.similarity(flat[:, :old], places[:old].expand(2, -1, -1), flat[:, old:])
     cosine = torch.cosine_similarity(keys[:, :-recent, None], keys[:, None, -recent:], dim=-1)
-    torch.testing.assert_close(found, cosine.mean(2).flatten(1), rtol=0, atol=1e-6)
+    expected = cosine.mean(2).flatten(1)
+    torch.testing.assert_close(found, expected, **near(expected, 8 + recent, 1.0))
 
 
 def test_places_are_compared_by_their_coordinates_whatever_grid_they_came_from() -> None:
@@ -132,7 +136,7 @@ def test_places_are_compared_by_their_coordinates_whatever_grid_they_came_from()
     places = torch.stack((cell_centres((3, 3))[4], cell_centres((3, 3))[0], cell_centres((2, 2))[3]))
     found = slots.similarity(key, places[None], recent)
     cosine = torch.cosine_similarity(key, recent[:, [4, 0, 3]], dim=-1)
-    torch.testing.assert_close(found, cosine * torch.tensor([1.0, 0.0, 1.0]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found, cosine * torch.tensor([1.0, 0.0, 1.0]), **near(cosine, 8, 1.0))
     assert slots.similarity(key, -torch.zeros(1, 3, 2), recent).eq(0).all()
     zero = RecentSlots.of(torch.zeros(1, 2))
     assert zero.similarity(key, -torch.zeros(1, 3, 2), recent[:, :1]).ne(0).all()
@@ -171,7 +175,6 @@ def test_nothing_is_far_and_all_is_shown_until_the_budget_is_full() -> None:
         assert one.far.start == one.far.stop
         for name in ("keys", "values", "bias"):
             assert torch.equal(getattr(one, name), getattr(other, name))
-        assert torch.equal(one.without_far().bias, one.bias)
 
 
 def test_only_whole_steps_are_exact_once_heads_have_chosen() -> None:
@@ -182,7 +185,7 @@ def test_only_whole_steps_are_exact_once_heads_have_chosen() -> None:
         memory.append(step_on(world, index, 2, 3))
     context, times = shown(memory)
     # The recent step 4 and the new step 5; of 30 tokens held 22 were kept.
-    exact = (context.without_far().bias[:, :, context.far.start :] == 0).sum(-1)
+    exact = (context.bias[:, :, context.far.stop :] == 0).sum(-1)
     assert (exact == 12).all()
     assert times.shape[2] == 22 + 6
     assert memory.report() == {
@@ -202,7 +205,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(components: 
     for index in range(120):
         memory.append(step_on(world, index, 1, 1 + index % 6))
     context, before = shown(memory)
-    compact = context.compacted(anchored(world, 2), context.far_span())
+    compact = compacted(context, anchored(world, 2))
     assert compact.positions is not None
     after = compact.positions()[:, :, 2 : 2 + before.shape[2], 0]
     assert int(after.min()) == 2

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
 from protokv_cli.tables import time_text
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commits, write_video
+from tests.cli.terminal import run_on_terminal
 
 ARGUMENTS = ("--budget", "24", "--json")
 EVERY_STEP = (*ARGUMENTS, "--every", "1steps")
@@ -75,31 +77,84 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
     assert (embedded.folder / "whole.safetensors").read_bytes() == resumed
 
 
-def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(embedded: Program, long: Path) -> None:
-    with embedded.start("ingest", long, *EVERY_STEP) as process:
-        wait_for_commits(process, 1)
-        process.stderr.close()
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGHUP)
-        process.stdout.read()
-        process.wait(timeout=120)
-    assert process.returncode == Exit.HUNG_UP
-    state = storage.load_state(embedded.folder / "long.safetensors")
-    assert not state.complete
-    assert state.clock.steps >= 1
+@pytest.fixture
+def at_fifth_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Do something behind the fifth step of an ingest."""
+
+    def script(act: Callable[[], object]) -> None:
+        told: list[Progress] = []
+
+        def progress(**values: Any) -> Progress:
+            told.append(Progress(**values))
+            if len(told) == 5:
+                act()
+            return told[-1]
+
+        monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+
+    return script
 
 
-def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(embedded: Program, tmp_path: Path) -> None:
-    video = write_video(tmp_path / "video.mp4", 40, rate=2)
-    with embedded.start("ingest", video, *EVERY_STEP) as process:
-        wait_for_commits(process, 1)
-        process.stdout.close()
-        err = process.stderr.read()
-        process.wait(timeout=120)
-    assert process.returncode == Exit.DONE, err
-    assert "Error" not in err
-    state = storage.load_state(embedded.folder / "video.safetensors")
-    assert (state.complete, state.clock.steps) == (True, 40)
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """The tests themselves may run under nohup, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("mocked", "hang_up")
+def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
+    protokv: Program, video: Path, at_fifth_step: Any
+) -> None:
+    at_fifth_step(lambda: (signal.raise_signal(signal.SIGHUP), signal.raise_signal(signal.SIGHUP)))
+    assert protokv("ingest", video, *ARGUMENTS).code == Exit.HUNG_UP
+    state = storage.load_state("clip.safetensors")
+    assert (state.complete, state.clock.steps) == (False, 5)
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_signal_is_heard_where_nobody_can_be_told() -> None:
+    def say(_: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with stopping(say) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.exit is Exit.HUNG_UP
+
+
+def test_who_ignores_the_hang_up_goes_on_ignoring_it(hang_up: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stopping(lambda _: None) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop
+
+
+def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(protokv: Program, mocked: None, video: Path) -> None:
+    pipe = protokv.folder / "pipe"
+    os.mkfifo(pipe)
+
+    def read_a_line() -> None:
+        with pipe.open() as out:
+            out.readline()
+
+    reader = threading.Thread(target=read_a_line)
+    reader.start()
+    seen = run_on_terminal(protokv.environment, "ingest", video, *EVERY_STEP, stdout=pipe)
+    reader.join()
+    assert seen.code == Exit.DONE, seen.screen
+    assert "Error" not in seen.screen
+    assert storage.load_state("clip.safetensors").complete
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(
+    protokv: Program, mocked: None, video: Path
+) -> None:
+    seen = run_on_terminal(protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full"))
+    assert seen.code == Exit.FAILURE
+    assert "Error: stdout cannot be written" in seen.screen
+    assert storage.load_state("clip.safetensors").complete
 
 
 def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
@@ -120,41 +175,13 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
         assert protokv("ingest", video, *ARGUMENTS, "-o", "other.safetensors").code == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(protokv: Program, video: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "protokv", "ingest", str(video), *ARGUMENTS, "--model", "protokv/mini"]
-        result = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, env=protokv.environment, timeout=120, check=False
-        )
-    assert result.returncode == Exit.FAILURE
-    assert "Error: stdout cannot be written" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert storage.load_state(protokv.folder / "clip.safetensors").complete
-
-
-def test_who_ignores_the_hang_up_goes_on_ignoring_it() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopping(lambda _: None) as stop:
-            signal.raise_signal(signal.SIGHUP)
-            assert not stop
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_an_error_keeps_what_was_watched_and_says_so(
-    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
+    protokv: Program, mocked: None, video: Path, at_fifth_step: Any
 ) -> None:
-    told: list[Progress] = []
+    def fail() -> None:
+        raise RuntimeError("the projector is on fire")
 
-    def progress(**values: object) -> Progress:
-        told.append(Progress(**values))  # type: ignore[arg-type]
-        if len(told) == 5:
-            raise RuntimeError("the projector is on fire")
-        return told[-1]
-
-    monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+    at_fifth_step(fail)
     result = protokv("ingest", video, *ARGUMENTS)
     assert result.code == Exit.FAILURE
     assert "Error: RuntimeError: the projector is on fire" in result.err

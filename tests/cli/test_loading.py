@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import reload
@@ -22,7 +23,7 @@ from protokv.backbones.files import digest_weights
 from protokv.storage.api import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
-from tests.cli.terminal import Seen, pseudo_terminal
+from tests.cli.terminal import run_on_terminal
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
 TAG, TAGGED = "v1.0", "b" * 40
@@ -110,22 +111,32 @@ def environment_of(protokv: Program, endpoint: str) -> dict[str, str]:
     return kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
 
 
+@contextmanager
+def hub_environment(environment: dict[str, str]) -> Iterator[None]:
+    """The hub's package reads its environment when its constants are loaded."""
+    from huggingface_hub import constants
+
+    try:
+        with mock.patch.dict(os.environ, environment, clear=True):
+            reload(constants)
+            yield
+    finally:
+        reload(constants)
+
+
 Call = Callable[..., Result]
 
 
 @pytest.fixture
-def call(protokv: Program) -> Iterator[Call]:
-    """The program with a hub at an address. The hub's package reads its environment when its constants are loaded."""
-    from huggingface_hub import constants
+def call(protokv: Program) -> Call:
+    """The program with a hub at an address."""
 
     def call(endpoint: str, *arguments: object, **changes: str) -> Result:
         environment = environment_of(protokv, endpoint) | changes
-        with mock.patch.dict(os.environ, environment, clear=True):
-            reload(constants)
+        with hub_environment(environment):
             return protokv(*arguments, env=environment)
 
-    yield call
-    reload(constants)
+    return call
 
 
 def ingesting(video: Path, name: str = NAME) -> tuple[object, ...]:
@@ -145,18 +156,13 @@ def test_a_model_is_downloaded_once_and_found_without_the_hub_later(call: Call, 
 
 
 def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
-    # From the beginning, with all imports: what is said of the hub in the environment is read by them.
-    environment = environment_of(protokv, hub.address) | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "protokv", *map(str, ingesting(video))]
-    with pseudo_terminal() as (_, terminal, written, _):
-        result = subprocess.run(
-            command, cwd=protokv.folder, env=environment, stdout=subprocess.PIPE, stderr=terminal, timeout=120
-        )
-    screen = b"".join(written).decode()
-    assert result.returncode == Exit.DONE, screen
-    assert "loading model" in screen
-    assert "Fetching" in screen
-    assert [line for line in Seen(0, screen).lines() if "%" in line or "loading" in line] == []
+    environment = environment_of(protokv, hub.address)
+    with hub_environment(environment):
+        seen = run_on_terminal(environment, *ingesting(video), stdout=protokv.folder / "out.jsonl")
+    assert seen.code == Exit.DONE, seen.screen
+    assert "loading model" in seen.screen
+    assert "Fetching" in seen.screen
+    assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
 
 
 @pytest.mark.parametrize(
