@@ -29,7 +29,9 @@ from protokv.core.memory import Memory, MemoryShape, StepKV
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.core.tensors import Clock, TensorSpec, check_shapes, shapes_of
+from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
+from protokv.extras import allocation as _allocation  # noqa: F401, adds a layout
 from protokv.extras.recent import RecentStep, RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards
 
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 MEMORIES: dict[str, type[LocalMemory]] = {
-    "durable": ProtoKV,
+    "durable": Durable,
     "paper": ProtoKV,
     "continuity": ProtoKV,
     "infinipot-v": InfiniPotV,
