@@ -41,32 +41,38 @@ class Layout:
     """Which far slots show which prototype: S slots for each, in order. Flat over `B = L * H` heads.
 
     Attributes:
-        counts: `[B, K]` int64, S_k.
-        owner: `[B, K * S]` int64, the prototype that a slot belongs to; K where it belongs to none.
+        counts: how many slots a prototype has, int64, S or `[B, K]`.
     """
 
-    def __init__(self, heads: int, prototypes: int, pseudo_tokens: int, device: torch.device) -> None:
-        self.counts = torch.full((heads, prototypes), pseudo_tokens, device=device)
-        self.owner = torch.arange(prototypes, device=device).repeat_interleave(pseudo_tokens).repeat(heads, 1)
-        self._modes = torch.arange(pseudo_tokens, device=device)
+    def __init__(self, slots: Slots, prototypes: int, pseudo_tokens: int) -> None:
+        L, H, N, _ = slots.keys.shape
+        far = torch.arange(slots.far.start, slots.far.stop, device=slots.keys.device)
+        heads = N * torch.arange(L * H, device=far.device)
+        self._slots = slots
+        self.counts = torch.tensor(pseudo_tokens, device=far.device)
+        # Of each prototype its slots among those of all heads, [B * K, S].
+        self._places = (heads[:, None] + far).view(-1, pseudo_tokens)
 
-    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None, slots: Slots) -> Tensor:
+    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None) -> Tensor:
         """Deal out the slots again after prototypes `rows` `[n]` changed; return the rows to write again."""
         return rows
 
-    def slots_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Yield prototypes `rows` `[n]`, flat over `B * K`, in batches with the far slots of each.
+    def places_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yield prototypes `rows` `[n]`, flat over `B * K`, in batches with the slots of each.
 
         Yields:
-            rows `[m]`; slots `[m, s]` in their head; shown `[m, s]` bool, False beyond the slots of a prototype, None
-            where all have s.
+            rows `[m]`; places `[m, s]` among the slots of all heads; shown `[m, s]` bool, False beyond the slots of a
+            prototype, None where all have s.
         """
-        K, S = self.counts.shape[1], len(self._modes)
-        yield rows, (rows % K)[:, None] * S + self._modes, None
+        yield rows, self._places.index_select(0, rows), None
+
+    def spread(self, held: Tensor, empty: float) -> Tensor:
+        """Return for each far slot what its prototype has in `held` `[B, K, ...]`, and `empty` where it has none."""
+        return held[:, :, None].expand(-1, -1, self._places.shape[1], *held.shape[2:]).flatten(1, 2)
 
     def nbytes(self) -> int:
         """Return its bytes."""
-        return size_of(self.counts, self.owner)
+        return size_of(self.counts, self._places)
 
 
 LAYOUTS: dict[str, type[Layout]] = {"fixed": Layout}
@@ -88,7 +94,7 @@ class ProtoKV(LocalMemory):
         self._bank = self.bank_type(config)(shape, K, spread=rule.needs_spread)
         self._policy: Policy | None = rule(self._bank, config, shape) if K else None
         self._residuals = Residuals(config, shape, K) if config.residual and K else None
-        self._layout = LAYOUTS[config.allocation](shape.layers * shape.kv_heads, K, config.pseudo_tokens, shape.device)
+        self._layout = LAYOUTS[config.allocation](self._slots, K, config.pseudo_tokens)
 
     @staticmethod
     def bank_type(config: Any) -> type[PrototypeBank]:
@@ -148,7 +154,7 @@ class ProtoKV(LocalMemory):
             rows = self._bank.take_touched_()
             if self._residuals is not None:
                 rows = torch.unique(rows)
-            rows = self._layout.deal_(rows, self._bank, self._residuals, self._slots)
+            rows = self._layout.deal_(rows, self._bank, self._residuals)
             for some in torch.split(rows, max(1, _TOKENS_AT_ONCE // self._config.pseudo_tokens)):
                 self._write_pseudo_tokens(some)
             self._write_biases()
@@ -157,17 +163,15 @@ class ProtoKV(LocalMemory):
     def _write_pseudo_tokens(self, rows: Tensor) -> None:
         """Write the keys and values of some prototypes into their slots."""
         bank, held = self._bank, self._slots
-        for some, slots, shown in self._layout.slots_of(rows):
+        for some, places, shown in self._layout.places_of(rows):
             keys, values = (center[:, None] for center in bank.centers(some))
             if self._residuals is not None:
-                key_modes, value_modes = self._residuals.modes(some, slots.shape[1])
+                key_modes, value_modes = self._residuals.modes(some, places.shape[1])
                 keys, values = keys + key_modes, values + value_modes
             cos, sin = self._rotary(bank.position.flatten(0, 2)[some].round().long())
             keys = rotate(keys, cos[:, None], sin[:, None])
-            head = (some // bank.mass.shape[2])[:, None]
-            places = head * held.keys.shape[2] + held.far.start + slots
             for part, new in ((held.keys, keys), (held.values, values)):
-                new = new.to(part.dtype).expand(*slots.shape, -1)
+                new = new.to(part.dtype).expand(*places.shape, -1)
                 if shown is None:
                     write_rows_(part.flatten(0, 2), places.view(-1), new.flatten(0, 1))
                 else:
@@ -175,10 +179,8 @@ class ProtoKV(LocalMemory):
 
     def _write_biases(self) -> None:
         bias = self._bias_of(self._bank.mass.flatten(0, 1), self._layout.counts)
-        # One more prototype, which hides the slots that belong to none.
-        bias = torch.nn.functional.pad(bias, (0, 1), value=-torch.inf)
         far = self._slots.bias[:, :, self._slots.far]
-        far.copy_(bias.gather(1, self._layout.owner).view(far.shape))
+        far.copy_(self._layout.spread(bias, -torch.inf).view(far.shape))
 
     def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor) -> Tensor:
         """Return the logit bias of prototypes of `mass`, shown as `pseudo_tokens` each; log 0 = -inf hides free
@@ -190,9 +192,8 @@ class ProtoKV(LocalMemory):
 
     def _anchors(self) -> Tensor:
         """Return the stream positions that the pseudo-tokens are rotated to, `[L, H, K * S, P]` int64."""
-        L, H, K, P = self._bank.position.shape
-        owner = self._layout.owner.clamp(max=max(K - 1, 0))[..., None].expand(-1, -1, P)
-        return self._bank.position.round().long().view(L * H, K, P).gather(1, owner).view(L, H, -1, P)
+        L, H, _, P = self._bank.position.shape
+        return self._layout.spread(self._bank.position.flatten(0, 1).round().long(), 0).view(L, H, -1, P)
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""

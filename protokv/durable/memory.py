@@ -31,7 +31,7 @@ class Durable(ProtoKV):
         super().__init__(config, shape, rotary)
         if config.is_quantized:
             # Its prototypes have no slots of their own.
-            self._layout = Layout(shape.layers * shape.kv_heads, 0, 1, shape.device)
+            self._layout = Layout(self._slots, 0, 1)
 
     @staticmethod
     def bank_type(config: Any) -> type[PrototypeBank]:

@@ -23,13 +23,24 @@ _UNIT = 2.0**31
 
 
 class VarianceLayout(Layout):
-    """S_k slots for prototype k; `start` `[B, K]` int64 is the first one of each, and the others follow it."""
+    """S_k slots for prototype k.
 
-    def __init__(self, heads: int, prototypes: int, pseudo_tokens: int, device: torch.device) -> None:
-        super().__init__(heads, prototypes, pseudo_tokens, device)
-        self._start = self.counts.cumsum(1) - self.counts
+    Attributes:
+        counts: `[B, K]` int64, S_k.
+        owner: `[B, K * S]` int64, the prototype that a far slot belongs to; K where it belongs to none.
+    """
 
-    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None, slots: Slots) -> Tensor:
+    def __init__(self, slots: Slots, prototypes: int, pseudo_tokens: int) -> None:
+        super().__init__(slots, prototypes, pseudo_tokens)
+        L, H, N, _ = slots.keys.shape
+        device = slots.keys.device
+        self.counts = torch.full((L * H, prototypes), pseudo_tokens, device=device)
+        self.owner = torch.arange(prototypes, device=device).repeat_interleave(pseudo_tokens).repeat(L * H, 1)
+        # The first place of each prototype; the others follow it.
+        self._first = self._places[:, 0].clone().view(L * H, prototypes)
+        self._head = N * torch.arange(L * H, device=device)[:, None] + slots.far.start
+
+    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None) -> Tensor:
         """Deal out the slots of the heads that changed; where prototypes get other slots, all are written again."""
         assert residuals is not None
         mass = bank.mass.flatten(0, 1)
@@ -41,8 +52,8 @@ class VarianceLayout(Layout):
         self.set_(heads, counts)
         # Slots without an owner must not tell what stood there: a context is a function of the state.
         head, slot = (self.owner[heads] == K).nonzero(as_tuple=True)
-        for held in (slots.keys, slots.values):
-            held[:, :, slots.far].flatten(0, 1)[heads[head], slot] = 0.0
+        for held in (self._slots.keys, self._slots.values):
+            held[:, :, self._slots.far].flatten(0, 1)[heads[head], slot] = 0.0
         every = heads[:, None] * K + torch.arange(K, device=heads.device)
         written: Tensor = torch.unique(torch.cat((rows, every.view(-1))))
         return written
@@ -51,10 +62,10 @@ class VarianceLayout(Layout):
         """Give the prototypes of `heads` `[n]` `counts` `[n, K]` slots."""
         end = counts.cumsum(1)
         slots = torch.arange(self.owner.shape[1], device=counts.device).expand(len(heads), -1).contiguous()
-        self.counts[heads], self._start[heads] = counts, end - counts
+        self.counts[heads], self._first[heads] = counts, self._head[heads] + end - counts
         self.owner[heads] = torch.searchsorted(end, slots, right=True)
 
-    def slots_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def places_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Yield prototypes in batches of those with about as many slots: at most twice as many as the fewest."""
         counts = self.counts.view(-1)[rows]
         # Counts in (2**(b - 1), 2**b] go together.
@@ -62,12 +73,18 @@ class VarianceLayout(Layout):
         for b in sorted(set(level[counts > 0].tolist())):
             part = (level == b).nonzero().squeeze(1)
             place = torch.arange(int(counts[part].max()), device=rows.device)
-            start = self._start.view(-1)[rows[part]]
-            yield rows[part], start[:, None] + place, place < counts[part, None]
+            first = self._first.view(-1)[rows[part]]
+            yield rows[part], first[:, None] + place, place < counts[part, None]
+
+    def spread(self, held: Tensor, empty: float) -> Tensor:
+        """Return for each far slot what its owner has in `held` `[B, K, ...]`, and `empty` where it has none."""
+        nobody = torch.full_like(held[:, :1], empty)
+        owner = self.owner.view(*self.owner.shape, *[1] * (held.ndim - 2)).expand(-1, -1, *held.shape[2:])
+        return torch.cat((held, nobody), 1).gather(1, owner)
 
     def nbytes(self) -> int:
         """Return its bytes."""
-        return super().nbytes() + size_of(self._start)
+        return super().nbytes() + size_of(self.owner, self._first)
 
 
 LAYOUTS["variance"] = VarianceLayout

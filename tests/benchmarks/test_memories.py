@@ -37,7 +37,7 @@ PROTOKV: dict[str, Callable[[int], MemoryConfig]] = {
 OTHERS: dict[str, Callable[[int], MemoryConfig]] = {
     kind: lambda budget, kind=kind: MemoryConfig.of(kind, budget=budget)
     for kind in MEMORIES
-    if MEMORIES[kind] is not protokv.ProtoKV
+    if not issubclass(MEMORIES[kind], protokv.ProtoKV)
 }
 CASES = [(name, budget, "moving") for name in PROTOKV | OTHERS for budget in (6, 24)]
 CASES += [(name, 6, "still") for name in PROTOKV]

@@ -177,7 +177,7 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
         shares = naive.allocation(head)
-        found = fast._layout.counts[h].tolist() or shares
+        found = shares if fast._config.allocation == "fixed" else fast._layout.counts[h].tolist()
         if found != shares:
             # Two fractions of a slot that are one to float32: one slot goes to the other of the two.
             assert ties
