@@ -1,25 +1,28 @@
-"""Questions put to a session one after the other, and what is shown of each answer."""
+"""Answers: asking a session one question after another, the rows and lines of an answer, and its warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protokv_cli.beyond import REAL_MODEL
-from protokv_cli.evidence import evidence_keys, evidence_text
 from protokv_cli.output import Format, Output
-from protokv_cli.prompt import told_at_prompt
-from protokv_cli.questions import Question
-from protokv_cli.timings import rounded
+from protokv_cli.progress import timings_key
+from protokv_cli.questions import Question, surviving_errors
+from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
     from protokv.core.decoding import Decoding
     from protokv.core.session import Answer, Session
+    from protokv.extras.evidence import Evidence
     from protokv.timings import Timings
+
+REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+NAMED_SOURCES = 5
 
 
 class Answers:
-    """Asks, on a terminal and in plain form writes an answer as it comes, and counts."""
+    """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON."""
 
     def __init__(
         self,
@@ -31,21 +34,21 @@ class Answers:
         beyond: bool = False,
         evidence: bool = False,
     ) -> None:
-        """Nothing is asked yet.
+        """Ask nothing yet.
 
         Args:
-            out: where to.
+            out: where answers go.
             state: its path, for the rows.
             decoding: how answers are generated.
-            clock: takes the time of answers, and stands in their rows; None: neither.
-            beyond: the answers mean nothing, which their rows say.
-            evidence: each says what it stood on.
+            clock: takes the time of answers, for their rows; None: neither.
+            beyond: mark the rows: the model cannot make sense of the source.
+            evidence: show the moments that each answer stood on.
         """
-        self._evidence = evidence
-        self._out, self._state, self._decoding, self._clock, self._beyond = out, state, decoding, clock, beyond
-        self._unknown_told = False
+        self._out, self._state, self._decoding, self._clock = out, state, decoding, clock
+        self._beyond, self._evidence = beyond, evidence
+        self._warned_of_words = False
 
-    def of(
+    def ask_all(
         self,
         session: Session,
         questions: Iterable[Question],
@@ -54,18 +57,18 @@ class Answers:
         alone: bool = False,
         at_prompt: bool = False,
     ) -> None:
-        """Every question, and how many were answered as expected.
+        """Ask every question, and note how many answers were as expected.
 
         Args:
-            session: what is asked.
+            session: answers.
             questions: as they come.
-            age_s: how long ago the last commit of a live stream was made; None of a file, and of an earlier commit.
-            alone: a question is not repeated before its answer.
-            at_prompt: one that cannot be asked ends nothing.
+            age_s: of the last commit of a live stream; None: of a file, or of an earlier commit.
+            alone: do not repeat the question before its answer.
+            at_prompt: go on after a refused question.
         """
         asked = right = 0
         for question in questions:
-            with told_at_prompt(self._out, at_prompt):
+            with surviving_errors(self._out, at_prompt):
                 row = self._ask(session, question, age_s, alone=alone)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
@@ -77,8 +80,8 @@ class Answers:
             self._out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
     def _ask(self, session: Session, question: Question, age_s: float | None, *, alone: bool) -> dict[str, Any]:
-        self._tell_unknown(session, question.text)
-        answer = self._answer(session, question.text, alone=alone)
+        self._warn_of_words(session, question.text)
+        answer = self._stream(session, question.text, alone=alone)
         row = row_of(answer, self._state)
         if answer.evidence is not None:
             row |= evidence_keys(answer.evidence)
@@ -91,14 +94,14 @@ class Answers:
         if self._clock is not None:
             self._clock.add("first token", answer.ttft_ms / 1e3)
             self._clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            row["timings"] = rounded(self._clock.seconds)
+            row["timings"] = timings_key(self._clock.seconds)
         if question.expected is not None:
             from protokv.replay.texts import is_expected
 
             row |= {"expected": question.expected, "correct": is_expected(answer.text, question.expected)}
         return row
 
-    def _answer(self, session: Session, question: str, *, alone: bool) -> Answer:
+    def _stream(self, session: Session, question: str, *, alone: bool) -> Answer:
         if self._out.format is Format.TABLE and not alone:
             self._out.table(question, style="cyan", end=" ")
         pieces = session.stream(question, self._decoding, evidence=self._evidence)
@@ -113,14 +116,14 @@ class Answers:
             if self._out.format is not Format.JSON:
                 self._out.plain(piece, end="")
 
-    def _tell_unknown(self, session: Session, question: str) -> None:
-        """Say once which words of a question the model cannot represent, and what to do about it."""
+    def _warn_of_words(self, session: Session, question: str) -> None:
+        """Name, once, the words of a question that the model cannot represent."""
         from protokv.mini import is_embedded
 
-        words = [] if self._unknown_told else session.backbone.unknown_words(question)
+        words = [] if self._warned_of_words else session.backbone.unknown_words(question)
         if not words:
             return
-        self._unknown_told = True
+        self._warned_of_words = True
         name = session.backbone.identity.name
         who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
@@ -130,7 +133,7 @@ class Answers:
 
 
 def row_of(answer: Answer, state: str) -> dict[str, Any]:
-    """An answer and the state that gave it, as JSON."""
+    """Return the JSON row of an answer of a state."""
     return {
         "question": answer.question,
         "answer": answer.text,
@@ -141,3 +144,54 @@ def row_of(answer: Answer, state: str) -> dict[str, Any]:
         "mean_logprob": round(answer.mean_logprob, 6),
         "state": state,
     }
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`; it says if the share is low."""
+    moments = ", ".join(
+        f"{time_text(moment.start_s)} to {time_text(moment.end_s)} ({moment.share:.0%})".replace("%", " %")
+        for moment in evidence.moments
+    )
+    if not moments:
+        text = "no moment stands out"
+    elif evidence.faint:
+        text = f"no moment stands out; most {moments}"
+    else:
+        text = f"stood on {moments}"
+    return f"{text}: this may no longer be in memory" if evidence.faint else text
+
+
+def evidence_keys(evidence: Evidence) -> dict[str, Any]:
+    """Return `evidence`, the moments, and `faint`: null if a low share says nothing about the model."""
+    moments = [
+        {"start_s": moment.start_s, "end_s": moment.end_s, "share": round(moment.share, 4)}
+        for moment in evidence.moments
+    ]
+    return {"evidence": moments, "faint": evidence.faint}
+
+
+def warn_of_source(out: Output, source: str, argument: str) -> None:
+    """Warn before a run that the embedded model cannot make sense of a source.
+
+    Args:
+        out: where the warning goes.
+        source: its name.
+        argument: the source on a command line.
+    """
+    out.warn(
+        f"Warning: the embedded model reads only its own world of coloured shapes, and {source} is not of it: its "
+        "answers will mean nothing."
+    )
+    out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(argument)} --model {REAL_MODEL}")
+
+
+def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with") -> None:
+    """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of."""
+    if sources:
+        more = len(sources) - NAMED_SOURCES
+        names = ", ".join(sources[:NAMED_SOURCES]) + (f" and {more} more" if more > 0 else "")
+        out.warn(
+            f"Warning: the embedded model reads only its own world of coloured shapes, and {names} "
+            f"{'is' if len(sources) == 1 else 'are'} not of it: the answers mean nothing."
+        )
+        out.warn(f"Hint: {how} a real model: --model {REAL_MODEL}")

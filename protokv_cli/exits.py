@@ -1,4 +1,4 @@
-"""Exit codes: part of the command line's contract, and the mapping from the library's errors to them."""
+"""Exit codes: part of the command line's contract, and the code of each error of the library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protokv import errors
 
 
 class Exit(IntEnum):
-    """What the process ends with."""
+    """The exit code of the process."""
 
     DONE = 0
     FAILURE = 1
@@ -36,5 +36,5 @@ _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
 
 
 def exit_code(error: errors.ProtoKVError) -> Exit:
-    """The code that an error of the library ends the process with."""
+    """Return the exit code for an error of the library."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILURE)

@@ -1,66 +1,207 @@
-"""`protokv ingest`: what its options say, and which of its jobs they ask for."""
+"""`protokv ingest`: one source into one state. Several videos go to `ingest_fleet`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+import time
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
-from protokv.backbones import EMBEDDED, require_model
-from protokv.config import DEFAULT
+import typer
+
+from protokv.backbones import require_model
+from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
-from protokv_cli import fleet_options, ingest_options, live, options
-from protokv_cli.dry_run import dry_run_one
-from protokv_cli.fleet import FleetOptions, ingest_fleet
-from protokv_cli.memory import memory_config
+from protokv_cli import options
+from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
+from protokv_cli.options import values
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_duration, parse_every
-from protokv_cli.process import uncollected
+from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_instant, parse_setting
+from protokv_cli.process import stopping, uncollected
+from protokv_cli.progress import downloads_shown
 
 if TYPE_CHECKING:
-    from protokv.video import Decoder
+    from protokv.ingestion import IngestOptions
+    from protokv.video import Decoder as DecoderName
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SOURCE...",
+        # Other users of the machine can read a command line.
+        envvar="PROTOKV_SOURCE",
+        help="Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one state "
+        "a video. Put an address with a password into PROTOKV_SOURCE.",
+    ),
+]
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="STATE",
+        help="State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
+    ),
+]
+Budget = Annotated[str, typer.Option("--budget", "-b", help="Visual tokens to keep, such as 512 or 6k.")]
+Fps = Annotated[
+    float | None,
+    typer.Option("--fps", help="Frames a second to sample, at most 240. Default: the rate of the model's training."),
+]
+Start = Annotated[str | None, typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.")]
+Duration = Annotated[
+    str | None, typer.Option("--duration", metavar="TIME", help="Watch no more of a file than this, such as 2m.")
+]
+Every = Annotated[
+    str | None,
+    typer.Option(
+        "--every",
+        help="Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
+        "clock, every 5 seconds for a live source.",
+    ),
+]
+Keep = Annotated[
+    int | None,
+    typer.Option("--keep", metavar="N", help="Keep the last N commits, STATE included, for query --at."),
+]
+Append = Annotated[
+    bool,
+    typer.Option("--append", help="Watch SOURCE after what STATE has watched; start STATE if there is none."),
+]
+Decoder = Annotated[
+    str,
+    typer.Option(
+        "--decoder",
+        help="Decoder of files: auto, pyav or decord.",
+        autocompletion=values(("auto", "pyav", "decord")),
+    ),
+]
+MaxFramePixels = Annotated[
+    int | None,
+    typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels. Default: 8K."),
+]
+For = Annotated[str | None, typer.Option("--for", metavar="TIME", help="End after this much stream time, such as 1h.")]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="End at a time of day, 18:00, or at a date and time.")
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Read a file on while it grows, until nothing is added for --stall.")
+]
+Stall = Annotated[
+    str | None,
+    typer.Option("--stall", metavar="TIME", help="A source without a frame for this time is lost. Default: 20s."),
+]
+GiveUp = Annotated[
+    str | None,
+    typer.Option("--give-up", metavar="TIME", help="Stop trying a lost source after this time. Default: never."),
+]
+OnPressure = Annotated[
+    str | None,
+    typer.Option(
+        "--on-pressure",
+        metavar="drop|wait",
+        help="If the model is slower than the stream: drop the oldest frames (default for live sources), or let the "
+        "source wait (default for pipes).",
+    ),
+]
+Input = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=VALUE", help="An option for FFmpeg, such as rtsp_transport=udp; repeatable."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Fail if there is no STATE to continue.")]
+Force = Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")]
+Chunk = Annotated[
+    int,
+    typer.Option(
+        "--chunk",
+        metavar="N",
+        min=1,
+        help="Steps that go through the model together; they read the memory as it stood before them.",
+    ),
+]
+Listing = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="LIST",
+        help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Processes, each with the model. Default: one a device."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+    ),
+]
+Batch = Annotated[
+    int,
+    typer.Option("--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what is to be done, and for one video how long it takes; write nothing.")
+]
+MaxFailures = Annotated[
+    int | None,
+    typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N failures."),
+]
+Failures = Annotated[
+    Path | None,
+    typer.Option("--failures", metavar="FILE", help="Where failures go. Default: failures.jsonl beside the states."),
+]
 
 
 def ingest(
-    sources: ingest_options.Sources = None,
-    state: ingest_options.State = None,
+    sources: Sources = None,
+    state: State = None,
     model: options.Model = None,
     revision: options.Revision = None,
     memory: options.Memory = DEFAULT,
-    budget: ingest_options.Budget = "6k",
+    budget: Budget = "6k",
     positions: options.Positions = None,
     settings: options.Settings = None,
-    fps: ingest_options.Fps = None,
-    start: ingest_options.Start = None,
-    duration: ingest_options.Duration = None,
-    every: ingest_options.Every = None,
-    keep: ingest_options.Keep = None,
-    append: ingest_options.Append = False,
-    decoder: ingest_options.Decoder = "auto",
-    max_frame_pixels: ingest_options.MaxFramePixels = None,
-    for_: live.For = None,
-    until: live.Until = None,
-    follow: live.Follow = False,
-    stall: live.Stall = None,
-    give_up: live.GiveUp = None,
-    on_pressure: live.OnPressure = None,
-    inputs: live.Input = None,
-    resume: ingest_options.Resume = False,
-    force: ingest_options.Force = False,
-    listing: fleet_options.Listing = None,
-    workers: fleet_options.Workers = None,
-    devices: fleet_options.Devices = None,
-    batch: fleet_options.Batch = 1,
-    ray: fleet_options.Ray = None,
-    dry_run: fleet_options.DryRun = False,
-    max_failures: fleet_options.MaxFailures = None,
-    failures: fleet_options.Failures = None,
+    fps: Fps = None,
+    start: Start = None,
+    duration: Duration = None,
+    every: Every = None,
+    keep: Keep = None,
+    append: Append = False,
+    decoder: Decoder = "auto",
+    max_frame_pixels: MaxFramePixels = None,
+    for_: For = None,
+    until: Until = None,
+    follow: Follow = False,
+    stall: Stall = None,
+    give_up: GiveUp = None,
+    on_pressure: OnPressure = None,
+    inputs: Input = None,
+    resume: Resume = False,
+    force: Force = False,
+    listing: Listing = None,
+    workers: Workers = None,
+    devices: Devices = None,
+    batch: Batch = 1,
+    ray: Ray = None,
+    dry_run: DryRun = False,
+    max_failures: MaxFailures = None,
+    failures: Failures = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
     quantization: options.Quantization = None,
     seed: options.Seed = 0,
-    chunk: ingest_options.Chunk = 1,
+    chunk: Chunk = 1,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -72,9 +213,11 @@ def ingest(
     The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
     Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
 
-    Of several videos each has a state of its own, named after the video, and each worker loads the model once. The
-    same command again does what is missing or changed. What fails is listed at the end and in failures.jsonl, and
-    ends in exit code 3.
+    In a pipe, each event is a JSON line; its type is started, progress, source_lost, source_recovered, frames_dropped,
+    commit or summary.
+
+    Several videos get a state each, named after the video, and each worker loads the model once. The same command
+    again does what is missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is 3.
 
     \b
     Examples:
@@ -86,7 +229,7 @@ def ingest(
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
       ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
-      protokv ingest video.mp4 --budget 512 --every 30s --json
+      protokv ingest video.mp4 --budget 512 --every 30s --format json
       protokv ingest video.mp4 --memory paper --set split=1:5 --set anchor=average --positions compact
       protokv ingest videos/ -o states/
       protokv ingest --from list.txt -o states/ --dry-run
@@ -94,106 +237,141 @@ def ingest(
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug, outlives_stdout=True)
     with out.errors():
         if append and state is None:
-            raise ConfigError("which state to append to is not said", hint="name it with -o STATE")
+            raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
         if model is not None:
             require_model(model, revision)
         clock = Timings() if timings else None
         with uncollected(), stage(clock, "imports"):
-            from protokv.fleet import Model, Recipe
-            from protokv.ingestion import MINUTELY
-            from protokv.ingestion.options import IngestOptions
-            from protokv_cli.ingest_one import ingest_one
+            from protokv.fleet.plan import is_several
+            from protokv.ingestion import IngestOptions, LiveOptions
 
-        config = memory_config(
-            memory, budget, settings or [], {"seed": seed} | ({"positions": positions} if positions else {})
-        )
-        reading = live.live_options(
-            for_=for_,
-            until=until,
-            follow=follow,
-            stall=stall,
-            give_up=give_up,
-            on_pressure=on_pressure,
-            inputs=inputs,
-        )
-        interval = None if every is None else parse_every(every)
-        if keep is not None and keep > 1 and every is None and not live.is_stream(sources or []):
-            out.warn(
-                "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
-                "a short run keeps none. Say how often, such as --every 30s"
-            )
-        fleet = FleetOptions(
-            sources=sources or [],
-            output=state,
-            listing=listing,
-            workers=workers,
-            devices=devices or (None if device == "auto" else device),
-            batch=batch,
-            ray=ray,
-            dry_run=dry_run,
-            max_failures=max_failures,
-            failures=failures,
-        )
-        sampling: dict[str, Any] = {
-            "fps": fps,
-            "decoder": cast("Decoder", decoder),
-            "max_frame_pixels": max_frame_pixels,
-        }
-        placement: dict[str, Any] = {
-            "dtype": dtype,
-            "device_map": device_map,
-            "quantization": quantization,
-            "revision": revision,
-        }
-        if fleet.wanted:
-            alone: dict[str, object] = {
-                "--append": append, "--resume": resume, "--start": start, "--duration": duration, "--chunk": chunk > 1,
-                "--for": for_, "--until": until, "--follow": follow, "--stall": stall, "--give-up": give_up,
-                "--on-pressure": on_pressure, "--input": inputs,
-            }  # fmt: skip
-            _refuse(alone, "one video", "a fleet continues what it finds by itself, and watches files to their ends")
-            _refuse({"--timings": timings}, "one video", "name one of them alone to see where its time goes")
-            require_model(model or EMBEDDED, revision)
-            recipe = Recipe(
-                place=fleet.place,
-                model=Model(name=model, **placement),
-                config=config,
-                every=interval or MINUTELY,
-                keep=keep,
-                force=force,
-                **sampling,
-            )
-            ingest_fleet(out, fleet, recipe)
-            return
-        _refuse({"--batch": batch > 1, "--devices": devices}, "several videos", "--device says where one is watched")
-        (named,) = fleet.sources
-        part: dict[str, Any] = {
-            "start_s": 0.0 if start is None else parse_duration(start),
-            "duration_s": None if duration is None else parse_duration(duration),
-        }
-        if dry_run:
-            dry_run_one(out, named, config, model, device=device, **placement, **sampling, **part)
-            return
         chosen = IngestOptions(
-            config=config,
+            config=_memory_config(memory, budget, settings or [], seed, positions),
             backbone=model,
             device=device,
-            every=interval,
+            dtype=dtype,
+            device_map=device_map,
+            quantization=quantization,
+            revision=revision,
+            fps=fps,
+            every=None if every is None else parse_every(every),
             keep=keep,
             append=append,
             resume=resume,
             overwrite=force,
-            live=reading,
+            start_s=0.0 if start is None else parse_duration(start),
+            duration_s=None if duration is None else parse_duration(duration),
+            decoder=cast("DecoderName", decoder),
+            max_frame_pixels=max_frame_pixels,
             chunk=chunk,
-            **placement,
-            **sampling,
-            **part,
+            live=LiveOptions(
+                stall_s=None if stall is None else parse_duration(stall),
+                give_up_s=None if give_up is None else parse_duration(give_up),
+                on_pressure=cast("Any", on_pressure),
+                for_s=None if for_ is None else parse_duration(for_),
+                until=None if until is None else parse_instant(until, time.time(), ahead=True),
+                follow=follow,
+                input=dict(_parse_input(one) for one in inputs or ()),
+            ),
         )
-        ingest_one(out, named, state, chosen, clock)
+        fleet = FleetOptions(listing, workers, devices, batch, ray, max_failures, failures)
+        sources = sources or []
+        if keep is not None and keep > 1 and every is None and not _is_stream(sources):
+            out.warn(
+                "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
+                "a short run keeps none. Say how often, such as --every 30s"
+            )
+        if listing is not None or len(sources) != 1 or is_several(sources[0]):
+            if timings:
+                raise ConfigError("--timings: for one video only", hint="name one of them alone to see its times")
+            ingest_fleet(out, sources, state, chosen, fleet, dry_run=dry_run)
+            return
+        if given := fleet.given():
+            raise ConfigError(
+                f"{' and '.join(given)}: for several videos only",
+                hint="name a folder, a glob or --from LIST; --device says where one video is watched",
+            )
+        if dry_run:
+            _dry_run(out, sources[0], chosen)
+        else:
+            _ingest_one(out, sources[0], state, chosen, clock)
 
 
-def _refuse(options: Mapping[str, object], whose: str, hint: str) -> None:
-    """ConfigError where one of these options is given, which would do nothing."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise ConfigError(f"{' and '.join(given)}: for {whose} only", hint=hint)
+def _memory_config(name: str, budget: str, settings: list[str], seed: int, positions: str | None) -> MemoryConfig:
+    """Return the memory that the options describe; `--set` wins over the others. ConfigError."""
+    fixed = {"seed": seed} | ({} if positions is None else {"positions": positions})
+    base = MemoryConfig.of(name, budget=parse_budget(budget))
+    return base.with_fields({**fixed, **dict(map(parse_setting, settings))})
+
+
+def _parse_input(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"input: expected NAME=VALUE, got {text!r}", hint="for example --input rtsp_transport=udp")
+    return name, value
+
+
+def _is_stream(sources: list[str]) -> bool:
+    from protokv.video.address import kind_of
+
+    return len(sources) == 1 and kind_of(sources[0]) != "file"
+
+
+def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
+    """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
+    from protokv.ingestion import Started, Summary, ingest
+    from protokv.video.address import told
+    from protokv_cli.ingest_report import reporting, show_end, show_news, show_start
+
+    opened, name = _open_stdin(source, out.stdin), told(source)
+    target = _target_in_folder(source, state)
+    with stopping(out.warn) as stop, reporting(out, name, clock) as report, downloads_shown(out):
+        events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
+        # Closing the generator commits what was watched if something fails here.
+        with closing(events):
+            with uncollected():
+                started = next(events)
+            for event in chain((started,), events):
+                if isinstance(event, Started):
+                    show_start(out, event, name, "-" if source == "-" else name)
+                show_news(out, event)
+                report(event)
+                if isinstance(event, Summary):
+                    show_end(out, event, name, stop.exit)
+
+
+def _open_stdin(source: str, stdin: IO[str] | None) -> str:
+    """Return the source, with `-` replaced by the descriptor of the user's stdin in this process."""
+    if source != "-":
+        return source
+    if stdin is None or stdin.isatty():
+        raise ConfigError("nothing is piped in", hint="for example: ffmpeg -i ... -f mpegts - | protokv ingest -")
+    return f"pipe:{stdin.fileno()}"
+
+
+def _target_in_folder(source: str, state: str | None) -> str | None:
+    """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
+    from protokv.fleet.plan import is_place, key_of, target_of
+    from protokv.storage.form import is_url
+
+    if state is None or not is_place(state):
+        return state
+    if not is_url(state):
+        Path(state).mkdir(parents=True, exist_ok=True)
+    return target_of(state, key_of(source))
+
+
+def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
+    """Try a few steps of a video, and show what all of it would take."""
+    from protokv.backbones import EMBEDDED, load_backbone
+    from protokv.ingestion.estimate import estimate
+    from protokv.video import open_source
+    from protokv.video.part import Part
+    from protokv_cli.ingest_report import show_estimate
+
+    backbone = load_backbone(
+        cast("str | None", chosen.backbone) or EMBEDDED, **chosen.placement | {"dtype": chosen.dtype or "auto"}
+    )
+    with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
+        part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
+        show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps))

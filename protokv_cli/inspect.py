@@ -1,4 +1,4 @@
-"""`protokv inspect`: what a state holds, how two differ, and the same state in another form. Needs no model."""
+"""`protokv inspect`: show a state or a folder of them, compare two, write one in another form. Needs no model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv_cli import options
+from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
-from protokv_cli.inspect_fleet import inspect_fleet
-from protokv_cli.moment import stream_time_of, tell_commit
 from protokv_cli.output import Format, Output
-from protokv_cli.printable import printable
-from protokv_cli.watching import LOOK_S, await_first_commit, interruptible, rounds
+from protokv_cli.process import interruptible
+from protokv_cli.tables import printable
 
 
 def inspect(
     state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")],
     other: Annotated[
         str | None,
-        typer.Argument(metavar="STATE2", help="A second one: show how they differ. Exit 0 if equal, 1 if not."),
+        typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
     ] = None,
     output: Annotated[
         str | None,
@@ -33,19 +32,19 @@ def inspect(
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Check all that must hold in a state, and say what was checked; or do not even check its bytes.",
-            show_default="its bytes are checked",
+            help="Check all that must hold in a state and list the checks; or do not even check its bytes.",
+            show_default="check its bytes",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --output replace whatever is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --output replace any file.")] = False,
     layers: Annotated[
         bool,
-        typer.Option("--layers", help="The inner tables too: constants, bytes, bank and codebooks of every layer."),
+        typer.Option("--layers", help="Add the inner tables: constants, bytes, bank and codebooks of every layer."),
     ] = False,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again whenever it is committed.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the state again after every commit.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -53,15 +52,15 @@ def inspect(
 ) -> None:
     """Show what a state has watched, how much of it is kept, how big it is and whether it is whole.
 
-    With a second state: how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal and 1
-    if they differ. With -o: the same state in another form (.safetensors, .pt, .zarr) or place (s3://...).
+    With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
+    and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
 
     \b
     Examples:
       protokv inspect video.safetensors
       protokv inspect video.safetensors --layers
       protokv inspect video.safetensors --at 7:30
-      protokv inspect video.safetensors --json | jq .bytes.total
+      protokv inspect video.safetensors -f json | jq .bytes.total
       protokv inspect camera.safetensors --watch
       protokv inspect video.safetensors --verify
       protokv inspect video.safetensors -o video.zarr
@@ -83,9 +82,11 @@ def inspect(
                 raise ConfigError(
                     f"{state} holds many states, and these options are for one", hint="name one of the states"
                 )
-            inspect_fleet(out, state)
+            _show_folder(out, state)
             return
-        from protokv.inspection.describe import convert, describe, differences
+        from protokv.inspection.compare import differences
+        from protokv.inspection.convert import convert
+        from protokv.inspection.describe import describe
         from protokv.storage.api import read_header
 
         digests = verify is not False
@@ -95,18 +96,18 @@ def inspect(
             raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
         if output is not None:
             _show(out, convert(state, output, overwrite=force, digests=digests))
-        else:
-            if watch:
-                with interruptible():
-                    _watch(out, state, digests=digests, layers=layers)
-            at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
-            document = describe(state, at_s=at_s, digests=digests, values=verify is True)
-            tell_commit(out, document["stream"]["duration_s"], at_s)
-            _show(out, document, layers=layers)
+            return
+        if watch:
+            with interruptible():
+                _watch(out, state, digests=digests, layers=layers)
+        at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
+        document = describe(state, at_s=at_s, digests=digests, values=verify is True)
+        note_commit(out, document["stream"]["duration_s"], at_s)
+        _show(out, document, layers=layers)
 
 
 def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
-    """Show a state whenever it has changed; on a terminal in the place where it was shown before."""
+    """Show a state after every commit; on a terminal in the same place."""
     from protokv.inspection.describe import describe
 
     shown: dict[str, Any] = {}
@@ -126,19 +127,36 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
     if out.format is Format.JSON:
         out.json(document)
     elif out.format is Format.PLAIN:
-        for line in _flat(document):
+        for line in _flatten(document):
             out.plain(line)
     else:
-        from protokv_cli.inspect_tables import tables
+        from protokv_cli.inspect_tables import document_tables
 
-        for table in tables(document, layers=layers):
+        for table in document_tables(document, layers=layers):
             out.table(table, "")
 
 
-def _flat(value: Any, path: str = "") -> list[str]:
-    """`a.b[0].c<TAB>value` lines, for grep and cut."""
+def _show_folder(out: Output, place: str) -> None:
+    """Show a row per state, and per video that has none."""
+    from protokv.fleet.survey import survey
+    from protokv_cli.inspect_tables import fleet_tables
+
+    rows: list[dict[str, Any]] = []
+    for row in survey(place):
+        if out.format is Format.JSON:
+            out.json(row)
+        elif out.format is Format.PLAIN:
+            out.plain("\t".join("" if value is None else str(value) for value in row.values()))
+        else:
+            rows.append(row)
+    for table in fleet_tables(rows, place.rstrip("/") + "/") if rows else ():
+        out.table(table)
+
+
+def _flatten(value: Any, path: str = "") -> list[str]:
+    """Return `a.b[0].c<TAB>value` lines, for grep and cut."""
     if isinstance(value, dict):
-        return [line for k, v in value.items() for line in _flat(v, f"{path}.{k}" if path else k)]
+        return [line for k, v in value.items() for line in _flatten(v, f"{path}.{k}" if path else k)]
     if isinstance(value, list):
-        return [line for i, v in enumerate(value) for line in _flat(v, f"{path}[{i}]")]
+        return [line for i, v in enumerate(value) for line in _flatten(v, f"{path}[{i}]")]
     return [f"{printable(path)}\t{printable(value)}"]

@@ -6,44 +6,60 @@ Settings come from flags, then PROTOKV_* variables, then protokv.toml in the cur
 from __future__ import annotations
 
 import os
+import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from protokv_cli import completion
-from protokv_cli.declared import read_variables
+from protokv.version import __version__
+from protokv_cli import options
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
-from protokv_cli.printable import printable
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.serve import serve
-from protokv_cli.settings import read_settings, unknown_variables
+from protokv_cli.settings import enable_variables, read_settings, unknown_variables
+from protokv_cli.tables import printable
 
 SETTINGS = "protokv.toml"
+# Results depend on these packages.
+DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "decord": "decord"}
 
 app = typer.Typer(
     name="protokv",
     no_args_is_help=True,
-    # Its own asks which shell called it, and takes no answer.
+    # typer's own option guesses the shell and cannot be told one.
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 completion_init()
-COMMANDS = {command.__name__: read_variables(command) for command in (ingest, query, inspect, replay, serve)}
+COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve)}
 for name, command in COMMANDS.items():
     app.command(name)(command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from protokv_cli.versions import describe_versions
+def describe_versions() -> str:
+    """Return lines of a name and a version, this program first. Read from metadata; nothing is imported."""
+    rows = [("protokv", __version__), ("Python", platform.python_version())]
+    rows += [(name, _version_of(package)) for name, package in DEPENDS_ON.items()]
+    return "\n".join(f"{name} {version}" for name, version in rows)
 
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(describe_versions())
         raise typer.Exit
 
@@ -53,10 +69,10 @@ def protokv(
     ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print versions and exit."),
+        typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Print versions and exit."),
     ] = False,
-    install_completion: completion.Install = None,
-    show_completion: completion.Show = None,
+    install_completion: options.InstallCompletion = None,
+    show_completion: options.ShowCompletion = None,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.
 
@@ -76,5 +92,5 @@ def protokv(
 
 
 def run() -> None:
-    """Entry point of the console script; the process ends here."""
+    """Run the console script; the process ends here."""
     run_and_leave(app)

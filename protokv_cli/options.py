@@ -1,15 +1,68 @@
-"""Options that several subcommands share, declared once."""
+"""Options that several subcommands share, declared once, and the completion of their values in a shell."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from protokv.config import CONFIGS
-from protokv_cli.completion import values
 from protokv_cli.output import Format
 
+_COMPLETE = "_PROTOKV_COMPLETE"
+
+
+class Shell(StrEnum):
+    """A shell with a completion script."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+
+
+def values(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return the completion of an option that takes one of these values."""
+    return lambda incomplete: [value for value in known if value.startswith(incomplete)]
+
+
+def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return the completion of an option that takes some of these values, separated by commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
+
+    return complete
+
+
+def _install(shell: Shell | None) -> None:
+    if shell is not None:
+        from typer.completion import install  # type: ignore[attr-defined]
+
+        _, path = install(shell=shell.value, prog_name="protokv", complete_var=_COMPLETE)
+        typer.echo(f"completion for {shell} is in {path}; it takes effect in a new terminal", err=True)
+        raise typer.Exit
+
+
+def _show(shell: Shell | None) -> None:
+    if shell is not None:
+        from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+        typer.echo(get_completion_script(prog_name="protokv", complete_var=_COMPLETE, shell=shell.value))
+        raise typer.Exit
+
+
+InstallCompletion = Annotated[
+    Shell | None,
+    typer.Option("--install-completion", is_eager=True, callback=_install, help="Install completion for this shell."),
+]
+ShowCompletion = Annotated[
+    Shell | None,
+    typer.Option("--show-completion", is_eager=True, callback=_show, help="Print the completion script of this shell."),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -24,7 +77,7 @@ Revision = Annotated[
     typer.Option(
         "--revision",
         metavar="REV",
-        help="Branch, tag or commit of a hub model; if left out the one of the state, or the main branch.",
+        help="Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
     ),
 ]
 Device = Annotated[
@@ -48,7 +101,7 @@ DeviceMap = Annotated[
     typer.Option(
         "--device-map",
         metavar="MAP",
-        help="auto or balanced: a model larger than one device, its state with its layers.",
+        help="auto or balanced: spread a model over several devices, and its state with its layers.",
         autocompletion=values(("auto", "balanced")),
     ),
 ]
@@ -74,7 +127,7 @@ Positions = Annotated[
     str | None,
     typer.Option(
         "--positions",
-        help="stream, or compact: what is in memory at consecutive positions, whatever the length of the stream.",
+        help="stream, or compact: consecutive positions for what is in memory, however long the stream is.",
         autocompletion=values(("stream", "compact")),
     ),
 ]
@@ -84,10 +137,10 @@ Settings = Annotated[
 ]
 OutputFormat = Annotated[
     Format,
-    typer.Option("--format", "-f", help="Format of stdout; auto: table or, in a pipe, json."),
+    typer.Option("--format", "-f", help="Format of stdout; auto: table on a terminal, json in a pipe."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Json = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Timings = Annotated[bool, typer.Option("--timings", help="Say on stderr where the time went; in JSON as a key.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
+Timings = Annotated[bool, typer.Option("--timings", help="Show where the time went: on stderr, or as a JSON key.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random draws.")]

@@ -1,4 +1,4 @@
-"""The grammar of option values: budgets, settings, times, intervals, lists, seeds. Knows no option and no command."""
+"""The grammar of option values: budgets, settings, times, intervals, lists, seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protokv.errors import ConfigError
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
-    from protokv.replay.studies import Variation
+    from protokv.replay.memories import Variation
 
 _TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -25,10 +25,10 @@ _DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
 
 
 def parse_budget(text: str) -> int:
-    """Tokens from "512", "6k" or "1.5k" (thousands) or "1m" (millions).
+    """Return the tokens of "512", "6k" or "1.5k" (thousands) or "1m" (millions).
 
     Raises:
-        ConfigError: it is none of these, or not a whole positive number of tokens.
+        ConfigError: the text is none of these, or not a whole positive number of tokens.
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
     tokens = Fraction(match[1]) * _TOKENS[match[2]] if match else Fraction(0)
@@ -41,7 +41,7 @@ def parse_budget(text: str) -> int:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
+    """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
 
     Raises:
         ConfigError: there is no name or no value.
@@ -59,7 +59,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from what people write and what the tables print: `450`, `450s`, `7m30s`, `7.5m`, `7:30`, `1:02:03.5`.
+    """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`.
 
     Raises:
         ConfigError: the text is no length of time.
@@ -73,21 +73,21 @@ def parse_duration(text: str) -> float:
 
 
 def is_time_of_day(text: str) -> bool:
-    """Whether it can be read as `14:05` or `14:05:30`."""
+    """Return True if the text can be read as `14:05` or `14:05:30`."""
     given = text.strip()
     return bool(_DAYTIME.fullmatch(given)) and int(given.partition(":")[0]) < 24
 
 
 def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
-    """Seconds since 1970 of `14:05`, `14:05:30`, or an ISO date and time; without a zone they are local.
+    """Return the seconds since 1970 of `14:05`, `14:05:30`, or an ISO date and time; local without a zone.
 
     Args:
-        text: what the user wrote.
-        now: seconds since 1970; a time of day is the last one before it.
-        ahead: a time of day is the next one behind it.
+        text: of the option.
+        now: seconds since 1970; a time of day is the last one before now.
+        ahead: a time of day is the next one after now.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
     """
     given, local = text.strip(), datetime.fromtimestamp(now).astimezone()
     try:
@@ -106,7 +106,7 @@ def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
 
 
 def parse_every(text: str) -> Every:
-    """How often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`.
+    """Return how often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`.
 
     Raises:
         ConfigError: the text is none of these, or not above zero.
@@ -125,12 +125,12 @@ def parse_every(text: str) -> Every:
 
 
 def parse_list(text: str) -> list[str]:
-    """The parts of `a,b,c`, without empty ones."""
+    """Return the parts of `a,b,c`, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def parse_seeds(text: str) -> range:
-    """Seeds from `SEED` or `SEED:COUNT`: SEED, SEED + 1 and so on.
+    """Return the seeds of `SEED` or `SEED:COUNT`: SEED, SEED + 1 and so on.
 
     Raises:
         ConfigError: the text is neither.
@@ -142,7 +142,7 @@ def parse_seeds(text: str) -> range:
 
 
 def parse_scene(text: str) -> tuple[int, int] | None:
-    """Shortest and longest scene in seconds from `SHORTEST:LONGEST`; None of `none`.
+    """Return the shortest and longest scene in seconds of `SHORTEST:LONGEST`; None for `none`.
 
     Raises:
         ConfigError: the text is neither.
@@ -156,12 +156,12 @@ def parse_scene(text: str) -> tuple[int, int] | None:
 
 
 def parse_variation(text: str) -> Variation:
-    """A setting and its values from `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`.
+    """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`.
 
     Raises:
         ConfigError: there is no name or no value.
     """
-    from protokv.replay.studies import Variation
+    from protokv.replay.memories import Variation
 
     name, _, values = text.partition("=")
     memory, _, field = name.strip().rpartition(".")

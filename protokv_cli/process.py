@@ -1,24 +1,34 @@
-"""How the process starts and ends: quickly. Knows no command.
+"""The process: a quick start and end, its signals, and its stdin. Knows no command.
 
-Half of what a short command costs is Python's own housekeeping: collecting garbage while modules are imported, of
-which there is none, and taking apart, one by one, the modules that torch has brought.
+Half of the time of a short command is Python's own: collecting garbage during imports, and taking torch's modules apart
+at the end. Both are skipped here.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, NoReturn
+
+import typer
 
 from protokv_cli.exits import Exit
+
+_EXITS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
+# Windows has no SIGHUP.
+_HANG_UP = getattr(signal, "SIGHUP", None)
+if _HANG_UP is not None:
+    _EXITS[_HANG_UP] = Exit.HUNG_UP
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import and load without looking for garbage; what has come to stay is not looked at again later."""
+    """Import and load without collecting garbage; later collections skip the objects made here."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -32,8 +42,8 @@ def uncollected() -> Iterator[None]:
 def run_and_leave(command: Callable[[], object]) -> NoReturn:
     """Run a command and end the process at once, with its exit code.
 
-    A command returns when its states are committed, its locks released and its threads joined, so that nothing is left
-    but to flush. An exception other than SystemExit goes its usual way.
+    When a command returns, its states are committed, its locks released and its threads joined; only the streams are
+    left to flush. An exception other than SystemExit passes.
     """
     try:
         command()
@@ -52,3 +62,115 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
         except (OSError, ValueError):
             code = code or Exit.FAILURE
     os._exit(int(code or Exit.DONE))
+
+
+class Stop:
+    """True once the user has asked to stop; `exit` is the code of the signal."""
+
+    def __init__(self) -> None:
+        self.exit: Exit | None = None
+
+    def __bool__(self) -> bool:
+        return self.exit is not None
+
+
+@contextmanager
+def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `Stop`, the second ends the process at once.
+
+    A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored.
+
+    Args:
+        say: tells the user that the first signal was heard.
+    """
+    stop = Stop()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if stop and number == _HANG_UP:
+            return
+        if stop:
+            # The last commit is valid, so nothing is lost by leaving now.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.exit = _EXITS[signal.Signals(number)]
+        # The terminal may be gone, and stderr may be in the middle of a line.
+        with suppress(OSError, RuntimeError, ValueError):
+            say("stopping after this step; once more to stop at once")
+
+    # nohup ignores SIGHUP, and that is kept.
+    handled = [number for number in _EXITS if number != _HANG_UP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in handled}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the program with its exit code and without a message."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+@contextmanager
+def withheld_stdin() -> Iterator[IO[str] | None]:
+    """Yield the real stdin and give everybody else an empty one; None if there is no stdin.
+
+    A library that asks on the terminal whether to run code or to download would otherwise read its answer from the
+    questions that the user pipes in. Both `sys.stdin` and file descriptor 0 are empty inside.
+    """
+    mine = sys.stdin
+    with open(os.devnull, encoding="utf-8") as empty:  # noqa: PTH123
+        try:
+            number = mine.fileno() if mine is not None else -1
+        except (OSError, ValueError):
+            number = -1
+        if number != 0:
+            # None, closed, or replaced by a program that calls this one.
+            sys.stdin = empty
+            try:
+                yield mine
+            finally:
+                sys.stdin = mine
+            return
+        kept = os.dup(0)
+        with open(kept, encoding="utf-8", errors="replace", closefd=False) as real:
+            os.dup2(empty.fileno(), 0)
+            sys.stdin = empty
+            try:
+                yield real
+            finally:
+                sys.stdin = mine
+                os.dup2(kept, 0)
+                os.close(kept)
+
+
+@contextmanager
+def lent_stdin(real: IO[str]) -> Iterator[None]:
+    """Put the real stdin back while somebody types: readline reads `sys.stdin` and file descriptor 0."""
+    withheld = sys.stdin
+    try:
+        number = real.fileno()
+        empty = os.dup(0) if real is not withheld and os.isatty(number) else None
+    except (OSError, ValueError):
+        empty = None
+    if empty is None:
+        sys.stdin = real
+        try:
+            yield
+        finally:
+            sys.stdin = withheld
+        return
+    try:
+        os.dup2(number, 0)
+        with open(0, encoding="utf-8", errors="replace", closefd=False) as keyboard:
+            sys.stdin = keyboard
+            yield
+    finally:
+        sys.stdin = withheld
+        os.dup2(empty, 0)
+        os.close(empty)

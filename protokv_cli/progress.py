@@ -1,95 +1,186 @@
-"""What `ingest` shows while it runs: a bar on a terminal, JSON lines in a pipe, one line at the end in plain form."""
+"""Progress on stderr: a bar that is drawn in place, the note that a model is loading, and the seconds of each stage.
+
+Where no bar can be drawn, a line now and then takes its place.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from protokv.ingestion import Event, Progress, Summary
-from protokv.timings import Timings
-from protokv_cli.bar import Bar, left_text
-from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text, time_text
-from protokv_cli.timings import rounded, show_timings
+from protokv_cli.output import Output
+from protokv_cli.tables import printable, time_text
 
-# A reader of the JSON lines wants to follow, not to be flooded.
-JSON_EVERY_S = 1.0
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# Drawing at every step of a small model would take as long as the model.
+BAR_EVERY_S = 0.25
+LOG_EVERY_S = 10.0
+
+_CLEAR_LINE = "\r\x1b[2K"
+# These stages run in the thread that reads ahead.
+_PARALLEL_STAGES = ("decode", "preprocess")
+
+
+class Bar:
+    """A name, a bar and a text that fit into one line of the terminal.
+
+    The text is cut from the right and a long name in its middle. Every other line that is written to the terminal hides
+    the bar (`Output.hide`); the next `show` draws it again.
+    """
+
+    def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
+        """Draw it.
+
+        Args:
+            out: where to draw.
+            text: shown before anything is done.
+            name: of the work.
+            logs: write notes if no bar can be drawn.
+        """
+        self._out, self._name = out, name
+        self._bar: Progress | None = None
+        self._pause_s = LOG_EVERY_S if logs else math.inf
+        self._shown_s = time.monotonic()
+        if out.draws:
+            self._pause_s, self._shown_s = BAR_EVERY_S, -math.inf
+            self._build(text)
+
+    def _build(self, text: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        width = self._out.messages.width
+        length, name = max(8, width // 5), shorten(printable(self._name), max(12, width // 4))
+        self._room = width - 4 - len(name) - length
+        self._bar = Progress(
+            *([TextColumn("{task.description}", markup=False)] if name else []),
+            BarColumn(bar_width=length),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self._out.messages,
+            transient=True,
+            auto_refresh=False,
+            # Results may go elsewhere, and lines on stderr hide the bar themselves.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task(name, total=None, text=text)
+        self._out.hide = self.stop
+        self._draw(self._bar.start)
+
+    def due(self) -> bool:
+        """Return True, once, when it is time to call `show` again."""
+        now_s = time.monotonic()
+        if now_s - self._shown_s < self._pause_s:
+            return False
+        self._shown_s = now_s
+        return True
+
+    def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
+        """Show the progress.
+
+        Args:
+            parts: of the text, the most important first.
+            done: of `total`, in any unit.
+            total: None if there is no end.
+        """
+        if self._bar is None:
+            text = ", ".join(part.strip() for part in parts)
+            self._out.note(f"{self._name}: {text}" if self._name else text)
+            return
+        text = fit([printable(part) for part in parts], self._room)
+        self._draw(self._bar.start)
+        self._draw(self._bar.update, self._task, total=total, completed=done, text=text, refresh=True)
+
+    def stop(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._draw(self._bar.stop)
+
+    def _draw(self, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        # The terminal may be gone; for a broken pipe rich raises SystemExit.
+        with suppress(OSError, ValueError, SystemExit):
+            act(*arguments, **options)
+
+
+def left_text(done: float, left: float, elapsed_s: float) -> list[str]:
+    """Return the time that the rest takes at the speed until now; nothing if that is unknown."""
+    return [f"{time_text(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
+
+
+def fit(parts: Sequence[str], room: int) -> str:
+    """Join as many parts as a line has room for, at least the first."""
+    while len(parts) > 1 and len("  ".join(parts)) > room:
+        parts = parts[:-1]
+    return "  ".join(parts)
+
+
+def shorten(name: str, length: int) -> str:
+    """Cut the middle out of a long name: files differ at the beginning and at the end."""
+    if len(name) <= length:
+        return name
+    end = (length - 1) // 2
+    return f"{name[: length - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - end :]}"
 
 
 @contextmanager
-def reporting(out: Output, source: str, timings: Timings | None = None) -> Iterator[Callable[[Event], None]]:
-    """A function that takes each event of an ingest and shows it in the chosen format; at the end where time went."""
-    is_json = out.format is Format.JSON
-    bar = Bar(out, "loading model", source, logs=not is_json)
-    row_s = -JSON_EVERY_S
-    first: tuple[float, float] | None = None
+def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
+    """Show on a terminal that a model is loading, on a line that is cleared afterwards, and its downloads.
 
-    def report(event: Event) -> None:
-        nonlocal row_s, first
-        if isinstance(event, Progress):
-            now_s = time.monotonic()
-            first = first or (now_s, event.stream_time_s)
-            if bar.due():
-                done_s, length_s = event.stream_time_s, event.duration_s
-                bar.show(told_parts(event, first, now_s), min(done_s, length_s or done_s), length_s)
-            if not is_json or now_s - row_s < JSON_EVERY_S:
-                return
-            row_s = now_s
-        if is_json:
-            spent = {"timings": rounded(timings.seconds)} if timings is not None and isinstance(event, Summary) else {}
-            out.json({"type": type(event).__name__.lower(), **asdict(event), **spent})
-        elif isinstance(event, Summary):
-            bar.stop()
-            if timings is not None:
-                show_timings(out, timings.seconds)
-            if out.format is Format.PLAIN:
-                out.plain(event.state)
-            else:
-                _table(out, event)
-
-    try:
-        yield report
-    finally:
-        bar.stop()
-
-
-def told_parts(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
-    """What a bar says beside itself, the most important first.
-
-    Args:
-        event: the latest.
-        first: time of the clock and stream time at the first event; what is left is reckoned from there.
-        now_s: time of the clock.
+    Raises:
+        ModelError: the model is neither local nor on a reachable hub; raised before anything heavy is imported.
+        ConfigError: a model that is not of a hub has a revision.
     """
-    where, speed = time_text(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
-    state = f"state {bytes_text(event.state_bytes)}"
-    if not event.duration_s:
-        return [where, speed, state]
-    share = min(1.0, event.stream_time_s / event.duration_s)
-    left = left_text(event.stream_time_s - first[1], event.duration_s - event.stream_time_s, now_s - first[0])
-    return [f"{share:4.0%}", f"{where} / {time_text(event.duration_s)}", *left, speed, state]
+    from protokv.backbones import require_model
+
+    if name is not None:
+        require_model(name, revision)
+    with downloads_shown(out):
+        if not out.draws:
+            yield
+            return
+        _say(f"loading {printable(name or 'model')} ...")
+        hide, out.hide = out.hide, lambda: _say(_CLEAR_LINE)
+        try:
+            yield
+        finally:
+            _say(_CLEAR_LINE)
+            out.hide = hide
 
 
-def _table(out: Output, summary: Summary) -> None:
-    from protokv_cli.tables import count_text, pairs
+@contextmanager
+def downloads_shown(out: Output) -> Iterator[None]:
+    """Show downloads from the hub if there is a terminal to draw on."""
+    if not out.draws:
+        yield
+        return
+    from protokv.backbones.hub import showing_downloads
 
-    rows: dict[str, Any] = {
-        "state": summary.state,
-        "stream": ", ".join(
-            (
-                time_text(summary.watched_s),
-                count_text(summary.steps, "step"),
-                f"{count_text(summary.tokens_seen, 'token')} seen",
-            )
-        ),
-        "bytes": f"{bytes_text(summary.state_bytes)} of state, {bytes_text(summary.file_bytes)} on disk",
-        "took": f"{summary.elapsed_s:.1f} s",
-    }
-    if not summary.complete:
-        rows["incomplete"] = "stopped before the end of the source"
-    if summary.damaged:
-        rows["damaged"] = summary.damage
-    out.table(pairs(rows))
+    with showing_downloads(lambda: out.hide()):
+        yield
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def timings_key(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
+    return {**{name: round(value, 4) for name, value in seconds.items()}, "process cpu": round(time.process_time(), 4)}
+
+
+def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
+    """Write one line a stage to stderr, the CPU time of the process last."""
+    rows = [
+        (name, value, " (beside the others)" if name in _PARALLEL_STAGES else "") for name, value in seconds.items()
+    ]
+    rows.append(("process cpu", time.process_time(), ""))
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, remark in rows:
+        out.warn(f"{name:<{width}}  {value:9.3f} s{remark}")

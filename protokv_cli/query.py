@@ -1,38 +1,119 @@
-"""`protokv query`: which questions are put to which state, or to which folder of states."""
+"""`protokv query`: questions to one state, once or again and again, or to a folder of states."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
-from protokv_cli import options, query_options
+from protokv_cli import options
+from protokv_cli.answers import Answers, row_of, warn_of_answers
+from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
+from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
-from protokv_cli.process import uncollected
-from protokv_cli.prompt import typed_lines
-from protokv_cli.query_fleet import query_fleet
-from protokv_cli.query_state import Asking, query_state
-from protokv_cli.questions import Question, read_questions
+from protokv_cli.process import interruptible, uncollected
+from protokv_cli.progress import loading, show_timings
+from protokv_cli.questions import Question, read_questions, typed_questions
+from protokv_cli.tables import time_text
+
+if TYPE_CHECKING:
+    from protokv.fleet.ask import Reply
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="STATE QUESTION...",
+        help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a prompt "
+        "on a terminal, stdin otherwise.",
+    ),
+]
+State = Annotated[
+    str | None,
+    typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
+]
+File = Annotated[
+    Path | None,
+    typer.Option("--questions", metavar="FILE", help="Questions, one a line or a JSON object a line."),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
+        "live stream also 14:05 or 2026-11-21T14:05.",
+    ),
+]
+Watch = Annotated[
+    str | None,
+    typer.Option("--watch", metavar="TIME", help="Ask again at this interval, such as 30s; a JSON line each time."),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is as it was saved.")
+]
+Top = Annotated[
+    int | None,
+    typer.Option("--top", metavar="K", min=1, help="Of many states, show the K answers that the model is surest of."),
+]
+Evidence = Annotated[bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """How to ask.
+
+    Attributes:
+        model: name or folder; None: the model that the state names.
+        placement: how to load the model: keywords of `load_backbone`.
+        sampling: the fields of `protokv.core.decoding.Decoding`.
+        at: the time as the user wrote it; None: the last commit.
+        watch_s: ask all questions again at this interval; None: once.
+        verify: check the digests of the state.
+        top: how many answers of many states to show; None: all.
+        evidence: show the moments that each answer stood on.
+        timings: show where the time went.
+        at_prompt: questions are typed as they are asked.
+        alone: there is one question, which is not repeated before its answer.
+    """
+
+    model: str | None
+    placement: dict[str, Any]
+    sampling: dict[str, Any]
+    at: str | None
+    watch_s: float | None
+    verify: bool
+    top: int | None
+    evidence: bool
+    timings: bool
+    at_prompt: bool
+    alone: bool
 
 
 def query(
-    arguments: query_options.Arguments = None,
-    named: query_options.Named = None,
-    file: query_options.File = None,
-    at: query_options.At = None,
-    watch: query_options.Watch = None,
-    verify: query_options.Verify = True,
+    arguments: Arguments = None,
+    named: State = None,
+    file: File = None,
+    at: At = None,
+    watch: Watch = None,
+    verify: Verify = True,
     model: options.Model = None,
     revision: options.Revision = None,
-    top: query_options.Top = None,
-    evidence: query_options.Evidence = False,
-    max_new_tokens: query_options.MaxNewTokens = 64,
-    temperature: query_options.Temperature = 0.0,
-    top_p: query_options.TopP = 1.0,
+    top: Top = None,
+    evidence: Evidence = False,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     seed: options.Seed = 0,
@@ -44,15 +125,15 @@ def query(
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
-    While ingest writes the state, its last commit answers. What `ingest --keep` kept answers as of an earlier time.
+    While ingest writes the state, its last commit answers. With --at, a kept commit answers as of an earlier time.
 
     Without a question on a terminal there is a prompt, with history; Ctrl-D ends it.
 
     A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it has "answer" too,
-    the answers are compared and the score is told at the end.
+    the answers are compared and the score is shown at the end.
 
-    Of a folder all states are asked, and each answer has the mean log probability that the model gave its tokens. --top
-    prints the surest ones first, so that a person finds the video among a thousand.
+    For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
+    --top shows the surest answers first, so that a person finds the video among a thousand.
 
     \b
     Examples:
@@ -68,62 +149,137 @@ def query(
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
-        state, questions = _split(arguments or [], named)
-        at_prompt = not questions and file is None and out.stdin is not None and out.stdin.isatty()
-        asked: Iterator[Question]
-        if at_prompt and out.stdin is not None:
-            asked = map(Question, typed_lines(out.stdin))
-        else:
-            asked = read_questions(questions or ([] if file else ["-"]), out.stdin, file)
-        # What is wrong with them is told before a model is loaded; who types is asked when it is.
-        first = None if at_prompt else next(asked, None)
-        if first is None and not at_prompt:
-            raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
-        asked = chain(() if first is None else (first,), asked)
+        state, texts = _split(arguments or [], named)
+        at_prompt = not texts and file is None and out.stdin is not None and out.stdin.isatty()
+        questions = _open_questions(out, texts, file, at_prompt)
         clock = Timings()
         clock.add("start", time.process_time())
         with uncollected(), clock.stage("imports"):
             from protokv.fleet.plan import is_place
 
-        if watch is not None and (at is not None or top is not None or is_place(state)):
+        many = is_place(state)
+        if watch is not None and (at is not None or top is not None or many):
             raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
-        sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-        loaded: dict[str, Any] = {"model": model, "revision": revision, "device": device, "device_map": device_map}
-        if is_place(state):
-            for option, given in {"--evidence is": evidence, "--timings are": timings}.items():
-                if given:
-                    raise ConfigError(f"{option} told of one state", hint="name the state itself")
-            at_s = None if at is None else parse_duration(at)
-            texts = [question.text for question in asked]
-            query_fleet(out, state, texts, sampling, **loaded, top=top, at_s=at_s, verify=verify)
+        asking = QueryOptions(
+            model=model,
+            placement={"revision": revision, "device": device, "device_map": device_map},
+            sampling={"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed},
+            at=at,
+            watch_s=None if watch is None else parse_duration(watch),
+            verify=verify,
+            top=top,
+            evidence=evidence,
+            timings=timings,
+            at_prompt=at_prompt,
+            alone=at_prompt or (len(texts) == 1 and texts != ["-"] and file is None),
+        )
+        if many:
+            _query_many(out, state, [question.text for question in questions], asking)
             return
         if top is not None:
             raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
         if watch is not None and fmt is Format.AUTO:
             out.format = Format.JSON
-        query_state(
-            out,
-            state,
-            asked,
-            Asking(
-                sampling,
-                at=at,
-                watch_s=None if watch is None else parse_duration(watch),
-                verify=verify,
-                evidence=evidence,
-                at_prompt=at_prompt,
-                alone=at_prompt or (len(questions) == 1 and questions != ["-"] and file is None),
-            ),
-            clock,
-            **loaded,
-            timings=timings,
-        )
+        _query_one(out, state, questions, asking, clock)
 
 
 def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
-    """The state and the questions: the first argument is the state unless `--state` names it."""
+    """Return the state and the questions: the first argument is the state unless `--state` names it."""
     if named is not None:
         return named, arguments
     if not arguments:
         raise ConfigError("there is no state to ask", hint='protokv query STATE "What shape appeared first?"')
     return arguments[0], arguments[1:]
+
+
+def _open_questions(out: Output, texts: list[str], file: Path | None, at_prompt: bool) -> Iterator[Question]:
+    """Return the questions. The first is read now, so that a mistake in it is found before a model is loaded."""
+    if at_prompt and out.stdin is not None:
+        return typed_questions(out.stdin)
+    questions = read_questions(texts or ([] if file else ["-"]), out.stdin, file)
+    first = next(questions, None)
+    if first is None:
+        raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
+    return chain((first,), questions)
+
+
+def _query_one(out: Output, state: str, questions: Iterator[Question], asking: QueryOptions, clock: Timings) -> None:
+    """Load a state once, at the commit that is asked for, and print the answers."""
+    if asking.watch_s is not None:
+        with interruptible():
+            await_first_commit(out, state)
+    with uncollected(), loading(out, asking.model, asking.placement["revision"]):
+        with clock.stage("imports"):
+            from protokv.core.decoding import Decoding
+            from protokv.storage.api import read_header
+            from protokv.storage.checkpoint import load
+            from protokv.storage.watched import beyond_model
+
+        with clock.stage("state"):
+            header = read_header(state)
+        at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
+        decoding = Decoding(**asking.sampling)
+        session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
+    beyond = beyond_model(header)
+    warn_of_answers(out, beyond)
+    row_clock = clock if asking.timings else None
+    answers = Answers(out, state, decoding, row_clock, beyond=bool(beyond), evidence=asking.evidence)
+    if asking.watch_s is not None:
+        kept = list(questions)
+        with interruptible():
+            for n, _ in enumerate(rounds(asking.watch_s)):
+                if n:
+                    header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
+                answers.ask_all(session, kept, commit_age_s(header, time.time()))
+    # The header is that of the last commit, so it has no age for an earlier one.
+    age_s = None if asking.at else commit_age_s(header, time.time())
+    note_commit(out, session.clock.stream_time_s, at_s, age_s)
+    if asking.at_prompt:
+        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
+    answers.ask_all(session, questions, age_s, alone=asking.alone, at_prompt=asking.at_prompt)
+    if asking.timings and out.format is not Format.JSON:
+        show_timings(out, clock.seconds)
+
+
+def _query_many(out: Output, place: str, questions: list[str], asking: QueryOptions) -> None:
+    """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
+    from protokv.core.decoding import Decoding
+    from protokv.fleet.ask import ask_all, load_backbone_for, surest
+    from protokv.fleet.plan import find_states
+
+    for option, given in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
+        if given:
+            raise ConfigError(f"{option} told of one state", hint="name the state itself")
+    at_s = None if asking.at is None else parse_duration(asking.at)
+    states, decoding = find_states(place), Decoding(**asking.sampling)
+    backbone = load_backbone_for(states, asking.model, **asking.placement)
+    answered: list[Reply] = []
+    failed = 0
+    beyond: dict[str, None] = {}
+    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify):
+        beyond |= dict.fromkeys(reply.beyond)
+        if reply.failure is not None:
+            failed += 1
+            out.warn(f"Error: {reply.state}: {reply.failure.message}")
+        elif asking.top is None:
+            _show_reply(out, reply, with_question=len(questions) > 1)
+        else:
+            answered.append(reply)
+    for rank, reply in surest(answered, asking.top or 0):
+        _show_reply(out, reply, rank, with_question=len(questions) > 1)
+    warn_of_answers(out, list(beyond))
+    if failed:
+        out.warn(f"{failed} of {len(states)} states cannot be asked")
+        raise typer.Exit(Exit.PARTIAL)
+
+
+def _show_reply(out: Output, reply: Reply, rank: int | None = None, *, with_question: bool) -> None:
+    assert reply.answer is not None
+    row = row_of(reply.answer, reply.state) | ({} if rank is None else {"rank": rank})
+    if reply.beyond:
+        row["beyond_model"] = True
+    if out.format is Format.JSON:
+        out.json(row)
+    else:
+        fields = [reply.state, f"{row['mean_logprob']:.3f}", row["answer"]]
+        out.plain("\t".join([*fields, row["question"]] if with_question else fields))

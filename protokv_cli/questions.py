@@ -1,40 +1,52 @@
-"""Questions as users give them: arguments, lines or JSON lines from stdin or a file, or typed at a prompt."""
+"""Questions as users give them: arguments, lines or JSON lines from stdin or a file, or typed at a prompt.
+
+The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. Ctrl-D ends the
+prompt; Ctrl-C drops the line that is being typed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, ProtoKVError
+from protokv_cli.output import Output
+from protokv_cli.process import lent_stdin
+
+PROMPT = "? "
+HISTORY_LINES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, and the answer that is expected, if one is."""
+    """One question, and the expected answer if there is one."""
 
     text: str
     expected: str | None = None
 
 
 def read_questions(arguments: Sequence[str], stdin: IO[str] | None, file: Path | None) -> Iterator[Question]:
-    """Those of a file, then the arguments in order; `-` stands for the lines of stdin.
+    """Yield the questions of a file, then the arguments in order; `-` stands for the lines of stdin.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no question; it is named.
+        ConfigError: the file cannot be read, or a line is no question; the line is named.
     """
     if file is not None:
-        yield from _lines(_open(file), str(file))
+        yield from _parse_lines(_read_lines(file), str(file))
     for argument in arguments:
         if argument == "-":
-            yield from _lines(stdin or (), "stdin")
+            yield from _parse_lines(stdin or (), "stdin")
         else:
             yield Question(argument)
 
 
-def _open(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +54,7 @@ def _open(file: Path) -> list[str]:
         raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
 
 
-def _lines(lines: Iterable[str], place: str) -> Iterator[Question]:
+def _parse_lines(lines: Iterable[str], place: str) -> Iterator[Question]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _parse(line.strip(), f"line {number} of {place}")
@@ -62,3 +74,71 @@ def _parse(line: str, where: str) -> Question:
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise ConfigError(f"{where}: question and answer must be text", hint="put them in quotes")
     return Question(question, expected)
+
+
+def typed_questions(stdin: IO[str]) -> Iterator[Question]:
+    """Yield the lines that a user types at the prompt, without empty ones."""
+    history = _read_history()
+    try:
+        while True:
+            try:
+                with lent_stdin(stdin):
+                    line = _read_line()
+            except EOFError:
+                sys.stderr.write("\n")
+                return
+            except KeyboardInterrupt:
+                sys.stderr.write("\n")
+                continue
+            if line.strip():
+                yield Question(line.strip())
+    finally:
+        _write_history(history)
+
+
+def _read_line() -> str:
+    if sys.stdout.isatty():
+        return input(PROMPT)
+    # stdout is for answers only.
+    sys.stderr.write(PROMPT)
+    sys.stderr.flush()
+    return input()
+
+
+def _read_history() -> Path | None:
+    """Load the history; return its file, or None without readline or a place for it."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(base) / "protokv" / "history"
+    try:
+        import readline
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        readline.read_history_file(file)
+    except (ImportError, OSError):
+        return None
+    return file
+
+
+def _write_history(file: Path | None) -> None:
+    if file is not None:
+        with suppress(ImportError, OSError):
+            import readline
+
+            readline.set_history_length(HISTORY_LINES)
+            readline.write_history_file(file)
+
+
+@contextmanager
+def surviving_errors(out: Output, at_prompt: bool) -> Iterator[None]:
+    """At a prompt, let neither a refused question nor Ctrl-C during an answer end the prompt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not at_prompt:
+            raise
+        out.warn("")
+    except ProtoKVError as error:
+        if not at_prompt:
+            raise
+        out.warn(f"Error: {error.message}")

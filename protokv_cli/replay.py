@@ -1,42 +1,22 @@
-"""`protokv replay`: accuracy against delay, under every memory that is named."""
+"""`protokv replay`: accuracy against delay, under several memories."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from protokv.config import CONFIGS
-from protokv.errors import ConfigError
 from protokv_cli import options
-from protokv_cli.beyond import warn_of_answers
-from protokv_cli.completion import lists, values
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
+from protokv_cli.options import lists, values
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
-from protokv_cli.signals import stopping
+from protokv_cli.process import stopping
 
-if TYPE_CHECKING:
-    from protokv.mini.world import Backdrop
-
-STUDIES = (
-    "quick",
-    "delay",
-    "harder",
-    "order",
-    "time",
-    "hour",
-    "decay",
-    "modes",
-    "budgets",
-    "ablation",
-    "anchors",
-    "allocation",
-    "splits",
-    "coefficients",
-)
-PRESETS = (*(f"paper-table-{number}" for number in (1, 2, 3, 4, 6, 7, 9, 10, 11)), "paper-delays")
+STUDIES = ("quick", "delay")
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
 
 
@@ -52,34 +32,36 @@ def replay(
         str | None,
         typer.Option("--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files."),
     ] = None,
-    length: Annotated[str | None, typer.Option("--length", help="Of a procedural stream.")] = None,
-    pressure: Annotated[
-        float | None, typer.Option("--pressure", help="Distracting events per minute, 0 to 40.")
+    length: Annotated[str | None, typer.Option("--length", help="Length of a procedural stream.")] = None,
+    distractor_rate: Annotated[
+        float | None, typer.Option("--distractor-rate", help="Distracting events per minute, 0 to 40.")
     ] = None,
     cuts: Annotated[
         str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
     ] = None,
     moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
-    alike: Annotated[
+    distractor_similarity: Annotated[
         float | None,
-        typer.Option("--alike", help="Share of the distraction with colour and place of the evidence, 0 to 1."),
+        typer.Option(
+            "--distractor-similarity", help="Share of distracting events with colour and place of the evidence, 0 to 1."
+        ),
     ] = None,
     backdrop: Annotated[
         str | None,
         typer.Option(
             "--backdrop",
-            help="What is behind a procedural stream: plain, or natural for noise with the spectrum of photographs.",
+            help="Background of a procedural stream: plain, or natural (noise with the spectrum of photographs).",
             autocompletion=values(("plain", "natural")),
         ),
     ] = None,
-    evidence: Annotated[str, typer.Option("--evidence", help="Time that the evidence comes in, up to 1m.")] = "16s",
+    evidence: Annotated[str | None, typer.Option("--evidence", help="Time that the evidence takes, up to 1m.")] = None,
     before: Annotated[
         str | None,
         typer.Option(
             "--before",
             metavar="TIME|mix",
-            help="Distraction before the evidence of a procedural stream, such as 2m; mix (the default): at the start, "
-            "in the middle, late and twice, a world each.",
+            help="Distraction before the evidence of a procedural stream, such as 2m; mix (the default): "
+            "four places in turn, one a stream.",
         ),
     ] = None,
     per_type: Annotated[
@@ -87,7 +69,7 @@ def replay(
     ] = None,
     delays: Annotated[
         str | None,
-        typer.Option("--delays", help="After the reference time: 0,30s,2m,10m; what fits, if left out."),
+        typer.Option("--delays", help="Delays after the reference time: 0,30s,2m,10m; default: those that fit."),
     ] = None,
     memories: Annotated[
         str | None,
@@ -102,10 +84,10 @@ def replay(
         str,
         typer.Option(
             "--study",
-            help="Memories, streams and delays to compare where no others are named: quick, delay, harder, order, "
-            "time, hour, ablation, decay, modes, anchors, allocation, splits, coefficients, budgets; or a table of the "
-            "paper: paper-table-1, ..., paper-delays.",
-            autocompletion=values((*STUDIES, *PRESETS)),
+            metavar="NAME|FILE",
+            help="Memories, streams and delays to compare, unless others are named: quick, delay, or a .toml file "
+            "(examples: samples/studies/).",
+            autocompletion=values(STUDIES),
         ),
     ] = "quick",
     dataset: Annotated[
@@ -118,20 +100,20 @@ def replay(
         ),
     ] = None,
     data_root: Annotated[
-        Path | None, typer.Option("--data-root", metavar="DIR", help="Its folder, or one with a folder for each.")
+        Path | None, typer.Option("--data-root", metavar="DIR", help="Folder of the data set, or of several.")
     ] = None,
-    videos: Annotated[int | None, typer.Option("--videos", min=1, help="Its first videos only, for a try.")] = None,
+    videos: Annotated[int | None, typer.Option("--videos", min=1, help="Take only the first N videos.")] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
             "--prompt",
-            help="official, or bare: the question alone, for models that know no letters.",
+            help="official, or bare: the question alone, for models that cannot answer by letters.",
             autocompletion=values(("official", "bare")),
         ),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option("--judge", metavar="NAME", help="Of open answers: f1, exact, openai:MODEL or local:MODEL."),
+        typer.Option("--judge", metavar="NAME", help="Judge of open answers: f1, exact, openai:MODEL or local:MODEL."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at a video that is missing or cannot be read.")
@@ -144,35 +126,33 @@ def replay(
         typer.Option(
             "--set",
             metavar="[MEMORY.]NAME=VALUE,...",
-            help="Change a setting of the memories, or of one of them; several values are compared.",
+            help="Change a setting of all memories, or of one; several values are compared.",
         ),
     ] = None,
     intersection: Annotated[
         bool,
-        typer.Option("--intersection/--no-intersection", help="Only questions that can be asked at every delay."),
+        typer.Option("--intersection/--no-intersection", help="Ask only questions that fit every delay."),
     ] = True,
     types: Annotated[
         str | None,
         typer.Option(
             "--types",
-            help="Question types to ask, or all; the retrospective and unnamed if left out.",
+            help="Question types to ask, or all; default: those whose answers last.",
         ),
     ] = None,
-    side_by_side: Annotated[
+    batched: Annotated[
         int,
-        typer.Option(
-            "--side-by-side", metavar="N", min=1, help="Procedural streams to watch at a time; they share forwards."
-        ),
+        typer.Option("--batched", metavar="N", min=1, help="Procedural streams to watch at a time; faster."),
     ] = 1,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run goes on with what is there.")
+        Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run continues the file.")
     ] = Path("results.jsonl"),
     report: Annotated[
-        bool, typer.Option("--report", help="Show the results in SOURCE..., merged, and ask nothing.")
+        bool, typer.Option("--report", help="Show the results in SOURCE..., merged; ask nothing.")
     ] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Figure to draw, .png or .svg.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Page to write, figure and tables in one file.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Page to write: figure and tables.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cost of a run; ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over and replace the results.")] = False,
     model: options.Model = None,
     revision: options.Revision = None,
@@ -188,24 +168,24 @@ def replay(
 ) -> None:
     """Watch streams once, ask every question at each delay under every memory, and compare.
 
-    Without SOURCE and --world, procedural streams are made. The same command goes on where an earlier run stopped; a
-    file of results holds one study, and another study is refused.
+    Without SOURCE, procedural streams are made. The same command continues an interrupted run; a file of results holds
+    one study, and another study is refused.
 
     \b
     Questions are JSON, one object per line:
       {"question": "Who came in?", "answer": "the postman", "ask_s": 95}
-    ask_s         when it can be asked, in seconds; evidence_s, if known, when the answer was last to be seen
-    type, id      optional: a name of the kind of question, and of the question
-    video         the file's name, where there are several sources
-    Delays count from evidence_s, and from ask_s where there is none.
+    ask_s         when it can be asked, in seconds; evidence_s, if known, when its answer was last visible
+    type, id      optional: the type and the name of the question
+    video         the file's name, if there are several sources
+    Delays count from evidence_s, or else from ask_s.
 
     \b
     Examples:
       protokv replay --study quick
       protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
-      protokv replay --world 7:20 --length 10m --pressure 12 --study ablation --budget 144 --html ablation.html
+      protokv replay --world 7:20 --length 10m --distractor-rate 12 --budget 144 --html page.html
       protokv replay --dataset ovo-bench --data-root data/ovo-bench --memory durable --budget 4k -o ovo.jsonl
-      protokv replay --study paper-table-1 --data-root data --dry-run
+      protokv replay --study samples/studies/ablation.toml -o ablation.jsonl
       protokv replay --report results.jsonl --plot curves.png
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -216,14 +196,13 @@ def replay(
             require_model(model, revision)
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
-        from protokv.replay.presets import PRESETS as TABLES
-        from protokv.replay.request import Request, Worlds
+        from protokv.replay.request import Request
         from protokv.replay.rows import RowFile, check_trials, read_rows
-        from protokv.storage.overwriting import check_not_read
+        from protokv.replay.studies import load_study
+        from protokv.storage.api import check_not_read
         from protokv.storage.watched import is_beyond
-        from protokv_cli.replay_plan import show_cost, show_preset
         from protokv_cli.replay_progress import following, judging
-        from protokv_cli.replay_tables import show
+        from protokv_cli.replay_tables import show, show_cost, show_datasets
 
         for written in (None if report else output, plot, html):
             if written is not None:
@@ -235,20 +214,24 @@ def replay(
         if report:
             show(out, read_rows(sources or [output]), plot=plot, html=html)
             return
-        worlds = Worlds(
-            seeds=None if world is None else parse_seeds(world),
-            length_s=None if length is None else round(parse_duration(length)),
-            events_per_minute=pressure,
-            cuts="study" if cuts is None else parse_scene(cuts),
-            moving=moving,
-            evidence_s=round(parse_duration(evidence)),
-            per_type=per_type,
-            before=None if before is None else "mix" if before == "mix" else round(parse_duration(before)),
-            alike=alike,
-            backdrop=cast("Backdrop | None", backdrop),
-        )
+        given: dict[str, Any] = {
+            "length_s": None if length is None else round(parse_duration(length)),
+            "distractor_rate": distractor_rate,
+            "distractor_similarity": distractor_similarity,
+            "moving": moving,
+            "backdrop": backdrop,
+            "evidence_s": None if evidence is None else round(parse_duration(evidence)),
+            "before": "mix" if before == "mix" else None if before is None else round(parse_duration(before)),
+            "per_type": per_type,
+        }
+        worlds = {name: value for name, value in given.items() if value is not None}
+        if world is not None:
+            seeds = parse_seeds(world)
+            worlds |= {"first_seed": seeds.start, "count": len(seeds)}
+        if cuts is not None:
+            worlds["cut_s"] = parse_scene(cuts)
         request = Request(
-            study=study,
+            study=load_study(study),
             sources=sources,
             questions=questions,
             worlds=worlds,
@@ -264,16 +247,11 @@ def replay(
             prompt=prompt,
             strict=strict,
         )
-        name = model or request.default_model
+        name = model or request.study.model
         placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}
-        if study in TABLES and dataset is None:
-            if not dry_run:
-                raise ConfigError(
-                    f"{study} is a table of several data sets, or of one that is not named",
-                    hint=f"add --dataset: {', '.join(cell.dataset for cell in TABLES[study].cells)}; or --dry-run",
-                )
+        if dry_run and request.study.datasets and dataset is None and data_root is not None:
             backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
-            show_preset(out, study, request, backbone, fps)
+            show_datasets(out, study, request, backbone, fps)
             return
         request.check()
         opened = request.open(name)
@@ -299,7 +277,7 @@ def replay(
                 results,
                 should_stop=lambda: bool(stop),
                 strict=strict or dataset is None,
-                side_by_side=side_by_side,
+                batched=batched,
             ):
                 follow(event)
             keys = [key for key in plan.trials if key in results.rows]

@@ -1,4 +1,4 @@
-"""How far a replay is, on stderr: its answers and those that are judged."""
+"""The progress of a replay, on stderr: its answers, and those that are judged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.plan import Unread
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from protokv_cli.bar import Bar, left_text
 from protokv_cli.output import Output
+from protokv_cli.progress import Bar, left_text
 from protokv_cli.tables import time_text
 
 
@@ -19,9 +19,9 @@ from protokv_cli.tables import time_text
 def following(
     out: Output, answers: int, unread: MutableMapping[str, str]
 ) -> Iterator[Callable[[Row | Watched | Unread], None]]:
-    """A function that takes each event of a replay and shows how far it is, on stderr.
+    """Return a function that takes each event of a replay and shows its progress.
 
-    Videos that cannot be read to their end are told at once and added to `unread`.
+    Unreadable videos are reported at once and added to `unread`.
     """
     bar, given, began_s = Bar(out, f"0 of {answers} answers"), 0, time.monotonic()
 
@@ -44,7 +44,7 @@ def following(
 
 
 def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:
-    """Have open answers judged, and say of how many there is no verdict."""
+    """Judge open answers, and report the number without a verdict."""
     without = 0
     for row in judge_rows(results, keys, judge):
         without += row is None

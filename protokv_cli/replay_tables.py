@@ -1,20 +1,24 @@
-"""What came of a replay: tables or JSON, figures and a page."""
+"""The results of a replay and of its dry run: tables or JSON, figures and a page."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import ConfigError
-from protokv.replay.report import format_delay, format_group, summarise
+from protokv.backbones.base import Backbone
+from protokv.errors import ConfigError, ProtoKVError
+from protokv.replay.dataset import Opened
+from protokv.replay.report import summarise
+from protokv.replay.request import Request
 from protokv.replay.rows import Row
-from protokv_cli.benchmark_tables import tabulate_benchmark
+from protokv.replay.tables import list_facts, tabulate
 from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text, count_text, grid, pairs
+from protokv_cli.tables import grid, pairs, time_text
 
 
 def show(
@@ -27,7 +31,7 @@ def show(
     missing: Mapping[str, str] | None = None,
     notes: Mapping[str, int] | None = None,
 ) -> None:
-    """Tables on a terminal, one JSON document in a pipe, and the figures that were asked for."""
+    """Show tables on a terminal, one JSON document in a pipe, and write the figures that were asked for."""
     if not rows:
         reasons = "; ".join(f"{n} {why}" for why, n in (dropped or {}).items())
         raise ConfigError(
@@ -42,8 +46,9 @@ def show(
     if out.format is Format.JSON:
         out.json(report)
     else:
-        for table in _tables(report):
-            out.table(table, "")
+        out.table(pairs(list_facts(report)), "")
+        for table in tabulate(report):
+            out.table(grid(table.head, table.rows, title=table.title), "")
     if plot:
         from protokv.replay.figure import save_figure
 
@@ -56,87 +61,53 @@ def show(
         out.note(f"page: {html}")
 
 
-def _tables(report: Mapping[str, Any]) -> Iterator[Any]:
-    references = ", ".join(f"{n} from the {name}" for name, n in report["reference"].items())
-    facts = {
-        "asked": f"{count_text(report['questions'], 'question')} about {count_text(report['videos'], 'video')}",
-        "delay counted": references,
-        "floor": f"{report['floor']:.0%}, always the most frequent answer of a type",
-    }
-    facts |= {f"left out, {why}": str(n) for why, n in report.get("dropped", {}).items()}
-    yield pairs(facts)
-    if report["benchmark"]:
-        yield from tabulate_benchmark(report)
-    for name in ("all", *report["curves"][0]["groups"]):
-        yield grid(
-            ["memory", "budget", "state", "ms/step", "n", *(format_delay(delay) for delay in report["delays_s"])],
-            (
-                (
-                    curve["memory"],
-                    curve["budget"],
-                    bytes_text(cost["state_bytes"]),
-                    f"{cost['step_ms']:.1f}",
-                    _counts(points),
-                    *_cells(points, report),
-                )
-                for curve, cost in zip(report["curves"], report["costs"], strict=True)
-                for points in [curve["all"] if name == "all" else curve["groups"][name]]
-            ),
-            title=f"accuracy against delay, {format_group(name)} (with 95 % interval)",
-        )
-    for name in ("all", *report["curves"][0]["groups"]):
-        rows = [found for found in report["differences"] if found["group"] == name]
-        if rows:
-            yield grid(
-                ["memory", "budget", "less", "n", *(format_delay(delay) for delay in report["delays_s"])],
-                (
-                    (
-                        row["memory"],
-                        row["budget"],
-                        f"{row['than']} {row['than_budget']}",
-                        _counts(row["points"]),
-                        *_differences(row["points"], report),
-                    )
-                    for row in rows
-                ),
-                title=f"difference on the same questions, {format_group(name)}, in points (with 95 % interval)",
-            )
-    yield grid(
-        ["memory", "budget", "first", "p95", "answer", "p95", "step", "state", "seen/shown"],
-        (
-            (
-                cost["memory"],
-                cost["budget"],
-                *(
-                    f"{cost[name]:.1f}"
-                    for name in ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
-                ),
-                bytes_text(cost["state_bytes"]),
-                f"{cost['compression']:.1f}",
-            )
-            for cost in report["costs"]
-        ),
-        title="cost: ms to the first token, of an answer and of a step (medians, 95th percentiles)",
-    )
+def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
+    """Show the cost of a run."""
+    if out.format is Format.JSON:
+        out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})
+        return
+    rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "steps", "answers")}
+    rows["estimate, at least"] = _format_time(cost)
+    rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
+    rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
+    rows |= dict(opened.notes)
+    out.table(pairs(rows, title="plan: steps to encode and answers to give, over all memories"))
 
 
-def _cells(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[str]:
-    found = {point["delay_s"]: point for point in points}
-    for delay in report["delays_s"]:
-        point = found.get(delay)
-        marked = "*" if point and point["thin"] and report["benchmark"] else ""
-        yield f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{marked}" if point else "-"
+def show_datasets(out: Output, name: str, request: Request, backbone: Backbone, fps: float | None) -> None:
+    """Show the cost of each data set of a study; name a missing one."""
+    study, rows = request.study, []
+    for part in study.datasets:
+        own = replace(request, dataset=part.name)
+        variants = study.variants(request.budgets or part.budgets)
+        row: dict[str, Any] = {
+            "dataset": part.name,
+            "budgets": list(request.budgets or part.budgets),
+            "compared": list(dict.fromkeys(variant.label for variant in variants)),
+            "delays_s": list(request.delays_s or part.delays_s),
+        }
+        try:
+            own.check()
+            opened = own.open(backbone.identity.name)
+            plan = own.plan(opened, backbone, fps)
+            row |= own.cost(plan, backbone) | {"fps": plan.setup.fps, "missing": opened.missing}
+        except ProtoKVError as error:
+            row["absent"] = error.message
+        rows.append(row)
+    if out.format is Format.JSON:
+        out.json({"type": "preset", "study": name, "title": study.title, "models": list(study.models), "cells": rows})
+        return
+    cells = []
+    for row in rows:
+        known = ["-"] * 4 if "absent" in row else [row["videos"], row["questions"], row["hours"], _format_time(row)]
+        cells.append([row["dataset"], ", ".join(map(str, row["budgets"])), len(row["compared"]), *known])
+    head = ["data set", "budgets", "memories", "videos", "questions", "hours", "estimate, at least"]
+    out.table(grid(head, cells, title=f"{study.title}, in the paper with {', '.join(study.models)}"))
+    for row in rows:
+        if "absent" in row:
+            out.warn(f"{row['dataset']}: {row['absent']}")
+        out.note(f"{row['dataset']}: {', '.join(row['compared'])}; and the baselines")
 
 
-def _differences(points: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[str]:
-    found = {point["delay_s"]: point for point in points}
-    for delay in report["delays_s"]:
-        point = found.get(delay)
-        three = [100 * point[name] for name in ("difference", "low", "high")] if point else []
-        yield f"{three[0]:+.0f} {three[1]:+.0f}..{three[2]:+.0f}" if point else "-"
-
-
-def _counts(points: Sequence[Mapping[str, Any]]) -> str:
-    """How many questions each point stands on: one number where it is the same."""
-    counts = [point["n"] for point in points]
-    return str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
+def _format_time(cost: Mapping[str, Any]) -> str:
+    return "-" if cost["estimate_s"] is None else time_text(round(cost["estimate_s"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,23 +13,28 @@ from protokv_cli import options
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 
+States = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states; states that are added later count too.")]
+Host = Annotated[
+    str, typer.Option("--host", help="Address to listen on; an address other machines can reach needs a token.")
+]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."),
+]
+Waiting = Annotated[int, typer.Option("--waiting", min=1, help="The most questions at once.")]
+AnswerTime = Annotated[
+    str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
+]
+
 
 def serve(
-    states: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states; those that come later count too.")],
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; others than this machine need a token.")
-    ] = ("127.0.0.1"),
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any that is free.")
-    ] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option("--token", help="Who asks has to send it; better in PROTOKV_TOKEN than on a command line."),
-    ] = None,
-    waiting: Annotated[int, typer.Option("--waiting", min=1, help="Questions at once, at the most.")] = 16,
-    answer_time: Annotated[
-        str, typer.Option("--answer-time", metavar="TIME", help="For an answer, the waiting included.")
-    ] = "2m",
+    states: States,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
+    waiting: Waiting = 16,
+    answer_time: AnswerTime = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
     device: options.Device = "auto",
@@ -38,8 +43,8 @@ def serve(
 ) -> None:
     """Answer questions over the web from the states of a folder; the name of a state is the model.
 
-    The model is loaded once, states are only read, and the last commit of each answers while ingest writes it.
-    Needs `pip install 'protokv[serve]'`.
+    The model is loaded once. States are only read; while ingest writes a state, its last commit answers. Needs
+    `pip install 'protokv[serve]'`.
 
     \b
     Examples:
@@ -55,23 +60,24 @@ def serve(
         try:
             import uvicorn
 
-            from protokv.serve import Limits, States, build_app
+            from protokv import serve as server
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import EMBEDDED, load_backbone
         from protokv.fleet.ask import load_backbone_for
 
-        if found := _found(states):
-            backbone = load_backbone_for(found, model, revision, device=device, device_map=device_map)
+        placement: dict[str, Any] = {"revision": revision, "device": device, "device_map": device_map}
+        if found := _find_states(states):
+            backbone = load_backbone_for(found, model, **placement)
         else:
-            backbone = load_backbone(model or EMBEDDED, revision=revision, device=device, device_map=device_map)
-        limits = Limits(waiting=waiting, answer_s=parse_duration(answer_time))
-        app = build_app(States(states, backbone), token=token, limits=limits)
+            backbone = load_backbone(model or EMBEDDED, **placement)
+        limits = server.Limits(waiting=waiting, answer_s=parse_duration(answer_time))
+        app = server.build_app(server.States(states, backbone), token=token, limits=limits)
         out.note(f"states of {states} on http://{host}:{port}/v1")
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
-def _found(folder: Path) -> list[str]:
+def _find_states(folder: Path) -> list[str]:
     from protokv.fleet.plan import find_states
 
     try:

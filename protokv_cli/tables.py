@@ -1,18 +1,57 @@
-"""Numbers and rows for people: bytes, times, and two kinds of rich tables."""
+"""Text for people and programs: printable text, numbers, times, two kinds of rich tables, JSON lines.
+
+A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
+writing. Every text that this program writes passes `printable` or `json_text`: it is shown, never obeyed. Characters
+that are not printable are written as their escapes, `\\x1b`.
+"""
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from protokv_cli.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Formats that join letters in Persian, Indic scripts and emoji, and direct nothing.
+_JOINERS = frozenset("\u200c\u200d")
+_LINES = frozenset("\n\t")
+
+
+def printable(text: object, *, lines: bool = False) -> str:
+    """Return `str(text)` without control, format, private and unpaired characters.
+
+    Args:
+        text: anything.
+        lines: keep line feeds and tabs.
+    """
+    found = str(text)
+    if found.isascii() and found.isprintable():
+        return found
+    return "".join(c if _is_shown(c) or (lines and c in _LINES) else _escape(c) for c in found)
+
+
+def json_text(value: Any) -> str:
+    """Return JSON on one line; characters that are not printable become `\\uXXXX`."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if _is_shown(c) else json.dumps(c)[1:-1] for c in text)
+
+
+def _is_shown(c: str) -> bool:
+    # Python calls every space but " " unprintable.
+    return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape", "surrogatepass").decode("ascii")
+
 
 def bytes_text(n: float) -> str:
-    """`1.5 MiB`."""
+    """Return a size such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -21,7 +60,7 @@ def bytes_text(n: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """`0:12.5`, `10:00`, `1:02:03`, to the tenth of a second; `--at` and every other option of a time reads it."""
+    """Return a time such as `0:12.5`, `10:00` or `1:02:03`; every option that takes a time reads it back."""
     tenths = round(seconds * 10)
     whole, tenth = divmod(tenths, 10)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
@@ -30,12 +69,12 @@ def time_text(seconds: float) -> str:
 
 
 def count_text(n: int, what: str) -> str:
-    """`1 step`, `12,000 steps`."""
+    """Return a count such as `1 step` or `12,000 steps`."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
-    """A table of names and values without rules."""
+    """Return a table of names and values without rules."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
@@ -47,7 +86,7 @@ def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
 
 
 def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
-    """A table with a header; every column but the first is a number and stands to the right."""
+    """Return a table with a header; every column but the first is aligned to the right."""
     from rich.table import Table
 
     table = Table(box=None, header_style="cyan")
@@ -59,7 +98,7 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "")
 
 
 def _titled(title: str, table: RenderableType) -> RenderableType:
-    """The title on a line of its own: a table's own title is wrapped to the width of the table."""
+    # A rich table wraps its own title to the width of the table.
     from rich.console import Group
     from rich.text import Text
 

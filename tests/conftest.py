@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.video import isolated as process
+from protokv.video import open_source
 from tests.backbones.tiny import write_qwen2_5_vl
 
 settings.register_profile(
@@ -32,7 +31,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers, for whole rooms only: each takes seconds to begin. None where one process must do what is asked."""
     option = config.option
-    alone = option.benchmark_enable or option.usepdb or option.capture == "no"
+    alone = option.usepdb or option.capture == "no"
     files = all("::" in name or Path(name).is_file() for name in config.args)
     return 0 if alone or files else min(2, os.cpu_count() or 1)
 
@@ -43,21 +42,10 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def start_decoder() -> Iterator[Callable[[], object]]:
-    from tests.warmed import Warmed
-
-    with Warmed("decoder") as nursery:
-        yield nursery.start_decoder
-
-
-if hasattr(os, "fork"):
-
-    @pytest.fixture(autouse=True)
-    def _decoders_are_forked(start_decoder: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ingesting in this process starts no interpreter for each video; in `tests/video` and in programs it does."""
-        begin = process.start_process
-        monkeypatch.setattr(process, "start_process", lambda pipes: begin(pipes) if pipes else start_decoder())
+@pytest.fixture(autouse=True)
+def decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no decoding process for a file; `tests/video` and programs that tests start do."""
+    monkeypatch.setattr("protokv.video.isolated.IsolatedSource", open_source)
 
 
 @pytest.fixture(scope="session")

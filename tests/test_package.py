@@ -15,6 +15,9 @@ from hatchling.builders.wheel import WheelBuilder
 import protokv
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    path for place in ("*.md", "docs/**/*.md", "samples/**/*.md", "protokv/**/*.md") for path in ROOT.glob(place)
+)
 
 
 def test_the_public_names_are_these() -> None:
@@ -111,3 +114,14 @@ def imported_packages(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
     return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        assert "://" in target or (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900

@@ -1,12 +1,8 @@
-"""What the families of transformers have in common: the language model behind a chat prompt.
+"""What families of transformers share: the language model behind a chat prompt.
 
-Owns `Adapter`, which a family completes with its vision tower and its positions, and the error for an internal of
-transformers that has moved. Knows no family and no pixels.
-
-The model's own chat template, cut where the video stands: the prefix before it and the suffix after it.
-
-The prefix is forwarded once and kept as the sink of every memory; the suffix carries the question. A control token in
-a question would end the turn early, so a question that contains one is refused. Knows tokenizers, not models.
+`Adapter` runs the language model; a family adds its vision tower and positions. `ChatPrompt` is the model's own chat
+template, cut at the video: the prefix before it is forwarded once and kept as the sink of every memory, the suffix
+behind it carries the question. A control token in a question would end the turn early, so such a question is refused.
 """
 
 from __future__ import annotations
@@ -29,8 +25,8 @@ from protokv.errors import ConfigError, ModelError
 class Adapter(Backbone):
     """A model of transformers whose text runs through `model.model.language_model` and `model.lm_head`.
 
-    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `embed_step` and
-    `step_positions`.
+    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `prepare`,
+    `embed_steps` and `step_positions`.
     """
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
@@ -46,7 +42,7 @@ class Adapter(Backbone):
             self._embedding = self._text.embed_tokens
         config = model.config.text_config
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            # Attention over a memory has no mask, so a layer cannot be held to a window.
+            # Attention over a memory has no mask that could hold a layer to a window.
             raise ModelError(
                 "some of its layers attend within a window only, which is not supported",
                 hint="use a checkpoint whose config has use_sliding_window: false",
@@ -56,7 +52,7 @@ class Adapter(Backbone):
         self.kv_heads = config.num_key_value_heads
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_position = getattr(config, "max_position_embeddings", None)
-        # Of a quantised model too: embeddings are not quantised.
+        # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
         text = "model.language_model"
         spread = find_devices(model, [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in range(self.layers))])
@@ -68,20 +64,20 @@ class Adapter(Backbone):
 
     @property
     def prefix_ids(self) -> list[int]:
-        """Token ids in front of the video."""
+        """Return the token ids in front of the video."""
         return self._prompt.prefix_ids
 
     def suffix_ids(self, question: str) -> list[int]:
-        """Token ids behind the video."""
+        """Return the token ids behind the video."""
         return self._prompt.suffix_ids(question)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of generated ids, without special tokens."""
+        """Return the text of generated ids without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def unknown_words(self, question: str) -> list[str]:
-        """Words that a word-level tokenizer maps to its unknown token, once each; byte-level tokenizers have none."""
+        """Return the words that a word-level tokenizer does not know, once each; byte-level tokenizers know all."""
         unknown = self._tokenizer.unk_token_id
         if unknown is None:
             return []
@@ -90,19 +86,19 @@ class Adapter(Backbone):
         return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """`[n, E]`."""
+        """Return `[n, E]`."""
         embeddings: Tensor = self._embedding(torch.tensor(ids, device=self.device))
         return embeddings
 
     def embed_token(self, token: Tensor) -> Tensor:
-        """`[1, E]`."""
+        """Return `[1, E]`."""
         embedding: Tensor = self._embedding(token)
         return embedding
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's own angles; with several components, M-RoPE gives each frequency band its own.
+        """Return the model's own angles, on the device of the positions.
 
-        On the device of the positions, wherever the model is.
+        With several components, M-RoPE assigns one to each frequency band.
         """
         flat = self._position_ids(positions.reshape(-1, self.position_components)).to(self.device)
         cos, sin = self._rotary(torch.zeros((), device=self.device), flat)
@@ -118,7 +114,7 @@ class Adapter(Backbone):
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        """`[T, E]` through the language model."""
+        """Run `[T, E]` through the language model."""
         output = self._text(
             inputs_embeds=embeddings[None],
             position_ids=self._position_ids(positions),
@@ -131,25 +127,25 @@ class Adapter(Backbone):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., vocabulary]` float32."""
+        """Return `[..., vocabulary]` float32."""
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
-        """Further arguments of a family's language model while steps are forwarded."""
+        """Return further arguments of a family's language model while steps are forwarded."""
         return {}
 
     def _position_ids(self, positions: Tensor) -> Tensor:
-        """`[T, P]` as transformers takes them: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
+        """Return positions `[T, P]` in transformers' shape: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
         return positions.T if self.position_components == 1 else positions.T[:, None]
 
 
 @contextmanager
 def guard_internals(model: Any) -> Iterator[None]:
-    """Turn an attribute that transformers has moved into a clear error.
+    """Raise a clear error if transformers has moved an attribute.
 
     Raises:
-        ModelError: one of them is no longer there.
+        ModelError: an attribute is no longer there.
     """
     try:
         yield
@@ -167,15 +163,15 @@ class ChatPrompt:
     """Prefix and suffix of a one-turn conversation about one video."""
 
     def __init__(self, tokenizer: Any, video_token: str, template: str | None = None) -> None:
-        """Render the template once.
+        """Render the template and cut it.
 
         Args:
             tokenizer: a transformers tokenizer.
-            video_token: the placeholder that the template puts where the video goes.
-            template: the template's text where the tokenizer does not carry one.
+            video_token: the template's placeholder for the video.
+            template: the template's text; None: the tokenizer carries it.
 
         Raises:
-            ModelError: the template does not show a video and a question in this order.
+            ModelError: the template does not show a video and then a question.
         """
         content = [{"type": "video"}, {"type": "text", "text": _QUESTION}]
         text = tokenizer.apply_chat_template(
@@ -192,14 +188,14 @@ class ChatPrompt:
                 hint="use the instruction-tuned variant of the model",
             )
         self._tokenizer = tokenizer
-        # Those that have a role in the tokenizer, and those that were only added to it, such as image placeholders.
+        # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})
         self._opening, self._closing = opening, closing
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
     def suffix_ids(self, question: str) -> list[int]:
-        """Token ids after the video.
+        """Return the token ids behind the video.
 
         Raises:
             ConfigError: the question is empty or spells a control token.
@@ -211,7 +207,7 @@ class ChatPrompt:
 
 
 def check_question(question: str, control: Iterable[str]) -> None:
-    """Refuse a question without text, or one that spells a control token. ConfigError."""
+    """Refuse an empty question, or one that spells a control token. ConfigError."""
     if not question.strip():
         raise ConfigError("the question is empty", hint="ask something, for example: What shape appeared first?")
     for token in control:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.placement import Placement
+from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context, EmptyContext
 from protokv.core.records import BackboneIdentity, StreamClock

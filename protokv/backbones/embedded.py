@@ -1,8 +1,8 @@
 """The embedded model as a backbone, without transformers: `protokv.mini.network` behind the interface.
 
-What transformers makes of the same folder is `QwenVL`, and the tests hold the two together: positions, prompt and
-keys are equal, what the vision tower sees is equal up to the order of sums. Spread over devices or quantised, the
-folder is loaded there.
+`QwenVL` runs the same folder with transformers, and the tests hold the two together: positions, prompt and keys are
+equal, the output of the vision tower is equal up to the order of sums. A model that is spread over devices or quantised
+is loaded there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from protokv.backbones.adapter import check_question
 from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.backbones.identity import digest_weights, read_json
+from protokv.backbones.files import digest_weights, read_json
+from protokv.backbones.loading import Placement
 from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
-from protokv.backbones.placement import Placement
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity, StreamClock
-from protokv.mini.network import LanguageModel, VisionTower
+from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY = "identity.json"
 
@@ -47,15 +47,15 @@ class Embedded(Backbone):
         """Build the network.
 
         Args:
-            config: of the checkpoint.
-            weights: all of them, on one device and in one dtype.
-            tokenizer: of the checkpoint.
+            config: `config.json` of the checkpoint.
+            weights: all weights by name, on one device and in one dtype.
+            tokenizer: the checkpoint's tokenizer.
             pixels: how frames are prepared.
-            identity: which model this is.
+            identity: the model's identity.
         """
         text = config["text_config"]
-        self._see = VisionTower(config["vision_config"], _part(weights, "visual."))
-        self._language = LanguageModel(text, _part(weights, "model."))
+        self._vision = VisionTower(config["vision_config"], select_prefix(weights, "visual."))
+        self._language = LanguageModel(text, select_prefix(weights, "model."))
         self._tokenizer, self._pixels, self.identity = tokenizer, pixels, identity
         self.dtype, self.device = self._language.embedding.dtype, self._language.embedding.device
         self.layers: int = text["num_hidden_layers"]
@@ -65,17 +65,17 @@ class Embedded(Backbone):
         self.stop_ids = frozenset({text["eos_token_id"]})
         self.frames_per_step = pixels.temporal_patch_size
         self.default_fps = float(config["protokv_fps"])
-        # The second of four, unless the model says otherwise: see `samples/evidence/`.
+        # By default the second layer: see `samples/studies/evidence/`.
         self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = pixels.settings(self.default_fps)
-        # What the chat template writes around a video and a question.
         self._control = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+        # The chat template's text in front of the video.
         self._prefix = self._encode("<|im_start|>user\n<|vision_start|>")
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
-        """Load the folder of the embedded model, whose config is the plain `config.json`."""
+        """Load a folder of an embedded model; `config` is its plain `config.json`."""
         folder = Path(path)
         weights = load_file(folder / "model.safetensors")
         identity = cls.identify(path, name, config, placement)
@@ -89,7 +89,7 @@ class Embedded(Backbone):
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-        """The identity of the folder of the embedded model."""
+        """Identify a folder of an embedded model."""
         return BackboneIdentity(
             name=name,
             family=config["model_type"],
@@ -100,58 +100,58 @@ class Embedded(Backbone):
 
     @property
     def prefix_ids(self) -> list[int]:
-        """Token ids in front of the video."""
+        """Return the token ids in front of the video."""
         return self._prefix
 
     def suffix_ids(self, question: str) -> list[int]:
-        """Token ids behind the video."""
+        """Return the token ids behind the video."""
         check_question(question, self._control)
         return self._encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def decode(self, ids: list[int]) -> str:
-        """Text of generated ids, without special tokens."""
+        """Return the text of generated ids without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def unknown_words(self, question: str) -> list[str]:
-        """Words outside the vocabulary, once each, in lower case."""
+        """Return the words outside the vocabulary, once each, in lower case."""
         unknown = self._tokenizer.token_to_id("<unk>")
         found = self._tokenizer.encode(question, add_special_tokens=False)
         pairs = zip(found.ids, found.offsets, strict=True)
         return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """`[n, E]`."""
+        """Return `[n, E]`."""
         return self.embed_token(torch.tensor(ids, device=self.device))
 
     def embed_token(self, token: Tensor) -> Tensor:
-        """`[1, E]`."""
+        """Return `[1, E]`."""
         return torch.nn.functional.embedding(token, self._language.embedding)
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Patches of two frames, `[n, pixels]` float32."""
+        """Cut two frames into patches, `[n, pixels]` float32."""
         check_images(images, self.frames_per_step)
         return PreparedStep(*patchify(images, self._pixels))
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Steps of one grid go through the vision tower together."""
+        """Run steps of one grid through the vision tower together, others one by one."""
         if len({step.grid for step in steps}) > 1:
             return [tokens for step in steps for tokens in self.embed_steps([step], [0.0])]
         patches = torch.stack([step.pixels for step in steps]).to(self.device, self.dtype)
-        return [StepTokens(seen, steps[0].grid) for seen in self._see(patches, steps[0].grid)]
+        return [StepTokens(seen, steps[0].grid) for seen in self._vision(patches, steps[0].grid)]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """(t, h, w) of every token: time since the start, row, column, each from `origin`."""
+        """Return (t, h, w) of every token: time since the start, row, column, each from `origin`."""
         return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """The first component is time."""
+        """Return stream times from the first component, which is time."""
         return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The angles of M-RoPE, on the device of the positions."""
+        """Return the angles of M-RoPE on the device of the positions."""
         return self._language.angles(positions)
 
     def forward(
@@ -163,17 +163,13 @@ class Embedded(Backbone):
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        """`[T, E]` through the language model."""
+        """Run `[T, E]` through the language model."""
         return self._language(embeddings, positions, context, tail)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., vocabulary]` float32."""
+        """Return `[..., vocabulary]` float32."""
         return self._language.logits(hidden)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-
-
-def _part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}

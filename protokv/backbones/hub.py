@@ -1,11 +1,8 @@
-"""Models of the hub: their files in the local cache, downloaded there if need be.
+"""Models of the hub: download files, find them in the local cache, and word errors clearly. Knows no families.
 
-A hub that does not answer soon is taken as out of reach, and what is in the cache serves. The small files come first,
-so that a model which is not supported is refused before gigabytes are on their way. Knows no families.
-
-Models that were downloaded before: the folder of a hub model in the local cache. Opens no connection.
-
-One clear line for every error of transformers, the hub and torch that loading a model can raise.
+A hub that does not answer soon counts as out of reach, and the cache serves. The small files come first, so that an
+unsupported model is refused before gigabytes are downloaded. `translate_errors` turns every error that transformers,
+the hub or torch can raise while a model is loaded into one clear line.
 """
 
 from __future__ import annotations
@@ -17,40 +14,39 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones.identity import weight_files
+from protokv.backbones.files import weight_files
 from protokv.errors import ModelError
 
-# What a model is made of besides weights. No code, and no weights in other formats.
+# The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-# The hub's own wait is 10 s a request, five times over.
+# The hub's own client waits 10 s a request, five times.
 PATIENCE_S = 3.0
 
-Before = Callable[[], None]
-_shows: ContextVar[Before | None] = ContextVar("shows_downloads", default=None)
+_before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", default=None)
 
 
 @contextmanager
-def showing_downloads(before: Before) -> Iterator[None]:
-    """Inside, the hub's bars are drawn on stderr while files are brought, and taken away afterwards.
+def showing_downloads(before: Callable[[], None]) -> Iterator[None]:
+    """Draw the hub's progress bars on stderr during downloads, and remove them afterwards.
 
-    Nothing is drawn unless it is asked for here.
+    Outside this block, nothing is drawn.
 
     Args:
         before: called before a bar is drawn.
     """
-    token = _shows.set(before)
+    token = _before_bar.set(before)
     try:
         yield
     finally:
-        _shows.reset(token)
+        _before_bar.reset(token)
 
 
 def fetch(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
-    """The folder of a hub model in the local cache, its files downloaded where they are not there yet.
+    """Return the folder of a hub model in the local cache; download the files that are missing there.
 
     Args:
         name: `owner/model`.
-        check: is given the folder with the small files, before weights are downloaded; raises to refuse it.
+        check: called with the folder of the small files before weights are downloaded; raises to refuse the model.
         revision: branch, tag or commit; None: the main branch.
 
     Raises:
@@ -58,38 +54,38 @@ def fetch(name: str, check: Callable[[Path], None], revision: str | None = None)
         huggingface_hub.errors.RepositoryNotFoundError: there is no such model, or it is private.
         huggingface_hub.errors.RevisionNotFoundError: it has no such branch, tag or commit.
         huggingface_hub.errors.LocalEntryNotFoundError: it is not in the cache and the hub cannot be reached.
-        ModelError: what `check` raises.
+        ModelError: raised by `check`.
     """
     from huggingface_hub import snapshot_download
 
-    with _quiet(), _bars(_shows.get()) as shown:
-        online = _reaches(name, revision)
+    with _quiet_hub(), _progress_bars(_before_bar.get()) as bars:
+        online = _is_reachable(name, revision)
 
-        def bring(patterns: list[str]) -> Path:
+        def download(patterns: list[str]) -> Path:
             found = snapshot_download(
-                name, revision=revision, allow_patterns=patterns, local_files_only=not online, tqdm_class=shown
+                name, revision=revision, allow_patterns=patterns, local_files_only=not online, tqdm_class=bars
             )
             return Path(str(found))
 
-        folder = bring(list(SMALL))
+        folder = download(list(SMALL))
         check(folder)
-        return bring(weight_files(str(folder)))
+        return download(weight_files(str(folder)))
 
 
 def require(name: str, revision: str | None = None) -> None:
-    """Refuse a model that is neither in the cache nor on a hub within reach; nothing is downloaded. Raises as `fetch`.
+    """Refuse a model that is neither in the cache nor on a reachable hub; nothing is downloaded. Raises as `fetch`.
 
-    It imports little, so that who misspells a name need not wait for torch.
+    It imports little: a misspelt name is refused without waiting for torch.
     """
     from huggingface_hub import errors
 
-    with _quiet():
-        if not _is_cached(name, revision) and not _reaches(name, revision):
+    with _quiet_hub():
+        if not _is_cached(name, revision) and not _is_reachable(name, revision):
             raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
 
 
-def _reaches(name: str, revision: str | None) -> bool:
-    """Whether the hub answers for this model. Raises its refusal, unless the model is in the cache already."""
+def _is_reachable(name: str, revision: str | None) -> bool:
+    """Return True if the hub answers for this model. Raise its refusal, unless the model is in the cache."""
     from huggingface_hub import HfApi, constants, errors
     from huggingface_hub.utils._validators import validate_repo_id
 
@@ -102,7 +98,7 @@ def _reaches(name: str, revision: str | None) -> bool:
         if not _is_cached(name, revision):
             raise
         return False
-    except Exception:  # what its HTTP library raises is no part of its interface
+    except Exception:  # the hub client may raise any error of its HTTP library
         return False
     return True
 
@@ -114,8 +110,8 @@ def _is_cached(name: str, revision: str | None) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The hub announces every attempt; what failed in the end is said in one line by who called."""
+def _quiet_hub() -> Iterator[None]:
+    """Silence the hub's retry log; the caller reports the failure."""
     from huggingface_hub.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -127,15 +123,15 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _bars(before: Before | None) -> Iterator[Any]:
-    """A class of bars that draws nothing where `before` is None, and else leaves nothing behind."""
+def _progress_bars(before: Callable[[], None] | None) -> Iterator[Any]:
+    """Yield a class of progress bars that draws nothing if `before` is None, and leaves nothing behind."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    made: list[Any] = []
+    opened: list[Any] = []
 
     class Bars(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            made.append(self)
+            opened.append(self)
             if before is None:
                 options["disable"] = True
             else:
@@ -145,22 +141,22 @@ def _bars(before: Before | None) -> Iterator[Any]:
     try:
         yield Bars
     finally:
-        # The hub leaves some of its own open.
-        for bar in reversed(made):
+        # The hub leaves some bars open.
+        for bar in reversed(opened):
             bar.close()
 
 
-# One owner and one model: what could be a path (`.`, `..`, `~`, an absolute one) does not match.
+# One owner and one model. Nothing that could be a path (`.`, `..`, `~`, an absolute path) matches.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cached_folder(name: str, revision: str | None = None) -> Path | None:
-    """Where the files of a hub model are in the local cache; None where it is not there or the name is none.
+    """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection.
 
     Args:
         name: `owner/model`.
-        revision: branch, tag or commit, which is no path; None: the main branch.
+        revision: branch, tag or commit, not a path; None: the main branch.
     """
     if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
         return None
@@ -175,18 +171,18 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
 
 
 def commit_of(folder: str | Path) -> str | None:
-    """The commit that a folder of the cache holds; None of any other folder."""
+    """Return the commit that a folder of the cache holds; None for any other folder."""
     folder = Path(folder)
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
-# Parts of the messages of allocators, on the host and on devices.
+# Parts of the messages of allocators on hosts and devices.
 _NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence its progress bars and advice."""
+    """Silence the progress bars and the advice of transformers."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -205,7 +201,7 @@ def translate_errors(name: str) -> Iterator[None]:
     """Turn errors of transformers, the hub and torch into one clear line each.
 
     Raises:
-        ModelError: whatever went wrong.
+        ModelError: naming the model and the cause.
     """
     from huggingface_hub import errors as hub
     from safetensors import SafetensorError
@@ -231,14 +227,14 @@ def translate_errors(name: str) -> Iterator[None]:
 
 
 def _explain(error: Exception) -> tuple[str, str]:
-    """What went wrong and what to do about it."""
+    """Return a message and a hint for an error."""
     from huggingface_hub import errors as hub
 
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     text = str(error).strip()
-    # Of torch, whose own kind of it has this name; a model that is not there is refused without it.
+    # By its name, because torch may not be imported yet.
     no_room = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if no_room or any(part in text.lower() for part in _NO_ROOM):
         return (

@@ -1,14 +1,19 @@
 """LLaVA-OneVision as a backbone: one frame per step, RoPE, a newline embedding behind the whole video.
 
-The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling)
-and the embedding `model.image_newline`. transformers puts that embedding once, behind all frames of a video. A stream
-has no end, so here it begins the suffix of every question: the model reads it in the same place, no memory holds it.
+The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling) and
+the embedding `model.image_newline`. transformers appends that embedding once, behind all frames of a video. A stream
+has no end, so here it begins the suffix of every question: the model reads it in the same place; no memory holds it.
+
+Like transformers' video processor, which needs torchvision, frames are resized to one size without regard to the aspect
+ratio, rescaled and normalised. The tests compare with transformers' PIL image processors, byte for byte. torch's
+bicubic kernel does not round to bytes between its two passes as PIL does: it differs by a level or two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +22,72 @@ from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.loading import identify, load_model, load_tokenizer, read_video_processor
-from protokv.backbones.pixels import FrameConfig, check_images, normalise
-from protokv.backbones.placement import Placement
+from protokv.backbones.files import read_video_processor
+from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
+from protokv.backbones.pixels import check_images, resize
 from protokv.core.records import BackboneIdentity
 from protokv.errors import ModelError
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5
-# Stands for the newline among token ids; no vocabulary has it, so no generated token can be mistaken for it.
+# Stands for the newline among token ids; no vocabulary has this id.
 NEWLINE = -1
+# Only these preprocessing steps are implemented; a file that asks for others is refused.
+_STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameConfig:
+    """How frames are prepared; the defaults are those of transformers' video processor.
+
+    Attributes:
+        height, width: pixels of a resized frame.
+        mean, std: per channel, for values in [0, 1].
+        rescale: the factor that scales bytes to [0, 1].
+        resample: PIL's number of the resampling filter.
+    """
+
+    height: int = 384
+    width: int = 384
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    rescale: float = 1 / 255
+    resample: int = 3
+
+    @classmethod
+    def from_files(cls, raw: dict[str, Any]) -> FrameConfig:
+        """Read the dictionary of a preprocessor file.
+
+        Raises:
+            ModelError: it asks for anything but frames of one size, rescaled and normalised.
+        """
+        default = cls()
+        size = raw.get("size") or {"height": default.height, "width": default.width}
+        if not {"height", "width"} <= size.keys():
+            raise ModelError(f"the video processor asks for frames of {size}, expected a height and a width")
+        for name, value in _STEPS.items():
+            if raw.get(name) not in (None, value):
+                raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
+        return cls(
+            height=size["height"],
+            width=size["width"],
+            mean=tuple(raw.get("image_mean", default.mean)),
+            std=tuple(raw.get("image_std", default.std)),
+            rescale=raw.get("rescale_factor", default.rescale),
+            resample=raw.get("resample", default.resample),
+        )
+
+
+def normalise(images: np.ndarray[Any, np.dtype[np.uint8]], config: FrameConfig) -> Tensor:
+    """Resize and normalise RGB frames `[F, height, width, 3]` uint8 of any size.
+
+    Returns:
+        `[F, 3, config.height, config.width]` float32.
+    """
+    resized = np.stack([resize(image, config.height, config.width, config.resample) for image in images])
+    pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() * config.rescale
+    mean, std = (torch.tensor(v)[:, None, None] for v in (config.mean, config.std))
+    return (pixels - mean) / std
 
 
 class LlavaOnevision(Adapter):
@@ -56,7 +117,7 @@ class LlavaOnevision(Adapter):
                 hint="use the preprocessor files that belong to the model",
             )
         self._frames = frames
-        # Pooling halves the grid of patches, rounding up: 27 becomes 14.
+        # Pooling halves the grid of patches and rounds up: 27 becomes 14.
         side = math.ceil(vision.image_size // vision.patch_size / 2)
         self._grid = (side, side)
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
@@ -64,7 +125,7 @@ class LlavaOnevision(Adapter):
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:
-        """Load weights, tokenizer, chat template and preprocessing of a folder or hub name."""
+        """Load weights, tokenizer, chat template and preprocessing of a folder."""
         from transformers import LlavaOnevisionForConditionalGeneration
 
         model = load_model(LlavaOnevisionForConditionalGeneration, path, placement)
@@ -74,30 +135,30 @@ class LlavaOnevision(Adapter):
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def suffix_ids(self, question: str) -> list[int]:
-        """The newline behind the video (`NEWLINE`), and the chat prompt after it."""
+        """Return the newline behind the video (`NEWLINE`) and the chat prompt after it."""
         return [NEWLINE, *super().suffix_ids(question)]
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """`[n, E]`, with the model's newline embedding for `NEWLINE`."""
+        """Return `[n, E]`, with the model's newline embedding for `NEWLINE`."""
         embeddings = super().embed_text([max(token, 0) for token in ids])
         newline = torch.tensor(ids, device=self.device) == NEWLINE
         return torch.where(newline[:, None], self._newline.to(self.device), embeddings)
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """One frame, `[1, 3, height, width]`."""
+        """Prepare one frame, `[1, 3, height, width]`."""
         check_images(images, self.frames_per_step)
         return PreparedStep(normalise(images, self._frames), self._grid)
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Frames through vision tower, projector and pooling, where they do not see each other."""
+        """Run frames through vision tower, projector and pooling; they do not see each other there."""
         pixels = torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
-        # The last of them is the newline.
+        # The last feature is the newline.
         features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
         return [StepTokens(one, self._grid) for one in features.chunk(len(steps))]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """One position per token, in raster order, behind everything before it."""
+        """Return one position per token, in raster order, from `start` on."""
         T = len(tokens.embeddings)
         return StepPositions(self.text_positions(start, T), (start + T - 1,))

@@ -1,37 +1,115 @@
-"""Weights, tokenizer and identity of a model folder or hub name, from files that are checked before they are read.
+"""Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows no family.
 
-Only safetensors files are read, no code of a checkpoint is run, and an incomplete checkpoint is refused, where
-transformers would fill in random weights and warn. Knows no family.
-
-What transformers' processors leave beside a model: the preprocessing of video and the chat template.
-
-Both have had several file names; the order here is that of transformers. Knows no family and no arithmetic.
+No code of a checkpoint is run. `files` checks the weights before transformers reads them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from protokv.backbones.files import check_weights, digest_weights, hash_config, read_template
 from protokv.backbones.hub import commit_of
-from protokv.backbones.identity import digest_weights, find_file, hash_config, read_json
-from protokv.backbones.placement import Placement
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
-from protokv.errors import ModelError
+from protokv.errors import ConfigError, ModelError
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+DEVICES: Final = ("auto", "cpu", "cuda", "mps")
+DEVICE_MAPS: Final = ("auto", "balanced")
+QUANTIZATIONS: Final = ("4bit", "8bit")
+_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how a family loads its model.
+
+    Attributes:
+        dtype: of weights, keys and values; a quantised model computes in it.
+        device: of the model, or of the parts that `device_map` does not place.
+        device_map: how layers are spread over several devices; None: they are not.
+        quantization: of the weights, by bitsandbytes; None: none.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    device_map: str | None = None
+    quantization: str | None = None
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name in a state: `bfloat16`, or `bfloat16+4bit`: quantised weights give other keys and values."""
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}+{self.quantization}" if self.quantization else name
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """A placement as a user writes it, with every name checked; see `load_backbone`."""
+
+    device: torch.device
+    dtype: str
+    device_map: str | None
+    quantization: str | None
+
+    @classmethod
+    def of(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
+        """Check the names.
+
+        Raises:
+            ConfigError: one of them does not exist here, or two contradict each other.
+        """
+        plain, _, in_dtype = dtype.partition("+")
+        if in_dtype and quantization not in (None, in_dtype):
+            raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
+        quantization = in_dtype or quantization
+        if plain not in DTYPES or (in_dtype and plain == "auto"):
+            raise ConfigError(f"there is no dtype {dtype!r}", hint=f"use one of {', '.join(DTYPES)}")
+        for what, value, known in (
+            ("quantization", quantization, QUANTIZATIONS),
+            ("device map", device_map, DEVICE_MAPS),
+        ):
+            if value not in (None, *known):
+                raise ConfigError(f"there is no {what} {value!r}", hint=f"use one of {', '.join(known)}")
+        if device_map is not None and device != "auto":
+            raise ConfigError(
+                f"device map {device_map} chooses the devices, and so does device {device}", hint="use one of the two"
+            )
+        return cls(_find_device(device), plain, device_map, quantization)
+
+    def placement(self, own_dtype: torch.dtype | None) -> Placement:
+        """Return the placement of a model whose checkpoint has `own_dtype`; None: it does not say."""
+        if self.dtype != "auto":
+            dtype = getattr(torch, self.dtype)
+        else:
+            dtype = torch.float32 if self.device.type == "cpu" else (own_dtype or torch.bfloat16)
+        return Placement(dtype, self.device, self.device_map, self.quantization)
+
+
+def _find_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind, colon, number = name.partition(":")
+    if kind not in DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise ConfigError(f"there is no device {name!r}", hint=f"use one of {', '.join(DEVICES)} or cuda:N")
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
+    if not available:
+        raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name} is not available: this machine has {torch.cuda.device_count()}, counted from cuda:0"
+        )
+    return torch.device(name)
 
 
 def load_model(kind: Any, path: str, placement: Placement) -> Any:
-    """A model of transformers class `kind` for inference: text with this package's attention, vision with sdpa.
+    """Load a model of transformers class `kind` for inference: text with this package's attention, vision with sdpa.
 
     Raises:
         ModelError: files are missing, damaged or pickles, tensors are missing in them, or a package that the placement
@@ -41,9 +119,9 @@ def load_model(kind: Any, path: str, placement: Placement) -> Any:
     check_weights(path)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _bits_and_bytes(placement)
+        settings["quantization_config"] = _quantization_config(placement)
     if placement.device_map is not None or placement.quantization is not None:
-        _require("accelerate", 'pip install "protokv[accelerate]"', f"loading it {_describe(placement)}")
+        _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
@@ -59,21 +137,41 @@ def load_model(kind: Any, path: str, placement: Placement) -> Any:
             f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}",
             hint="download the model again; a checkpoint of another architecture needs its own config.json",
         )
-    # A checkpoint may be quantised without being asked to; such a model is where it belongs already.
+    # A checkpoint may be quantised already; transformers has placed such a model.
     if not settings and getattr(model, "hf_quantizer", None) is None:
         model.to(placement.device)
     return model.eval().requires_grad_(False)
 
 
+def _quantization_config(placement: Placement) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    _require_package("bitsandbytes", "pip install bitsandbytes", placement)
+    if placement.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype)
+
+
+def _require_package(package: str, install: str, placement: Placement) -> None:
+    if _is_installed(package):
+        return
+    how = f"in {placement.quantization}" if placement.quantization else f"with the device map {placement.device_map}"
+    raise ModelError(f"loading it {how} needs the package {package}, which is not installed", hint=install)
+
+
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
 def load_tokenizer(path: str) -> tuple[Any, str]:
-    """The tokenizer and the chat template of a model.
+    """Load the tokenizer and the chat template of a model.
 
     Raises:
-        ModelError: there is none of one or the other.
+        ModelError: one of them is missing.
     """
     from transformers import AutoTokenizer
 
-    if not any(find_file(path, filename) for filename in _TOKENIZERS):
+    if not any((Path(path) / name).is_file() for name in _TOKENIZERS):
         raise ModelError(
             f"there is no tokenizer in {path}: expected one of {', '.join(_TOKENIZERS)}",
             hint="copy the tokenizer files of the model there",
@@ -89,97 +187,16 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
 
 
 def identify(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-    """Identify the model in the folder `path`, which the user calls `name`, in the dtype it is loaded in."""
+    """Identify the model in the folder `path`, which the user calls `name`, in the dtype of the placement."""
     return BackboneIdentity(
         name=name,
         family=config.model_type,
         config_hash=hash_config(config.to_dict()),
         weights_digest=digest_weights(path),
         dtype=placement.dtype_name,
-        # A folder that the user names is what it is, whatever it is called.
+        # A folder that the user names has no revision, even if its name looks like a commit.
         revision=None if path == name else commit_of(path),
     )
-
-
-def check_weights(path: str) -> None:
-    """Refuse a folder whose weights are missing, incomplete or pickles; a hub name is left to the hub.
-
-    Raises:
-        ModelError: naming the file.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    if (folder / WEIGHTS).is_file():
-        shards = [WEIGHTS]
-    elif (folder / INDEX).is_file():
-        shards = _shards(path)
-    elif any((folder / pickle).is_file() for pickle in _PICKLES):
-        raise ModelError(
-            f"the weights in {path} are pickles ({_PICKLES[0]}), which can run code and are not read",
-            hint="convert them to safetensors, or use a checkpoint that has model.safetensors",
-        )
-    else:
-        raise ModelError(
-            f"there are no weights in {path}: expected {WEIGHTS}, or {INDEX} and its shards",
-            hint="download the model again",
-        )
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
-    if missing:
-        raise ModelError(
-            f"{len(missing)} of {len(shards)} weight files are missing in {path}, first of all {missing[0]}",
-            hint="download the model again",
-        )
-    for shard in shards:
-        _check_length(folder / shard)
-
-
-def _shards(path: str) -> list[str]:
-    weight_map = read_json(path, INDEX).get("weight_map")
-    names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
-    if not names or any(name != Path(name).name for name in names):
-        raise ModelError(f"{path}/{INDEX} does not name weight files of its folder", hint="download the model again")
-    return names
-
-
-def _check_length(file: Path) -> None:
-    """A safetensors file ends where the last of its tensors does."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
-            header = json.loads(stream.read(length) if 8 + length <= size else b"")
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-            whole, said = 8 + length + max(ends, default=0), ", its header says {}"
-        except (ValueError, AttributeError, LookupError, TypeError):
-            whole, said = -1, ""
-    if whole != size:
-        raise ModelError(
-            f"the weights file {file} is truncated or damaged: it has {size} bytes{said.format(whole)}",
-            hint="download the model again",
-        )
-
-
-def _bits_and_bytes(placement: Placement) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    _require("bitsandbytes", "pip install bitsandbytes", f"loading it {_describe(placement)}")
-    if placement.quantization == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype)
-
-
-def _describe(placement: Placement) -> str:
-    return f"in {placement.quantization}" if placement.quantization else f"with the device map {placement.device_map}"
-
-
-def _require(package: str, install: str, purpose: str) -> None:
-    if not _installed(package):
-        raise ModelError(f"{purpose} needs the package {package}, which is not installed", hint=install)
-
-
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
@@ -190,35 +207,10 @@ def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | Non
     placed: dict[str, Any] | None = getattr(model, "hf_device_map", None)
     if not placed or len(set(placed.values())) == 1:
         return None
-    main = next((place for place in placed.values() if place not in ("cpu", "disk")), "cpu")
+    main = next((device for device in placed.values() if device not in ("cpu", "disk")), "cpu")
     devices = []
     for module in modules:
         holders = [key for key in placed if key in ("", module) or module.startswith(f"{key}.")]
-        place = placed[max(holders, key=len)] if holders else main
-        devices.append(torch.device(main if place in ("cpu", "disk") else place))
+        device = placed[max(holders, key=len)] if holders else main
+        devices.append(torch.device(main if device in ("cpu", "disk") else device))
     return devices
-
-
-def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
-    """Settings of the video processor of a folder or hub name; empty where there are none.
-
-    Returns:
-        The settings without those that are null, and whether they were written for video: an older folder may have
-        those of still images only, which stand in for them.
-    """
-    nested = read_json(path, "processor_config.json").get("video_processor") or {}
-    of_video = nested or read_json(path, "video_preprocessor_config.json")
-    raw = of_video or read_json(path, "preprocessor_config.json")
-    return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
-
-
-def read_template(path: str) -> str | None:
-    """The chat template that a processor saved in its older form; None where the tokenizer carries the right one.
-
-    A tokenizer reads `chat_template.jinja` by itself, but not the older `chat_template.json`, and then may carry the
-    template of the text-only model that it was made from.
-    """
-    if find_file(path, "chat_template.jinja"):
-        return None
-    template: str | None = read_json(path, "chat_template.json").get("chat_template")
-    return template

@@ -1,20 +1,19 @@
-"""Qwen3-VL as a backbone: a step is announced by its time as text, and feeds the first layers of the language model.
+"""Qwen3-VL as a backbone: a step begins with its time as text, and feeds the first layers of the language model.
 
 A step is what transformers' processor writes for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
-The time is the mean over the patch's frames, and this text belongs to the step: a memory holds it like the rest, and
-the length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
-components, visual tokens stand at the next position plus their row and column, and what follows stands behind the
-highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens behind each of
-the first layers while their own step is forwarded; no other token is touched, so a stream is exactly the whole video.
+The time is the mean over the patch's frames. This text belongs to the step: a memory holds it like the rest, and the
+length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
+components, visual tokens stand at the next position plus their row and column, and later tokens stand behind the
+highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens behind each of the
+first layers while their own step is forwarded. No other token is touched, so a stream equals the whole video.
 
-The chat template puts a pair of vision tokens around the video, and the processor of the transformers versions that are
-supported keeps it around all patches; that of the first releases replaced it. Here it is kept: it ends the prefix and
-begins the suffix.
+The chat template puts a pair of vision tokens around the video; the supported versions of transformers keep it around
+all patches. Here it is kept, too: it ends the prefix and begins the suffix.
 
-What a stream cannot have: the processor bounds the pixels of all frames together, so that frames are smaller the longer
-a video is. A stream has no length, so each step is resized as the processor, with `cap_pixels_per_frame`, resizes a
-video of this step alone: at most 768 tokens per frame. A longer video has smaller frames there once all of them exceed
-the limit together (with the published files, from the 33rd full frame on).
+The processor bounds the pixels of all frames together, so frames are smaller the longer a video is. A stream has no
+length, so each step is resized as the processor, with `cap_pixels_per_frame`, resizes a video of this step alone: at
+most 768 tokens per frame. A longer video has smaller frames once all of them exceed the limit together (with the
+published files, from the 33rd full frame on).
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from typing import Any, ClassVar
 import torch
 
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.loading import read_video_processor
+from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 
-# Of the family's video processor, where a folder does not say.
+# Defaults of the family's video processor.
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 # Pixels of all frames of a video together, in the published files.
 TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
@@ -49,24 +48,25 @@ class Qwen3VL(QwenVL):
 
     @staticmethod
     def read_pixels(path: str) -> PixelConfig:
-        """How a folder or hub repository prepares video frames: its limits for a video of one step."""
+        """Read how a folder prepares video frames: its limits for a video of one step."""
         raw, of_video = read_video_processor(path)
         pixels = PixelConfig.from_files(PIXELS | {key: value for key, value in raw.items() if key != "size"})
         total = TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
         frames, token = pixels.temporal_patch_size, (pixels.patch_size * pixels.merge_size) ** 2
         cap = min(raw.get("max_video_tokens", MAX_VIDEO_TOKENS) * token, total["longest_edge"] // frames)
-        # The processor lets no cap come near its own lower limit.
+        # Like the processor, keep the cap above the lower limit.
         most = max(cap, int(total["shortest_edge"] * 1.05))
         return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most)
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Each step's time and its visual tokens between vision tokens, and what the first layers add to these."""
-        output, counts = self._see(steps), [prod(step.grid) for step in steps]
-        seen = output.pooler_output.to(self.device).split(counts)
+        """Return each step's time and visual tokens between vision tokens, and its features for the first layers."""
+        output = self._run_vision(steps)
+        counts = [prod(step.grid) for step in steps]
+        visual_tokens = output.pooler_output.to(self.device).split(counts)
         features = torch.split(torch.stack([one.to(self.device) for one in output.deepstack_features]), counts, dim=1)
         after = self.embed_text(self._encode("<|vision_end|>"))
         tokens = []
-        for step, time_s, own, deepstack in zip(steps, times_s, seen, features, strict=True):
+        for step, time_s, own, deepstack in zip(steps, times_s, visual_tokens, features, strict=True):
             before = self.embed_text(self._encode(f"<{time_s:.1f} seconds><|vision_start|>"))
             visual = slice(len(before), len(before) + len(own))
             tokens.append(StepTokens(torch.cat((before, own, after)), step.grid, visual, deepstack))
@@ -75,7 +75,7 @@ class Qwen3VL(QwenVL):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """One position per text token; visual tokens at the next one plus (0, row, column)."""
+        """Return one position per text token; visual tokens stand at the next position plus (0, row, column)."""
         assert tokens.visual is not None
         before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
         seen = start + before + cells(tokens.grid, 0, self.device)
@@ -86,7 +86,7 @@ class Qwen3VL(QwenVL):
         return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
-        """The mask of visual tokens, and the features added to them behind each of the first layers."""
+        """Return the mask of visual tokens, and the features added to them behind each of the first layers."""
         deepstack = [step.deepstack for step in steps if step.deepstack is not None]
         if not deepstack:
             return {}

@@ -1,8 +1,8 @@
 """Qwen2-VL and Qwen2.5-VL as backbones: M-RoPE positions, temporal patches of two frames, PIL preprocessing.
 
-Later Qwen-VL families share its vision tower `model.visual`, which takes flat patches and encodes each temporal patch
-by itself. Positions are always passed explicitly, because transformers' own index starts the text after a video inside
-the video's time span.
+The vision tower `model.visual`, shared by later Qwen-VL families, takes flat patches and encodes each temporal patch by
+itself. Positions are always passed explicitly: transformers' own index starts the text after a video inside the video's
+time span.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
-from protokv.backbones.loading import identify, load_model, load_tokenizer, read_video_processor
+from protokv.backbones.files import read_video_processor
+from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
-from protokv.backbones.placement import Placement
 from protokv.core.records import BackboneIdentity, StreamClock
 
 VIDEO_TOKEN = "<|video_pad|>"
@@ -57,12 +57,12 @@ class QwenVL(Adapter):
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
         self._pixels = pixels
         self.settings = pixels.settings(self.default_fps)
-        # Qwen2-VL counts temporal patches, Qwen2.5-VL counts time.
+        # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
         self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
-        """Load weights, tokenizer, chat template and preprocessing of a folder or hub name."""
+        """Load weights, tokenizer, chat template and preprocessing of a folder."""
         import transformers
 
         with guard_internals(transformers):
@@ -74,10 +74,10 @@ class QwenVL(Adapter):
 
     @staticmethod
     def read_pixels(path: str) -> PixelConfig:
-        """How a folder or hub repository prepares video frames.
+        """Read how a folder prepares video frames.
 
-        Where only an image preprocessor is there, its limits are those of still images (up to 12.8 million pixels): a
-        frame of a video is then held to the limit of the family's video processor, 768 tokens.
+        An image preprocessor has the limits of still images (up to 12.8 million pixels). Without a video processor,
+        frames are held to the limit of the family's video processor, 768 tokens.
         """
         raw, of_video = read_video_processor(path)
         pixels = PixelConfig.from_files(raw)
@@ -85,17 +85,18 @@ class QwenVL(Adapter):
         return replace(pixels, max_pixels=limit)
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Patches of one temporal patch of frames, `[n, pixels]`."""
+        """Cut one temporal patch of frames into patches `[n, pixels]`."""
         check_images(images, self.frames_per_step)
         return PreparedStep(*patchify(images, self._pixels))
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Temporal patches through the vision tower; it attends within each alone, so this is exact."""
-        seen, grids = self._see(steps).pooler_output.to(self.device), [step.grid for step in steps]
-        return [StepTokens(one, grid) for one, grid in zip(seen.split(list(map(prod, grids))), grids, strict=True)]
+        """Run temporal patches through the vision tower; it attends within each alone, so this is exact."""
+        tokens = self._run_vision(steps).pooler_output.to(self.device)
+        parts = tokens.split([prod(step.grid) for step in steps])
+        return [StepTokens(part, step.grid) for part, step in zip(parts, steps, strict=True)]
 
-    def _see(self, steps: Sequence[PreparedStep]) -> Any:
-        """What the vision tower makes of some steps, one behind the other."""
+    def _run_vision(self, steps: Sequence[PreparedStep]) -> Any:
+        """Return the output of the vision tower for some steps in order."""
         merge = self._pixels.merge_size
         sizes = [[1, rows * merge, columns * merge] for rows, columns in (step.grid for step in steps)]
         patches = steps[0].pixels if len(steps) == 1 else torch.cat([step.pixels for step in steps])
@@ -104,9 +105,9 @@ class QwenVL(Adapter):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """(t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
+        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
         return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """The first component is time."""
+        """Return stream times from the first component, which is time."""
         return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)

@@ -8,7 +8,7 @@ encoded behind the prompt prefix alone (`context`), and steps meet when a questi
 both are equal; with `recent_frames` of the same frames this is the source, because a question reads them anew.
 
 Encoding a step behind the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
-window. `samples/delay-study/` measures how near both come to the source.
+window. `samples/studies/delay/` measures how near both come to the source.
 
 With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, except for
 the temporal positions that sampling leaves out between two steps. With "stream", steps keep their stream positions.

@@ -19,11 +19,11 @@ BLOCKED_FROM: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig(PrototypeConfig):
-    """What keeps evidence longest by our own study (`samples/delay-study/`): the agglomerative bank, S = 1.
+    """What keeps evidence longest by our own study (`samples/studies/delay/`): the agglomerative bank, S = 1.
 
     What is distinct stays and what is redundant is merged (`protokv.durable.agglomerative`), so a brief
     cue that is not seen again, the very evidence that a late question is about, is the last thing to go. Residual
-    statistics are off: at no budget are they worth their bytes (`samples/harder-study/`).
+    statistics are off: at no budget are they worth their bytes (`samples/studies/harder/`).
 
     Attributes:
         rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
@@ -37,7 +37,7 @@ class DurableConfig(PrototypeConfig):
             and decodes it where it is read, in less than a quarter of the memory and for slower steps
             (`protokv.durable.quantized`). It goes without residuals and with S = 1. "auto" is 8 where it can be, in
             banks of fewer than `blocked_from` prototypes, which answer as well in a third of the bytes
-            (`samples/harder-study/`), and 32 in larger ones, where decoding takes longer than all else.
+            (`samples/studies/harder/`), and 32 in larger ones, where decoding takes longer than all else.
     """
 
     name: ClassVar[str] = "durable"

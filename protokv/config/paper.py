@@ -85,7 +85,7 @@ class ContinuityConfig(PaperConfig):
     """The paper's assignment, with what loses evidence taken out: S = 1, no idle decay.
 
     Faster to update than `durable`, and as good only for what came while slots were free: of content shown after two
-    minutes of distraction it answers .26 at 1/45 of the tokens, where `durable` answers .97 (`samples/delay-study/`).
+    minutes of distraction it answers .26 at 1/45 of the tokens, where `durable` answers .97 (`samples/studies/delay/`).
 
     Merging stays: two centres closer than its thresholds say one thing twice, and the slot that it frees is opened by
     the next evicted token. Recycling goes: it copies a token of the near window into that slot, which is then counted

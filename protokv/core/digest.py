@@ -1,9 +1,8 @@
 """Digests that tell whether a tensor or a header is what was saved.
 
 Tensors have an XXH3 digest of 128 bits, which is as fast as memory: it finds every accident, but it is no signature,
-and neither is the SHA-256 of the header. Whoever can write a state can write one whose digests are right. States of
-format 1 and 2 have SHA-256 throughout. A tensor's digest covers its dtype and shape besides its bytes, so that bytes
-cannot be read as something else.
+and neither is the SHA-256 of the header. Whoever can write a state can write one whose digests are right. A tensor's
+digest covers its dtype and shape besides its bytes, so that bytes cannot be read as something else.
 XXH3: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
 
@@ -53,9 +52,9 @@ def raw(tensor: Tensor) -> NDArray[np.uint8]:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8], version: int) -> str:
-    """Digest of a tensor given by the name of its dtype, its shape and its bytes, as a format version has it."""
-    digest = _begun(dtype, shape, version)
+def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> str:
+    """Return the digest of a tensor, given the name of its dtype, its shape and its bytes."""
+    digest = _begun(dtype, shape)
     digest.update(data.data)
     return str(digest.hexdigest())
 
@@ -67,19 +66,19 @@ def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
 
 
-def tensor_digests(tensors: Mapping[str, Tensor], version: int) -> dict[str, str]:
+def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Digests of contiguous CPU tensors by name; a few at a time."""
-    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), raw(one), version))
+    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), raw(one)))
 
 
-def copy_and_digest(tensors: Mapping[str, Tensor], version: int) -> dict[str, tuple[Tensor, str]]:
+def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:
     """Copy contiguous CPU tensors, and digest the copies while they are made; a few at a time.
 
     What was digested is what is returned, even if the source is a file that changes meanwhile.
     """
 
     def copy(tensor: Tensor) -> tuple[Tensor, str]:
-        made, digest = torch.empty_like(tensor), _begun(NAMES[tensor.dtype], tuple(tensor.shape), version)
+        made, digest = torch.empty_like(tensor), _begun(NAMES[tensor.dtype], tuple(tensor.shape))
         source, target = raw(tensor), raw(made)
         for begin in range(0, len(source), _PIECE_BYTES):
             piece = target[begin : begin + _PIECE_BYTES]
@@ -105,8 +104,8 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(document).encode()).hexdigest()
 
 
-def _begun(dtype: str, shape: tuple[int, ...], version: int) -> Any:
-    digest: Any = hashlib.sha256() if version < 3 else xxhash.xxh3_128()
+def _begun(dtype: str, shape: tuple[int, ...]) -> Any:
+    digest: Any = xxhash.xxh3_128()
     digest.update(memoryview(f"{dtype}{list(shape)}\n".encode()))
     return digest
 

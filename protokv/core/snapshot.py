@@ -30,11 +30,7 @@ from protokv.core.records import BackboneIdentity, StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
 from protokv.version import __version__
 
-# 1: as 2, and the state of a random generator, `bank.generator`, which recycling drew from. Since 2 what is drawn at a
-#    step follows from the seed and the step: a stream begun with 1 goes on, with other draws than it would have.
-# 2: as 3, with SHA-256 as the digest of tensors.
-# 3: XXH3 as the digest of tensors; a .zarr is a hierarchy of named arrays.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 1
 
 # A tensor's name is a path of names, which is how the forms with groups lay it out: `bank.key_center`.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
@@ -115,11 +111,8 @@ class State(Header):
 
     @classmethod
     def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
-        """A header with its tensors as they were read; those of an older version in the form of the newest."""
-        values = {f.name: getattr(header, f.name) for f in fields(Header)}
-        if header.format_version < 2:
-            tensors = {name: tensor for name, tensor in tensors.items() if name != "bank.generator"}
-        return cls(**values | {"format_version": FORMAT_VERSION}, tensors=tensors)
+        """Return a state of this header and these tensors."""
+        return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
 
 
 def check_tensor_names(names: Iterable[str]) -> None:

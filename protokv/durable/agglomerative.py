@@ -13,7 +13,7 @@ prototypes whose bound is low are merged, with all costs among them at hand. Whe
 bound of every prototype left out, it is what merging among all points gives; else more are taken in. The bounds are no
 state: without them all costs are measured once, and whatever they are the result is the same.
 
-What it keeps is measured in `samples/delay-study/`.
+What it keeps is measured in `samples/studies/delay/`.
 
 Knows nothing of rotation, positions in a context or files; residual statistics follow by `BankListener`.
 

@@ -8,7 +8,7 @@ A centre that has moved is rounded again, and a heavy one moves by less than hal
 it would stop where it is. So from mass 2 on a number goes up to the next whole one as often as it is near it, by where
 its mass and feature stand in a sequence that fills the unit interval evenly (R2: Roberts, 2018). And the unit is a
 power of two, since any other would change whenever the centre does, and all of its numbers be rounded anew. What that
-keeps is measured in `samples/harder-study/`. Everything is a function of the centre and its mass.
+keeps is measured in `samples/studies/harder/`. Everything is a function of the centre and its mass.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ The attention of the last token of the prompt is made again in the layers that r
 slot is put down to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens speaks of its
 anchor's time with one n-th of what it gets: the rest is of tokens from anywhere in the past.
 
-What it is worth was measured on the embedded model (`samples/evidence/`). Which layers read memory is the backbone's to
-say (`Backbone.reading_layers`); where nobody has measured it all layers are averaged, and a low share says nothing.
+What it is worth was measured on the embedded model (`samples/studies/evidence/`). Which layers read memory is the
+backbone's to say (`Backbone.reading_layers`); where nobody has measured it all layers are averaged, and a low share
+says nothing.
 Knows no memory and no command line.
 
 How much of what a token reads comes from each slot: the weights of its attention, which the kernels do not return.

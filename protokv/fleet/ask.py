@@ -1,31 +1,33 @@
-"""Questions to all states of a fleet, one model for them all, and the answers that the model is surest of.
+"""Questions to all states of a fleet with one model, and the answers that the model is surest of.
 
-States are asked one after another, so that one is in memory at a time. Knows no command line.
+One state is in memory at a time. Knows no command line.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
 
 from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateError
-from protokv.fleet.outcome import Failure
+from protokv.fleet.records import Failure
 from protokv.storage.checkpoint import admit, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.watched import beyond_model
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a state says to a question, or why it can say nothing to any of them: then `answer` is None.
+    """The answer of a state to a question, or why it cannot be asked at all.
 
-    `beyond` names the sources of the state that the model cannot make sense of.
+    Attributes:
+        state: where it is.
+        number: of the question.
+        answer: None if the state cannot be asked.
+        failure: why not.
+        beyond: sources of the state that the model cannot make sense of.
     """
 
     state: str
@@ -38,12 +40,12 @@ class Reply:
 def load_backbone_for(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
-    """The model of the first state that can be read.
+    """Load the model of the first state that can be read.
 
     Args:
         states: where they are.
-        name: of the model, or its folder; None: what the state names, as far as `load_backbone_of` follows it.
-        revision: branch, tag or commit of a hub model; where None see `load_backbone_of`.
+        name: of the model, or its folder; None: the model that the state names, as far as `load_backbone_of` allows.
+        revision: branch, tag or commit of a hub model; None: see `load_backbone_of`.
         device: where to load it; this and the next as for `load_backbone`.
         device_map: spread it over several devices instead.
 
@@ -55,7 +57,7 @@ def load_backbone_for(
     for state in states:
         try:
             header = storage.read_header(state)
-            recorded_dtype(header)  # one that names none is damaged
+            recorded_dtype(header)  # raises if the state is damaged
         except StateError as error:
             reason = reason or error
             continue
@@ -72,14 +74,14 @@ def ask_all(
     at_s: float | None = None,
     verify: bool = True,
 ) -> Iterator[Reply]:
-    """Every question to every state; a state that cannot be read or is of another model is one reply without answer.
+    """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
     Args:
         states: where they are.
         backbone: the model that made them.
-        questions: what to ask; a reply has the number of its question here.
+        questions: numbered from 0 in the replies.
         decoding: how answers are generated.
-        at_s: ask the newest commit of each that is not after this stream time.
+        at_s: ask the newest commit of each state that is not after this stream time.
         verify: check the digests of the tensors.
 
     Raises:
@@ -87,7 +89,7 @@ def ask_all(
     """
     for state in states:
         try:
-            found = storage.load(state, verify=verify, at_s=at_s, admit=admit)
+            found = storage.load_state(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
             beyond = tuple(beyond_model(found))
         except StateError as error:
@@ -97,26 +99,21 @@ def ask_all(
             yield Reply(state, number, session.ask(question, decoding), beyond=beyond)
 
 
-class Surest:
-    """The `k` replies to each question whose answers have the greatest mean log probability; more are not held."""
+def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:
+    """Yield the `k` replies to each question with the greatest mean log probability, each with its rank from 1.
 
-    def __init__(self, k: int) -> None:
-        """Args: `k`: how many per question, at least 1."""
-        self._k, self._order = k, count()
-        self._best: dict[int, list[tuple[float, int, Any]]] = {}
+    Args:
+        replies: with answers. Of two equally sure ones, the earlier comes first.
+        k: how many per question.
+    """
+    by_question: dict[int, list[Reply]] = {}
+    for reply in replies:
+        by_question.setdefault(reply.number, []).append(reply)
+    for number in sorted(by_question):
+        ranked = sorted(by_question[number], key=_mean_logprob, reverse=True)
+        yield from enumerate(ranked[:k], start=1)
 
-    def add(self, reply: Reply) -> None:
-        """Take a reply that has an answer. Of equally sure ones the earlier stays."""
-        assert reply.answer is not None
-        heap = self._best.setdefault(reply.number, [])
-        entry = (reply.answer.mean_logprob, -next(self._order), reply)
-        if len(heap) < self._k:
-            heapq.heappush(heap, entry)
-        else:
-            heapq.heappushpop(heap, entry)
 
-    def ranked(self) -> Iterator[tuple[int, Reply]]:
-        """Rank, from 1, and reply; question by question, the surest first."""
-        for number in sorted(self._best):
-            for rank, (_, _, reply) in enumerate(sorted(self._best[number], reverse=True), start=1):
-                yield rank, reply
+def _mean_logprob(reply: Reply) -> float:
+    assert reply.answer is not None
+    return reply.answer.mean_logprob

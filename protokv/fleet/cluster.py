@@ -1,10 +1,9 @@
-"""Workers in a Ray cluster: one actor each, on whatever machine Ray finds room for it.
+"""Workers in a Ray cluster: one actor each, on any machine with room for it.
 
-Ray places actors and notices their deaths; nothing is scheduled here. An actor takes one GPU where the cluster has any,
-one CPU otherwise, and one video at a time, so as many videos are in flight as there are actors. When a machine is taken
-away, its videos go on elsewhere from their last commits, which is no failure of theirs. What workers read and write
-must be reachable from every machine: an object store, or a shared file system.
-https://docs.ray.io/en/latest/ray-core/actors.html
+Ray places actors and notices their deaths; nothing is scheduled here. An actor takes one GPU if the cluster has any,
+one CPU otherwise, and one video at a time. The videos of a machine that is taken away go on elsewhere from their last
+commits; that is no failure of theirs. All machines must reach the sources and the states: an object store, or a shared
+file system. https://docs.ray.io/en/latest/ray-core/actors.html
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from protokv.errors import ConfigError
-from protokv.fleet.recipe import Recipe
+from protokv.fleet.records import Recipe
 from protokv.fleet.run import WorkerDied
 from protokv.fleet.worker import Worker
 
+# Seconds between two questions whether to stop, while a call waits for room in the cluster.
 ASK_S = 0.2
-"""How often a call that waits for room in the cluster asks whether to stop."""
 
+# The head of a cluster answers within this time.
 REACH_S = 10.0
-"""How long the head of a cluster may take to answer."""
 
+# An actor that is neither dead nor back after this time is ended.
 LOST_S = 120.0
-"""How long an actor that does not answer may be neither dead nor back; then it is ended."""
 
 
 class _Actor(Worker):
     """A worker that knows where it is."""
 
     def where(self) -> str:
-        """The id of its node."""
+        """Return the id of its node."""
         return str(ray.get_runtime_context().get_node_id())
 
 
@@ -49,9 +48,9 @@ class RayPool:
         """Connect.
 
         Args:
-            recipe: what is the same for all videos.
-            address: of the cluster; where None that of `RAY_ADDRESS`, of one that runs on this machine, or a new one.
-            n: actors; one per GPU of the cluster, or per CPU where it has none, if None.
+            recipe: what is common to all videos.
+            address: of the cluster; None: of `RAY_ADDRESS`, of one that runs on this machine, or of a new one.
+            n: number of actors; None: one per GPU of the cluster, or per CPU if it has none.
 
         Raises:
             ConfigError: there is no cluster at the address.
@@ -62,21 +61,18 @@ class RayPool:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"there is no Ray cluster at {address or 'this machine'}: {first}",
-                hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
-            ) from error
+            raise _no_cluster(address or "this machine", first) from error
         resources = ray.cluster_resources()
-        self._unit = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
-        self.size = n or max(1, int(resources.get(self._unit, 1)))
+        unit = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        self.size = n or max(1, int(resources.get(unit, 1)))
+        self._needs = {"num_gpus": 1, "num_cpus": 1} if unit == "GPU" else {"num_cpus": 1}
         self._recipe = recipe
         self._stopped = threading.Event()
         self._slots: list[RaySlot] = []
 
     def open(self, index: int) -> RaySlot:
-        """The slot of a number; its actor is asked for with the first call."""
-        needs = {"num_gpus": 1, "num_cpus": 1} if self._unit == "GPU" else {"num_cpus": 1}
-        slot = RaySlot(self._recipe, needs, self._stopped)
+        """Return the slot of a worker; its actor starts with the first call."""
+        slot = RaySlot(self._recipe, self._needs, self._stopped)
         self._slots.append(slot)
         return slot
 
@@ -94,36 +90,40 @@ class RayPool:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for more than a minute. ConfigError."""
+    """Fail fast: Ray itself tries for more than a minute. ConfigError."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"there is no Ray cluster at {address}: {error}",
-            hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
-        ) from error
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(place: str, why: object) -> ConfigError:
+    return ConfigError(
+        f"there is no Ray cluster at {place}: {why}",
+        hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
+    )
 
 
 class RaySlot:
-    """One actor, replaced when it died."""
+    """One actor, replaced after it died."""
 
     def __init__(self, recipe: Recipe, needs: dict[str, int], stopped: threading.Event) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         Args:
             recipe: of the worker.
             needs: resources of the actor.
-            stopped: no call waits for room any more.
+            stopped: once set, no call waits for room any more.
         """
-        # A second thread of the actor hears `stop` while the first one watches.
+        # A second thread of the actor takes `stop` while the first one watches.
         self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
         self._recipe, self._stopped = recipe, stopped
         self._actor: Any = None
         self._node = ""
 
     def call(self, verb: str, *args: Any) -> Any:
-        """What a method of the worker returns or raises. WorkerDied."""
+        """Call a method of the worker. WorkerDied."""
         if self._actor is None:
             self._actor = self._make.remote(self._recipe, "auto")
             self._node = self._get(self._actor.where.remote(), waits=True)
@@ -159,7 +159,7 @@ class RaySlot:
             raise WorkerDied(what, innocent=innocent) from error
 
     def _is_lost(self) -> bool:
-        """Whether the actor went with its machine, or cannot be reached; known once the cluster has noticed."""
+        """Return True if the actor went with its machine, or cannot be reached; wait until the cluster knows."""
         deadline = time.monotonic() + LOST_S
         while time.monotonic() < deadline:
             try:
@@ -169,6 +169,6 @@ class RaySlot:
             except Exception:
                 time.sleep(ASK_S)
             else:
-                # It is back, but whether it still works on what it was asked for nobody knows.
+                # It is back, but nobody knows whether it still works on its video.
                 return True
         return True

@@ -1,9 +1,8 @@
-"""Workers on this machine: each a process of its own, in an executor of its own, so that one that dies is replaced.
+"""Workers on this machine, each a process in an executor of its own, so that one that dies is replaced.
 
-A `ProcessPoolExecutor` of several processes is broken as a whole by the death of one. Of one process each, only the
-task that it had is lost, nothing is shared between workers that a killed one could hold, and a worker keeps its
-device. A worker whose coordinator dies commits and ends.
-https://docs.python.org/3/library/concurrent.futures.html
+The death of one process breaks a whole `ProcessPoolExecutor`, so each has one process: only its task is lost, workers
+share nothing that a killed one could hold, and a worker keeps its device. A worker whose coordinator dies commits and
+ends. https://docs.python.org/3/library/concurrent.futures.html
 """
 
 from __future__ import annotations
@@ -18,34 +17,33 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_bool
-from pathlib import Path
 from typing import Any
 
-from protokv.fleet.recipe import Recipe
+from protokv.fleet.records import Recipe
 from protokv.fleet.run import WorkerDied
 
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class LocalPool:
-    """`n` workers on this machine, on the devices in turn; a context manager that ends them."""
+    """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
     def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         Args:
-            recipe: what is the same for all videos.
-            n: processes.
+            recipe: what is common to all videos.
+            n: number of processes.
             devices: as `load_backbone` names them.
         """
         self.size = n
         self._recipe, self._devices = recipe, devices
-        # A byte of shared memory without a lock: a worker may be killed at any instant.
+        # Shared memory without a lock: a worker may be killed at any instant.
         self._stopped = _SPAWN.RawValue(c_bool, False)
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
 
     def open(self, index: int) -> LocalSlot:
-        """The worker of a number; its process starts with the first call."""
+        """Return the slot of a worker; its process starts with the first call."""
         device = self._devices[index % len(self._devices)]
         return LocalSlot((self._recipe, device, self._stopped, self._scratch.name))
 
@@ -54,7 +52,7 @@ class LocalPool:
         self._stopped.value = True
 
     def close(self) -> None:
-        """Remove what workers have left behind."""
+        """Remove the files that workers have left behind."""
         self._scratch.cleanup()
 
     def __enter__(self) -> LocalPool:
@@ -65,15 +63,15 @@ class LocalPool:
 
 
 class LocalSlot:
-    """One process, started anew when it died."""
+    """One process, started anew after it died."""
 
     def __init__(self, settings: tuple[Any, ...]) -> None:
-        """Args: `settings` of `_begin`."""
+        """Keep the arguments of `_begin`."""
         self._settings = settings
         self._executor: ProcessPoolExecutor | None = None
 
     def call(self, verb: str, *args: Any) -> Any:
-        """What a method of the worker returns or raises. WorkerDied."""
+        """Call a method of the worker. WorkerDied."""
         if self._executor is None:
             self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
         try:
@@ -82,7 +80,7 @@ class LocalSlot:
             return future.result()
         except BrokenProcessPool as error:
             self.close()
-            raise WorkerDied("its process was killed or crashed (memory ran out, or a library fell)") from error
+            raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
 
     def close(self) -> None:
         """End the process once it is idle."""
@@ -93,7 +91,7 @@ class LocalSlot:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """What is started here inherits the mask: what is sent to all processes of a terminal is for the coordinator."""
+    """Start processes with these signals blocked: a terminal sends them to all, but only the coordinator acts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -105,7 +103,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 class _Process:
-    """What the process of a worker holds."""
+    """The worker of this process, and a lock that is held while it works."""
 
     worker: Any
     busy = threading.Lock()
@@ -113,8 +111,8 @@ class _Process:
 
 def _begin(recipe: Recipe, device: str, stopped: Any, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Where a video from an object store is put; a process that is killed leaves it for the coordinator to remove.
-    tempfile.tempdir = str(Path(scratch))
+    # Videos from an object store are copied here; the coordinator removes what a killed process leaves.
+    tempfile.tempdir = scratch
     orphaned = threading.Event()
     from protokv.fleet.worker import Worker
 

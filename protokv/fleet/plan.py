@@ -1,14 +1,11 @@
-"""Which videos a fleet ingests, and the key that names the state of each.
+"""The videos of a fleet, the key of each, and where the states are.
 
-A source may be a file, a folder, a glob, an object or a prefix in an object store, or whatever else `open_source`
-takes; a manifest lists such sources, one a line. The key of a file is its stem, of a file below a folder or a glob its
-path from there without the suffix. Nothing is opened here, and whether a single video exists is not asked: that is
-found out, and reported, when its turn comes. What is planned is held in memory, two short texts a video.
+A source is a file, a folder, a glob, an object or a prefix in an object store, or anything else that `open_source`
+takes; a manifest lists such sources, one a line. The key of a file is its stem; below a folder or a glob it is the path
+from there without the suffix. Nothing is opened here; a missing video is reported when its turn comes.
 
-Where the states of a fleet are: below a folder, or below a prefix in an object store; naming and finding them.
-
-In a folder the state of the key `monday/door` is `monday/door.safetensors`. In an object store it is a repository of
-many objects, so its name says where it ends: `monday/door.icechunk`.
+In a folder, the state of the key `monday/door` is `monday/door.safetensors`; in an object store it is the repository
+`monday/door.icechunk`.
 """
 
 from __future__ import annotations
@@ -21,40 +18,42 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.object_store import is_object, list_folders, list_objects
 from protokv.storage.form import DEFAULT_SUFFIX, FORMS, is_url
-from protokv.storage.objects import is_object, list_folders, list_objects
 from protokv.video.address import LIVE, kind_of, shown, stem, told
 
+REPOSITORY = ".icechunk"
+
+# A folder is searched for files with these suffixes; a file that is named itself may have any.
 # fmt: off
 SUFFIXES = frozenset((
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv",
     ".ts", ".vob", ".webm", ".wmv", ".y4m",
 ))
 # fmt: on
-"""What a file is called that a folder is searched for; a file that is named itself may be called anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One video: what `open_source` takes, and the key of its state, a relative path with `/`."""
+    """One video: its source as `open_source` takes it, and the key of its state, a relative path with `/`."""
 
     source: str
     key: str
 
     def to_dict(self) -> dict[str, str]:
-        """Plain JSON, for reports: an address is without its secrets."""
+        """Return plain JSON for reports; an address is without its secrets."""
         return {"source": told(self.source), "key": self.key}
 
 
 def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
-    """Every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
+    """Return every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
 
     Args:
         sources: files, folders, globs, addresses.
-        listed: jobs that a manifest names itself, behind the others.
+        listed: jobs of a manifest, which come last.
 
     Raises:
-        ConfigError: two videos have one key; both are named. Or one is live, so that no worker would ever be done.
+        ConfigError: two videos have one key, or one is live and would never end.
         SourceNotFound: a folder, glob or prefix holds no video.
     """
     jobs: dict[str, Job] = {}
@@ -75,10 +74,10 @@ def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
 
 
 def read_manifest(lines: Iterable[str], name: str) -> Iterator[Job]:
-    """Jobs from lines that are a source, or a JSON object with `source` and, if it likes, `key`.
+    """Yield jobs from lines that are a source, or a JSON object with `source` and optionally `key`.
 
-    A source that is a folder, a glob or a prefix stands for what it holds; with a key, for one video. Empty lines are
-    skipped. Relative paths begin in the current folder.
+    A folder, a glob or a prefix stands for the videos in it; with a key, for one video. Empty lines are skipped.
+    Relative paths begin in the current folder.
 
     Raises:
         ConfigError: a line is neither, or its key is no relative path; the line is named.
@@ -94,8 +93,8 @@ def read_manifest(lines: Iterable[str], name: str) -> Iterator[Job]:
             yield Job(source, key)
 
 
-def several(source: str) -> bool:
-    """Whether a source stands for videos below it, and not for one."""
+def is_several(source: str) -> bool:
+    """Return True if a source stands for the videos below it, not for one."""
     if is_object(source):
         return source.endswith("/") or glob.has_magic(source)
     if kind_of(source) != "file":
@@ -104,12 +103,8 @@ def several(source: str) -> bool:
 
 
 def _expand(source: str) -> Iterator[Job]:
-    if not several(source):
-        if kind_of(source) != "file" and not is_object(source):
-            yield Job(source, stem(source))
-            return
-        # Of an object's address, what stands behind its last slash.
-        yield Job(source, _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video")
+    if not is_several(source):
+        yield Job(source, key_of(source))
         return
     if is_object(source):
         found: Iterable[tuple[str, str]] = list_objects(source)
@@ -122,6 +117,14 @@ def _expand(source: str) -> Iterator[Job]:
         raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
     for name, path in sorted(videos):
         yield Job(path, _without_suffix(name))
+
+
+def key_of(source: str) -> str:
+    """Return the key of a single video."""
+    if kind_of(source) != "file" and not is_object(source):
+        return stem(source)
+    # The name of an object is behind the last slash of its address.
+    return _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
 
 
 def _below(folder: Path) -> Iterator[tuple[str, str]]:
@@ -140,7 +143,7 @@ def _matching(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _fixed_parts(pattern: str) -> Iterator[str]:
-    """The folders in front of the first wildcard."""
+    """Yield the folders before the first wildcard."""
     for part in Path(pattern).parts[:-1]:
         if glob.has_magic(part):
             return
@@ -178,16 +181,13 @@ def _is_key(key: str) -> bool:
     return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in key.split("/"))
 
 
-REPOSITORY = ".icechunk"
-
-
 def target_of(place: str, key: str) -> str:
-    """Where the state of a key is."""
+    """Return where the state of a key is."""
     return f"{place.rstrip('/')}/{key}{REPOSITORY}" if is_url(place) else str(Path(place, key + DEFAULT_SUFFIX))
 
 
 def is_place(path: str) -> bool:
-    """Whether a path stands for the states below it, and not for one."""
+    """Return True if a path stands for the states below it, not for one."""
     if is_url(path):
         return path.endswith("/")
     folder = Path(path)
@@ -195,7 +195,7 @@ def is_place(path: str) -> bool:
 
 
 def find_states(place: str) -> list[str]:
-    """The states below a place, sorted by name; whether they can be read is not asked.
+    """Return the states below a place, sorted by name, without reading them.
 
     Raises:
         StateNotFound: there is none.
@@ -208,7 +208,7 @@ def find_states(place: str) -> list[str]:
 
 def _below_places(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
-        # A .zarr is a folder itself. The name of a kept commit ends in its time.
+        # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
         for name in [*folders, *names]:
             if name.endswith(tuple(FORMS)) and not name.startswith("."):
                 yield str(Path(where, name))

@@ -1,10 +1,9 @@
-"""A fleet at work: videos are handed to workers as these become free, and every video ends in one `Outcome`.
+"""Run a fleet: hand videos to workers as they become free, and return one `Outcome` per video.
 
-A thread per worker waits for it, so that the workers of a pool may be processes of this machine, actors of a cluster or
-stubs alike. A worker that dies is replaced; its video is tried once more, and then it is a failure like others. What
-is wrong for all videos (no such model, a worker that dies while it loads the model) ends the fleet. Which worker
-takes which video decides nothing: a state depends on its video and the recipe alone. Several fleets may share a place:
-a video that another one is at comes last, when it may be done.
+A thread per worker waits for it, so workers may be processes of this machine, actors of a cluster or stubs. A worker
+that dies is replaced; its video is tried once more and then fails. A mistake that concerns all videos (no such model,
+a worker that dies while it loads the model) ends the fleet. A state depends on its video and the recipe alone, not on
+the worker. Several fleets may share a place: a video that another fleet has locked is tried again after all others.
 """
 
 from __future__ import annotations
@@ -19,21 +18,23 @@ from itertools import islice
 from typing import Any, Protocol
 
 from protokv.errors import ModelError, ProtoKVError
-from protokv.fleet.outcome import Failure, Looked, Outcome, Verdict
 from protokv.fleet.plan import Job, target_of
+from protokv.fleet.records import Failure, Looked, Outcome, Verdict
 
+# A video may take its worker with it this often before it fails.
 ATTEMPTS = 2
-"""How often a video is begun that takes its worker with it."""
 
+# Seconds between two questions whether to stop.
 ASK_S = 0.2
-"""How often the coordinator asks whether to stop."""
+
+_DIED_HINT = "try it alone, with --debug; if memory ran out, use fewer --workers"
 
 
 class WorkerDied(Exception):
-    """The worker is gone, and with it what it was asked; the message says why."""
+    """The worker is gone, and with it the call; the message says why."""
 
     def __init__(self, message: str, *, innocent: bool = False) -> None:
-        """Args: `innocent`: nothing that the worker did is the reason, such as a machine that was taken away."""
+        """Set `innocent` if the video is not to blame, such as for a machine that was taken away."""
         super().__init__(message)
         self.innocent = innocent
 
@@ -42,7 +43,7 @@ class Slot(Protocol):
     """A place for one worker (`protokv.fleet.worker`)."""
 
     def call(self, verb: str, *args: Any) -> Any:
-        """Call a method of the worker and wait for it; a worker is started where there is none.
+        """Call a method of the worker and wait for it; start a worker if there is none.
 
         Raises:
             WorkerDied: the next call starts another one.
@@ -55,15 +56,15 @@ class Slot(Protocol):
 
 
 class Pool(Protocol):
-    """So many workers."""
+    """A number of workers."""
 
     @property
     def size(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         ...
 
     def open(self, index: int) -> Slot:
-        """The slot of a number below `size`."""
+        """Return the slot of an index below `size`."""
         ...
 
     def stop(self) -> None:
@@ -80,30 +81,31 @@ def run_fleet(
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Outcome, None, None]:
-    """Bring every video to its state; one outcome per video, in the order in which they end.
+    """Bring every video to its state; yield one outcome per video, in the order in which they end.
 
     Args:
-        jobs: what to do; taken one by one as workers become free.
-        pool: who does it; every worker that was started is ended.
-        place: where states go, for the outcomes of videos that no worker could say anything of.
-        batch: streams that a worker watches at a time and whose steps share forwards of its model. States are then
-            those of single runs up to the order of sums in the model, which kernels choose.
-        max_failures: after so many videos that failed no other is begun.
-        should_stop: asked five times a second; once it says yes, videos in work are committed and no other is begun.
+        jobs: the videos; taken one by one as workers become free.
+        pool: of workers; all that were started are ended.
+        place: of the states, for the outcomes of videos whose worker died.
+        batch: streams that a worker watches at a time and whose steps share forwards of its model. Their states equal
+            those of single runs up to the order of sums in the model's kernels.
+        max_failures: after this many failed videos no other is begun.
+        should_stop: asked five times a second; once it returns True, videos in work are committed and no other is
+            begun.
 
     Raises:
-        ModelError, ConfigError: the model cannot be loaded; the videos in work elsewhere are committed first.
+        ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    yield from _Run(jobs, pool, place, max_failures, should_stop, batch).outcomes(_Run.ingest)
+    yield from _Run(jobs, pool, place, max_failures, should_stop, batch).events(_Run.ingest)
 
 
 def look_fleet(jobs: Iterable[Job], pool: Pool, place: str) -> Generator[Looked, None, None]:
-    """What `run_fleet` would do, without doing it. Raises as it does, where the model cannot be identified."""
-    yield from _Run(jobs, pool, place, None, lambda: False, 1).outcomes(_Run.look)
+    """Yield what `run_fleet` would do, without doing it. Raises as it does, if the model cannot be identified."""
+    yield from _Run(jobs, pool, place, None, lambda: False, 1).events(_Run.look)
 
 
 class _Run:
-    """Jobs on one side, events on the other, and threads between them."""
+    """Jobs on one side, events on the other, and a thread per worker between them."""
 
     def __init__(
         self,
@@ -114,57 +116,81 @@ class _Run:
         should_stop: Callable[[], bool],
         batch: int,
     ) -> None:
-        self._batch = batch
-        self._jobs, self._pool, self._place = iter(jobs), pool, place
+        self._jobs, self._pool, self._place, self._batch = iter(jobs), pool, place, batch
         self._max_failures, self._should_stop = max_failures, should_stop
-        self._taking = threading.Lock()
+        # Guards the jobs and the counts.
+        self._lock = threading.Lock()
         self._failed = 0
-        self._again: deque[Job] = deque()
+        self._postponed: deque[Job] = deque()
         self._seen_locked: set[str] = set()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over = threading.Event()
         self._fatal: BaseException | None = None
 
-    def outcomes(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
-        """What `act` returns for each job."""
-        asked = False
+    def events(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
+        """Yield what `act` yields for all jobs."""
+        stopped = False
         with ThreadPoolExecutor(self._pool.size, "fleet") as threads:
             running = [threads.submit(self._serve, i, act) for i in range(self._pool.size)]
             try:
                 while True:
                     ended = all(one.done() for one in running)
                     try:
-                        event = self._events.get(timeout=0 if ended else ASK_S)
+                        yield self._events.get(timeout=0 if ended else ASK_S)
                     except queue.Empty:
                         if ended:
                             break
-                        event = None
-                    if event is not None:
-                        yield event
-                    if not asked and (asked := self._should_stop()):
+                    if not stopped and self._should_stop():
+                        stopped = True
                         self._stop()
             finally:
                 self._stop()
         if self._fatal is not None:
             raise self._fatal
 
+    def _serve(self, index: int, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> None:
+        """Keep one worker busy; runs in its thread."""
+        slot = self._pool.open(index)
+        try:
+            while jobs := self._next_jobs():
+                for event in act(self, slot, jobs):
+                    if not self._postpone(event.job, event.failure):
+                        self._count(event.status)
+                        self._events.put(event)
+        except BaseException as error:
+            if not isinstance(self._fatal, ProtoKVError):
+                self._fatal = error
+            self._stop()
+        finally:
+            slot.close()
+
+    def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
+        """Look at one video."""
+        (job,) = jobs
+        state = target_of(self._place, job.key)
+        try:
+            found = slot.call("look", job)
+        except WorkerDied as death:
+            found = Failure("WorkerDied", str(death), _DIED_HINT)
+        yield Looked(job, state, None, found) if isinstance(found, Failure) else Looked(job, state, found)
+
     def ingest(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
-        """Bring some videos to their states: together, and where the worker dies one by one."""
+        """Bring some videos to their states: together, and one by one if that kills the worker."""
         left, attempt = dict.fromkeys(jobs), 1
         if len(jobs) > 1:
             try:
-                for outcome in self._together(slot, jobs):
+                for outcome in self._ingest_together(slot, jobs):
                     del left[outcome.job]
                     yield outcome
             except WorkerDied as death:
                 attempt += not death.innocent
         for job in left:
-            yield self._ingest(slot, job, attempt)
+            yield self._ingest_with_retry(slot, job, attempt)
 
-    def _together(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
+    def _ingest_together(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
         ready = []
         for job in jobs:
-            found = self._looked(slot, job)
+            found = self._look(slot, job)
             if isinstance(found, Outcome):
                 yield found
             else:
@@ -173,57 +199,41 @@ class _Run:
             self._load(slot)
             yield from slot.call("watch_together", ready)
 
-    def _ingest(self, slot: Slot, job: Job, attempt: int) -> Outcome:
-        """Look, load, watch; once more where the worker dies."""
+    def _ingest_with_retry(self, slot: Slot, job: Job, attempt: int) -> Outcome:
         while True:
             try:
-                return replace(self._once(slot, job), attempts=attempt)
+                found = self._look(slot, job)
+                if not isinstance(found, Outcome):
+                    self._load(slot)
+                    found = slot.call("watch", job, found)
+                return replace(found, attempts=attempt)
             except WorkerDied as death:
                 state = target_of(self._place, job.key)
                 if self._over.is_set():
                     return Outcome(job, state, "stopped", attempts=attempt)
                 if attempt == ATTEMPTS and not death.innocent:
-                    failure = Failure("WorkerDied", f"{death}, {attempt} times", _DIED)
+                    failure = Failure("WorkerDied", f"{death}, {attempt} times", _DIED_HINT)
                     return Outcome(job, state, "failed", attempts=attempt, failure=failure)
                 attempt += not death.innocent
 
-    def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
-        """Look only."""
-        (job,) = jobs
-        state = target_of(self._place, job.key)
-        try:
-            found = slot.call("look", job)
-        except WorkerDied as death:
-            found = Failure("WorkerDied", str(death), _DIED)
-        yield Looked(job, state, *((None, found) if isinstance(found, Failure) else (found,)))
-
-    def _once(self, slot: Slot, job: Job) -> Outcome:
-        found = self._looked(slot, job)
-        if isinstance(found, Outcome):
-            return found
-        self._load(slot)
-        outcome: Outcome = slot.call("watch", job, found)
-        return outcome
-
-    def _looked(self, slot: Slot, job: Job) -> Outcome | Verdict:
-        """What is left of a video, or its outcome where nothing is or can be done."""
+    def _look(self, slot: Slot, job: Job) -> Outcome | Verdict:
+        """Return what is left to do for a video, or its outcome if nothing is or nothing can be done."""
         state, found = target_of(self._place, job.key), slot.call("look", job)
         if isinstance(found, Failure):
             return Outcome(job, state, "failed", failure=found)
         verdict: Verdict = found
-        if verdict.standing == "done":
-            failure = Failure("Damaged", verdict.damage) if verdict.damage else None
-            return Outcome(
-                job,
-                state,
-                "done",
-                "done",
-                steps=verdict.steps,
-                stream_time_s=verdict.stream_time_s,
-                file_bytes=verdict.file_bytes,
-                failure=failure,
-            )
-        return verdict
+        if verdict.standing != "done":
+            return verdict
+        return Outcome(
+            job,
+            state,
+            "done",
+            "done",
+            steps=verdict.steps,
+            stream_time_s=verdict.stream_time_s,
+            file_bytes=verdict.file_bytes,
+            failure=Failure("Damaged", verdict.damage) if verdict.damage else None,
+        )
 
     def _load(self, slot: Slot) -> None:
         try:
@@ -236,49 +246,31 @@ class _Run:
                 hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
             ) from death
 
-    def _serve(self, index: int, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> None:
-        slot = self._pool.open(index)
-        try:
-            while jobs := self._next():
-                for event in act(self, slot, jobs):
-                    if not self._postponed(event.job, event.failure):
-                        self._count(event.status)
-                        self._events.put(event)
-        except BaseException as error:
-            if self._fatal is None or not isinstance(self._fatal, ProtoKVError):
-                self._fatal = error
-            self._stop()
-        finally:
-            slot.close()
+    def _next_jobs(self) -> list[Job]:
+        """Return as many jobs as a worker takes at a time; none at the end."""
+        with self._lock:
+            if self._over.is_set():
+                return []
+            taken = list(islice(self._jobs, self._batch))
+            return taken or ([self._postponed.popleft()] if self._postponed else [])
 
     def _count(self, status: str) -> None:
-        with self._taking:
+        with self._lock:
             self._failed += status == "failed"
             if self._max_failures is not None and self._failed >= self._max_failures:
                 self._over.set()
 
-    def _next(self) -> list[Job]:
-        """As many as a worker watches at a time; none where there is none left, or none is to be begun."""
-        with self._taking:
-            if self._over.is_set():
-                return []
-            taken = list(islice(self._jobs, self._batch))
-            return taken or ([self._again.popleft()] if self._again else [])
-
-    def _postponed(self, job: Job, failure: Failure | None) -> bool:
-        """What another fleet is at is looked at once more, behind everything else: it may be done by then."""
+    def _postpone(self, job: Job, failure: Failure | None) -> bool:
+        """Put a locked video behind all others, once: another fleet may have finished it by then."""
         if failure is None or failure.kind != "StateLocked":
             return False
-        with self._taking:
+        with self._lock:
             if self._over.is_set() or job.key in self._seen_locked:
                 return False
             self._seen_locked.add(job.key)
-            self._again.append(job)
+            self._postponed.append(job)
             return True
 
     def _stop(self) -> None:
         self._over.set()
         self._pool.stop()
-
-
-_DIED = "try it alone, with --debug; if memory ran out, use fewer --workers"

@@ -1,7 +1,4 @@
-"""What a fleet has come to: a row per state below a place, from its header alone, and per video that has none why.
-
-Knows no tables and no terminals. Rows are plain JSON.
-"""
+"""Survey a fleet: a row per state below a place, from its header alone, and per video that has none."""
 
 from __future__ import annotations
 
@@ -12,21 +9,22 @@ from typing import Any
 
 from protokv import storage
 from protokv.errors import StateError
-from protokv.fleet.outcome import Failure, damage_of
 from protokv.fleet.plan import find_states
+from protokv.fleet.records import Failure
+from protokv.fleet.worker import damage_of
 from protokv.storage.checkpoint import config_of
 from protokv.storage.form import is_url
 
+# The failures of the last run, a JSON object a line, beside the states.
 FAILURES = "failures.jsonl"
-"""What the last run of a fleet could not do, a JSON object a line, beside its states."""
 
 
 def survey(place: str) -> Iterator[dict[str, Any]]:
-    """A row per state, sorted by name, and behind them one per video that failed and has none.
+    """Yield a row per state, sorted by name, then one per failed video without a state.
 
-    A row has `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`, `model`,
-    `damage` and `failure`; what is not known is None. `failure` says why a state cannot be read, or what the last run
-    said of the video.
+    A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
+    `model`, `damage` and `failure`; unknown values are None. `failure` says why a state cannot be read, or why the
+    video failed in the last run.
 
     Raises:
         StateNotFound: there is neither a state nor a failure.
@@ -72,7 +70,7 @@ def _empty(state: str, failed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _failures(place: str) -> Iterator[dict[str, Any]]:
-    """The failures of the last run that name a state; none where there is no such list, or what is there is none."""
+    """Yield the failures of the last run that name a state; damaged lines are skipped."""
     if is_url(place):
         return
     try:

@@ -1,43 +1,54 @@
-"""What a worker does with a video, wherever it runs: look, and watch; and once in its life load the model.
+"""A worker's part: look at what is left of a video, watch it, and load the model once.
 
-Every result is a value, not an exception, except where the model cannot be had: that is wrong for all videos. Knows
-nothing of processes, clusters and other workers.
+Results are values, not exceptions, unless the model is missing: that is wrong for all videos. Knows nothing of
+processes, clusters and other workers.
+
+A video is done if its state is committed and complete and its header names the same content, model and memory. To look,
+only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from protokv.backbones.together import Together
-from protokv.errors import PositionWarning, StateLocked
-from protokv.fleet.outcome import Failure, Outcome, Verdict, look_at
-from protokv.fleet.plan import Job, target_of
-from protokv.fleet.recipe import Recipe
+from protokv import storage
+from protokv.core.records import BackboneIdentity
+from protokv.core.snapshot import Header
+from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateLocked, StateMismatch, StateNotFound
+from protokv.fleet.plan import Job
+from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
+from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.events import Started, Summary
-from protokv.ingestion.options import IngestOptions
+from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.ingestion.run import ingest
+from protokv.storage.checkpoint import check_fits, config_of
 from protokv.storage.form import is_url
+from protokv.storage.watched import records_of
+from protokv.video import Damage
+from protokv.video.file import fingerprint_of
+from protokv.video.registry import registered_kind
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.core.records import BackboneIdentity
 
 
 class Worker:
-    """One model on one device, and one video at a time."""
+    """One model on one device, and one video at a time, or a few that share its forwards."""
 
     def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] | None = None) -> None:
-        """Nothing is loaded yet.
+        """Load nothing yet.
 
         Args:
-            recipe: what is the same for all videos.
-            device: where the model goes.
+            recipe: what is common to all videos.
+            device: of the model.
             should_stop: asked after every step, besides `stop`.
         """
         self._recipe, self._device = recipe, device
@@ -47,77 +58,69 @@ class Worker:
 
     @cached_property
     def _identity(self) -> BackboneIdentity:
-        return self._recipe.model.identify(self._device)
+        return self._recipe.identify(self._device)
 
     def stop(self) -> None:
         """Let `watch` commit and return after its step. May be called from another thread."""
         self._stopped = True
 
-    def load(self) -> bool:
-        """Load the model, the first time; whether this was it. Raises as `load_backbone`."""
-        if self._backbone is not None:
-            return False
-        self._backbone = self._recipe.model.load(self._device)
-        return True
+    def load(self) -> None:
+        """Load the model, the first time. Raises as `load_backbone`."""
+        if self._backbone is None:
+            self._backbone = self._recipe.load(self._device)
+
+    def _loaded(self) -> Backbone:
+        self.load()
+        assert self._backbone is not None
+        return self._backbone
 
     def look(self, job: Job) -> Verdict | Failure:
-        """How the state of a video stands. Raises where the model cannot be identified."""
+        """Return what is left to do for a video. Raises if the model cannot be identified."""
         identity = self._identity
         try:
-            return look_at(job.source, target_of(self._recipe.place, job.key), self._recipe, identity)
+            return look_at(job.source, self._recipe.target_of(job), self._recipe, identity)
         except Exception as error:
             return Failure.of(error)
 
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
         """Ingest what is left of a video."""
-        self.load()
-        assert self._backbone is not None
-        return self._watch(job, verdict, self._backbone)
+        return self._watch(job, verdict, self._loaded())
 
     def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
         """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
-        self.load()
-        assert self._backbone is not None
-        together = Together(self._backbone, len(pairs))
+        shared = SharedForwards(self._loaded(), len(pairs))
 
         def watch(pair: tuple[Job, Verdict]) -> Outcome:
-            with together.member() as backbone:
+            with shared.member() as backbone:
                 return self._watch(*pair, backbone)
 
         with ThreadPoolExecutor(len(pairs), "stream") as threads:
             return list(threads.map(watch, pairs))
 
     def _watch(self, job: Job, verdict: Verdict, backbone: Backbone) -> Outcome:
-        recipe, target, began = self._recipe, target_of(self._recipe.place, job.key), time.perf_counter()
+        target, began = self._recipe.target_of(job), time.perf_counter()
+        options = replace(self._recipe.options, backbone=backbone, overwrite=verdict.standing == "changed")
         from_s, summary = 0.0, None
         try:
             if not is_url(target):
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
-                # Of every video again, and nobody is there to read it.
+                # It would come for every video, and nobody is there to read it.
                 warnings.simplefilter("ignore", PositionWarning)
-                options = IngestOptions(
-                    config=recipe.config,
-                    backbone=backbone,
-                    fps=recipe.fps,
-                    every=recipe.every,
-                    keep=recipe.keep,
-                    overwrite=verdict.standing == "changed",
-                    decoder=recipe.decoder,
-                    max_frame_pixels=recipe.max_frame_pixels,
-                )
                 for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
                         from_s = event.stream_time_s
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
-            found = self._elsewhere(job, error)
-            if isinstance(found, Failure):
-                return Outcome(
-                    job, target, "failed", verdict.standing, elapsed_s=time.perf_counter() - began, failure=found
-                )
-            return Outcome(job, target, "done", found.standing, found.steps, found.stream_time_s)
+            elapsed_s = time.perf_counter() - began
+            if isinstance(error, StateLocked):
+                # Another fleet may have finished the video meanwhile.
+                found = self.look(job)
+                if isinstance(found, Verdict) and found.standing == "done":
+                    return Outcome(job, target, "done", found.standing, found.steps, found.stream_time_s)
+            failure = Failure.of(error)
+            return Outcome(job, target, "failed", verdict.standing, elapsed_s=elapsed_s, failure=failure)
         assert summary is not None
         stopped = not summary.complete and not summary.damaged
         return Outcome(
@@ -133,12 +136,75 @@ class Worker:
             failure=Failure("Damaged", summary.damage) if summary.damaged else None,
         )
 
-    def _elsewhere(self, job: Job, error: Exception) -> Verdict | Failure:
-        """Another fleet may have finished the video meanwhile, and then nothing is wrong."""
-        verdict = self.look(job) if isinstance(error, StateLocked) else None
-        if isinstance(verdict, Verdict) and verdict.standing == "done":
-            return verdict
-        return Failure.of(error)
-
     def _should_stop(self) -> bool:
         return self._stopped or self._asked()
+
+
+def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:
+    """Return what is left to do for a video.
+
+    Raises:
+        SourceError: the video is not there, or no file.
+        StateError: the state is of another video, model, memory or rate, is corrupt, or cannot be read.
+    """
+    ours, force = fingerprint_of(source), recipe.options.overwrite
+    try:
+        header = storage.read_header(target)
+        _check_settings(target, header, recipe, identity)
+    except StateNotFound:
+        return Verdict("new")
+    except (StateCorrupt, StateMismatch):
+        if force:
+            return Verdict("changed")
+        raise
+    clock = header.clock
+    unfinished = Verdict("unfinished", clock.steps, clock.stream_time_s)
+    if _has_grown(source, header):
+        return unfinished
+    if ours is None or ours not in [watched_fingerprint(record) for record in records_of(header)]:
+        if not force:
+            _check_name(target, header, source)
+        return Verdict("changed")
+    if not header.complete:
+        return unfinished
+    return Verdict("done", clock.steps, clock.stream_time_s, storage.stored_bytes(target), damage_of(header))
+
+
+def damage_of(header: Header) -> str:
+    """Return what could not be read of the last source of a state; empty if all was read."""
+    return Damage.from_dict((header.source or {}).get("damage")).message
+
+
+def _has_grown(source: str, header: Header) -> bool:
+    """Return True if a file has grown since it was watched to its end."""
+    if registered_kind(source) != "file":
+        return False
+    return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
+
+
+def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
+    """Refuse a state of another model, memory or rate."""
+    try:
+        check_fits(header, identity)
+        theirs, ours = config_of(header).resolve().to_dict(), recipe.options.config.resolve().to_dict()
+        for name in theirs.keys() | ours.keys():
+            if theirs.get(name) != ours.get(name):
+                raise StateMismatch(f"its memory.{name} is {theirs.get(name)}, this run's is {ours.get(name)}")
+        fps = recipe.options.fps
+        if fps is not None and header.clock.fps != fps:
+            raise StateMismatch(f"its fps is {header.clock.fps:g}, this run's is {fps:g}")
+    except ProtoKVError as error:
+        raise type(error)(
+            f"the state {target} was made otherwise: {error.message}",
+            hint="ingest into another folder, or start such states over with --force",
+        ) from error
+
+
+def _check_name(target: str, header: Header, source: str) -> None:
+    """Refuse a state of a video of another name. One that changed under its name is watched anew."""
+    theirs, ours = (header.source or {}).get("name"), PurePosixPath(os.fspath(source).replace(os.sep, "/")).name
+    if theirs != ours:
+        raise StateMismatch(
+            f"the state {target} is of {theirs}, not of {ours}",
+            hint="ingest into another folder, give the video a key of its own, or start it over with --force",
+        )

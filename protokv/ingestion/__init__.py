@@ -1,4 +1,4 @@
-"""From a source to a state on disk: `ingest` and the events that it yields.
+"""The one door: `ingest` streams a source through a session into a state, and yields events.
 
 The package is not called `ingest` because `protokv.ingest` is the function.
 """

@@ -1,9 +1,9 @@
 """Whether a source, a memory and a model may continue a saved state, and where in its stream the source stands.
 
-The continuation must end in the bytes of one uninterrupted run, so it is refused, with the difference named, unless
-source, model, memory and sampling rate are the same. A finished state can be continued with another source: times and
-positions go on where it ends. A source is told by its content, and none is watched twice, so the command that appends
-one can be repeated, after a crash as after its end.
+A continuation ends in the bytes of one uninterrupted run. So it needs the same source, model, memory and sampling rate,
+and is refused with the difference named. A finished state can be continued with another source: times and positions go
+on where it ends. Sources are identified by content and none is watched twice, so a command that appends one can be
+repeated, after a crash and after its end.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from protokv.video import Source
 
 
 def existing_state(path: StatePath) -> State | None:
-    """The state at a path; None where there is none. StateError where it cannot be read."""
+    """Load the state at a path; None if there is none. StateError if it cannot be read."""
     try:
-        return storage.load(path, admit=admit)
+        return storage.load_state(path, admit=admit)
     except StateNotFound:
         return None
 
@@ -36,12 +36,12 @@ def existing_state(path: StatePath) -> State | None:
 def find_segment(
     path: StatePath, state: State, source: Source | LiveSource, file: GrowingFile, *, append: bool
 ) -> Segment:
-    """Where the source begins in the stream of a state, or stands in it already.
+    """Find where the source begins in the stream of a state, or stands in it already.
 
-    A file that has grown since it was watched to its end has not been watched to its end.
+    A file that has grown since is not watched to its end.
 
     Raises:
-        StateMismatch: the state is of another source, or of one that is not watched to its end.
+        StateMismatch: the state is of another source, or its last source is not watched to its end.
     """
     if isinstance(source, LiveSource):
         return _live_segment(path, state, source, append=append)
@@ -49,20 +49,20 @@ def find_segment(
     watched = [watched_fingerprint(one) for one in records_of(state)]
     if file.has_grown_from(state.source or {}):
         return replace(segment, done=False)
-    # What has no fingerprint (frames from a program) is equal to nothing, not even to itself a moment ago.
+    # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
     if not append and (ours is None or ours != watched[0]):
         raise _another_source(path, state, source)
     if ours is not None and ours == watched[-1]:
         return segment
     if ours is not None and ours in watched:
-        # What comes behind it began where it had been watched to its end.
+        # Another source was appended since, so this one was watched to its end.
         return Segment(done=True)
     _check_finished(path, state, source.info.name)
     return next_segment(state)
 
 
 def _live_segment(path: StatePath, state: State, source: LiveSource, *, append: bool) -> Segment:
-    """A live source goes on in the state that it was watched into before: it is told by its address."""
+    """Find the segment of a live source: it is identified by its address and goes on in the same state."""
     record = state.source or {}
     if (record.get("kind"), record.get("name")) == (source.info.kind, source.info.name):
         return replace(segment_of(state), done=False)
@@ -73,7 +73,7 @@ def _live_segment(path: StatePath, state: State, source: LiveSource, *, append: 
 
 
 def _check_finished(path: StatePath, state: State, ours: str) -> None:
-    """Refuse to watch something behind a source that has more to give; what is live never has an end."""
+    """Refuse to append to a state whose last source is not watched to its end; a live source has no end."""
     if not state.complete and state.source is not None and "live" not in state.source:
         name = state.source.get("name")
         raise StateMismatch(
@@ -83,7 +83,6 @@ def _check_finished(path: StatePath, state: State, ours: str) -> None:
 
 
 def _another_source(path: StatePath, state: State, source: Source | LiveSource) -> StateMismatch:
-    """Told by names, which say more than digests do."""
     theirs = records_of(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
@@ -93,13 +92,13 @@ def _another_source(path: StatePath, state: State, source: Source | LiveSource) 
         what = f"another video, {theirs}"
     return StateMismatch(
         f"{path} is the state of {what}; this run's source is {source.info.name}",
-        hint="name another state with -o, watch behind it with --append, or replace it with --force",
+        hint="name another state with -o, watch after it with --append, or replace it with --force",
     )
 
 
 def check_memory(path: StatePath, state: State, config: MemoryConfig) -> None:
     """Refuse another memory than the state's. StateMismatch, naming the setting."""
-    # Through the config, so that a setting which is newer than the state has its default there.
+    # Read the state's memory as a config, so that settings newer than the state have their defaults.
     theirs, ours = config_of(state).resolve().to_dict(), config.resolve().to_dict()
     for field in theirs:
         _compare(path, f"memory.{field}", theirs[field], ours.get(field))
@@ -113,7 +112,7 @@ def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float
 
 
 def check_chunk(path: StatePath, state: State, chunk: int) -> None:
-    """Refuse another number of steps a forward than the state's, which saw the stream otherwise. StateMismatch."""
+    """Refuse another chunk than the state's, which attended to other steps. StateMismatch."""
     _compare(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
 
 

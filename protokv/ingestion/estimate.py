@@ -1,4 +1,4 @@
-"""What an ingest would take: its steps, tokens, bytes and time, from the first steps of the source. Writes nothing."""
+"""Estimate the steps, tokens, bytes and time of an ingest from the first steps of the source. Writes nothing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.video import Source, read_steps
 
-# Timed; the first of them warms up and does not count.
+# Steps that are tried; the first one warms up and is not timed.
 STEPS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known before the work; None where the source does not say how long it is.
+    """The cost of an ingest; None where it needs a duration that the source does not say.
 
     Attributes:
         source: its name.
         duration_s: of the source.
-        steps, tokens: that it would have.
-        tokens_per_step: of the steps that were tried.
-        state_bytes: in memory.
-        most_bytes: of its tensors, on disk, once the memory is full; None where they grow with the stream.
-        seconds: that the run would take at the speed of the steps that were tried.
-        tried_steps: how many these were.
+        steps, tokens: of the whole stream.
+        tokens_per_step: mean of the tried steps.
+        state_bytes: of the state in memory.
+        most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
+        seconds: time of the run at the speed of the tried steps.
+        tried_steps: how many steps were tried.
     """
 
     source: str
@@ -44,9 +44,9 @@ class Estimate:
 
 
 def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Estimate:
-    """Watch the first steps of a source and reckon with the rest of it.
+    """Watch the first steps of a source and extrapolate to the rest.
 
-    While the memory fills, steps become dearer: a long stream takes somewhat longer than this says.
+    Steps become slower while the memory fills, so a long stream takes somewhat longer than this says.
 
     Raises:
         ConfigError: the memory fits neither the model nor the machine, or fps is out of range.

@@ -1,4 +1,4 @@
-"""What `ingest` tells while it runs: plain records, one a thing that happened."""
+"""The events that `ingest` yields: plain records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Started:
     """The state is locked, and the session stands where the source is read on.
 
     Attributes:
-        how: "started" anew, "continued" where an earlier run stopped, "appended" behind other sources, or "finished":
+        how: "started" anew, "continued" where an earlier run stopped, "appended" after other sources, or "finished":
             the source was watched to its end before, and nothing is left to do.
         locked: whether other processes are kept from writing the state.
-        fps: frames a second that are sampled.
-        source_fps: frames a second that the source has; None where it does not say.
+        fps: sampled frames a second.
+        source_fps: frames a second of the source; None if it does not say.
         state_bytes: of the state in memory.
-        most_bytes: of the tensors of the state on disk once the memory is full; None where they grow with the stream.
-        beyond_model: the source is nothing that the model can make sense of (`protokv.storage.watched.is_beyond`).
+        most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
+        beyond_model: the model cannot make sense of the source (`protokv.storage.watched.is_beyond`).
     """
 
     state: str
@@ -48,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SourceLost:
-    """The source gives no more frames, and is tried again until it is back or given up."""
+    """The source gives no more frames; it is tried again until it recovers or is given up."""
 
     source: str
     stream_time_s: float
@@ -57,7 +57,7 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class SourceRecovered:
-    """The source recovered after `gap_s`, or gives its first frames after `SourceLost`."""
+    """The source recovered after `gap_s`."""
 
     source: str
     stream_time_s: float
@@ -66,11 +66,11 @@ class SourceRecovered:
 
 @dataclass(frozen=True, slots=True)
 class FramesDropped:
-    """Frames are dropped, because the model is slower than the stream. Told once a run.
+    """The model is slower than the stream, so frames are dropped. Yielded once a run.
 
     Attributes:
-        stream_fps: sampled frames a second that come.
-        watched_fps: frames a second that the model takes.
+        stream_fps: sampled frames a second that come in.
+        watched_fps: frames a second that the model watches.
     """
 
     stream_fps: float
@@ -93,14 +93,12 @@ class Summary:
 
     Attributes:
         stream_time_s: at the end of the last step.
-        watched_s: at the end of the source, which may be within that step; the same where it was not reached.
+        watched_s: at the end of the source, which may lie within that step; `stream_time_s` if it was not reached.
         complete: the source was read to its end.
-        grows: the file is longer by now than when it was opened, so that its end is not the end; the same run again
-            goes on.
-        frames_dropped: sampled frames of a live source that the model had no time for, in all its runs.
-        gaps: how often a live source was lost, in all its runs.
-        damaged: something of the source could not be read, by this run or an earlier one of the same source; `damage`
-            says what, where and why.
+        grows: the file has grown since it was opened, so this was not its end; the same run again goes on.
+        damaged: this run or an earlier one could not read all of the source; `damage` says what, where and why.
+        frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
+        gaps: how often a live source was lost, in all runs.
     """
 
     state: str

@@ -1,9 +1,9 @@
-"""Files that grow: a recording that is still being written is watched as far as it goes, and on when there is more.
+"""Growing files: a recording that is still being written is watched to its present end, and on when there is more.
 
-A file has grown if its beginning, as long as it was, has the fingerprint that it had. A state tells such a source by
-its first `fingerprint` and `size_bytes` for good, so that its commits stay moments of one stream, and names the latest
-under `grown`. What rewrites its beginning at the end (an MP4, whose index comes last) is another file by then. A step
-that was short because the file ended there stays as it was filled. Knows no sessions and no states.
+A file has grown if its beginning, at the old length, still has the old fingerprint. A state keeps the first
+`fingerprint` and `size_bytes` of such a source, so that its commits stay moments of one stream, and the latest ones
+under `grown`. An MP4, whose index comes last, is another file once it is finished. A short step at the old end stays
+filled. Knows no sessions and no states.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class _HasInfo(Protocol):
 
 
 class GrowingFile:
-    """What is known of a source as a file; nothing grows where it is none.
+    """The fingerprint and size of a source, and whether its file grows; a source that is no file never does.
 
     Args:
-        source: that is watched.
-        path: where it is; None of what is no file.
-        followed: it is read on while it grows, so that its end is the end.
+        source: the source that is watched.
+        path: where it is; None if it is no file.
+        followed: it is read on while it grows, so its end is final.
     """
 
     def __init__(self, source: _HasInfo, path: str | os.PathLike[str] | None, *, followed: bool = False) -> None:
@@ -38,12 +38,12 @@ class GrowingFile:
         self._path = Path(path) if path is not None and info.kind == "file" else None
 
     def has_grown_from(self, record: Mapping[str, Any]) -> bool:
-        """Whether the file is what a state has on record, and more behind it."""
+        """Return True if the file begins with the file on record and is longer."""
         now = self._info["size_bytes"]
         return self._path is not None and type(now) is int and has_grown_from(self._path, now, record)
 
     def grows(self) -> bool:
-        """Whether there is more of the file by now than when it was opened."""
+        """Return True if the file has changed its size since it was opened."""
         if self._followed:
             return False
         try:
@@ -52,7 +52,7 @@ class GrowingFile:
             return False
 
     def record(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """What tells the file from others, to put on record after `before`."""
+        """Return the file's identity for the record that follows `before`."""
         if not before or (_latest(before).get("fingerprint") == self._info["fingerprint"] and "grown" not in before):
             return dict(self._info)
         first = {name: before.get(name) for name in self._info}
@@ -60,14 +60,14 @@ class GrowingFile:
 
 
 def has_grown_from(path: Path, now: int, record: Mapping[str, Any]) -> bool:
-    """Whether a file of `now` bytes is what a state has on record, and more behind it."""
+    """Return True if a file of `now` bytes begins with the file on record and is longer."""
     known = _latest(record)
     size = known.get("size_bytes")
     return type(size) is int and 0 < size < now and fingerprint(path, size) == known.get("fingerprint")
 
 
 def watched_fingerprint(record: Mapping[str, Any]) -> object:
-    """Of a source as it was when it was last watched; None of what has none."""
+    """Return the fingerprint that a source had when it was last watched; None if it has none."""
     return _latest(record).get("fingerprint")
 
 

@@ -1,7 +1,7 @@
-"""The next steps of a source, read and prepared in a thread while the model works on the last ones.
+"""Prefetch the next steps of a source: a thread reads and prepares them while the model works on the last ones.
 
 The thread does what `read_steps` and the backbone's `prepare` do, in the same order; a queue bounds how far it is
-ahead. What it fails with is raised where the step would have come. Knows no sessions and no states.
+ahead. An error of the thread is raised where its step would have come. Knows no sessions and no states.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from protokv.video import Damage
 from protokv.video.sampling import Step
 
 # Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
-AHEAD = 2
-# How often a waiting caller is asked whether to stop, and a waiting thread whether it is still needed.
+DEPTH = 2
+
+# Seconds between two questions to the caller whether to stop, and to the thread whether it is still needed.
 ASK_S = 0.1
 
 
@@ -35,34 +36,34 @@ class ReadyStep:
 
 
 class Stop:
-    """Whether to stop: asked of the caller in the caller's thread alone, remembered for all."""
+    """Whether to stop: the caller is asked in its own thread only, and its Yes is remembered for all threads."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
         self._should_stop = should_stop
         self.decided = False
 
     def ask(self) -> bool:
-        """Ask the caller, unless it has said so before."""
+        """Ask the caller, unless it has said Yes before."""
         self.decided = self.decided or self._should_stop()
         return self.decided
 
 
-def read_ahead(
+def prefetch(
     open_steps: Callable[[Callable[[], bool]], Iterator[Step]],
     backbone: Backbone,
     stop: Stop,
     *,
-    depth: int = AHEAD,
+    depth: int = DEPTH,
     timings: Timings | None = None,
 ) -> Generator[ReadyStep, None, None]:
-    """The steps of a source, in order; ends when the source does, or soon after the caller wants to stop.
+    """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
     Args:
         open_steps: begins reading, given a function that tells whether to stop; called and iterated in the thread.
         backbone: prepares frames, in the thread.
-        stop: asked while waiting; steps that wait are dropped then.
-        depth: steps that wait to be taken at the most.
-        timings: where "decode" and "preprocess" of the thread, and "wait for frames" of the caller, are added up.
+        stop: asked while waiting; waiting steps are dropped then.
+        depth: the most steps that wait to be taken.
+        timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
     """
     ready: queue.Queue[ReadyStep | BaseException | None] = queue.Queue(depth)
     left = threading.Event()
@@ -93,7 +94,7 @@ def read_ahead(
         except BaseException as error:
             put(error)
 
-    thread = threading.Thread(target=work, name="protokv-ahead", daemon=True)
+    thread = threading.Thread(target=work, name="protokv-prefetch", daemon=True)
     thread.start()
     try:
         while True:

@@ -34,11 +34,10 @@ from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.schedule import LIVE, MINUTELY, Ending
 from protokv.ingestion.watching import Run, Start
-from protokv.storage.api import check_target
+from protokv.object_store import is_object
+from protokv.storage.api import check_not_read, check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
 from protokv.storage.form import DEFAULT_SUFFIX, StatePath
-from protokv.storage.objects import is_object
-from protokv.storage.overwriting import check_not_read
 from protokv.storage.watched import Segment
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage

@@ -1,7 +1,4 @@
-"""How often to commit on the way. Knows no states and no sources.
-
-When a run ends by itself: after so much of the stream, or at a real time. Knows no sources.
-"""
+"""When to commit on the way (`Every`) and when a run ends by itself (`Ending`). Knows no states and no sources."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from protokv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """After so much stream time, so many steps, or so much time of the clock on the wall; without any of them, never.
+    """Commit after `seconds` of stream time, after `n_steps`, or after `wall_s` of real time; with none of them, never.
 
-    Commits change nothing of what comes after them: which steps are committed by the clock differs from run to run, the
-    state that a stream ends in does not.
+    By real time, other steps are committed in every run; the state at the end is the same.
     """
 
     seconds: float | None = None
@@ -32,25 +28,25 @@ class Every:
                 raise ConfigError(f"cannot commit every {value:g}", hint="use a time or a number of steps above 0")
 
     def due(self, n_steps: int, seconds: float, wall_s: float) -> bool:
-        """Whether to commit, so much after the last commit."""
+        """Return True if a commit is due, this much after the last one."""
         return n_steps >= (self.n_steps or inf) or seconds >= (self.seconds or inf) or wall_s >= (self.wall_s or inf)
 
 
 MINUTELY = Every(wall_s=60.0)
-"""The default: little is lost by a kill, and a commit a minute costs a fast stream nothing to speak of."""
+"""The default: a kill loses little, and a commit a minute costs little."""
 
 LIVE = Every(wall_s=5.0)
-"""The default of live sources: who asks, asks about what has just happened."""
+"""The default of live sources: questions are about what has just happened."""
 
 NEVER = Every()
 """Only at the end."""
 
 
 class Ending:
-    """Asked over and over whether it is time.
+    """Decides whether a run has reached its end.
 
     Attributes:
-        over: it was.
+        over: it has.
     """
 
     def __init__(
@@ -63,13 +59,13 @@ class Ending:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Time runs from now.
+        """Begin now.
 
         Args:
-            for_s: so much of the stream; None: no end.
-            until: seconds since 1970; None: no end.
+            for_s: stream time to watch; None: no end.
+            until: real time to end at, in seconds since 1970; None: no end.
             from_s: stream time now.
-            live: real time counts as well, for the stream stands still while its source is lost.
+            live: `for_s` counts real time too, because stream time stands still while a source is lost.
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
@@ -79,7 +75,7 @@ class Ending:
         self.over = False
 
     def reached(self, stream_s: float) -> bool:
-        """Whether it is time, at this stream time."""
+        """Return True if the run is to end, at this stream time."""
         gone_s = stream_s - self._from_s
         if self._live:
             gone_s = max(gone_s, self._clock() - self._began_s)

@@ -1,6 +1,6 @@
-"""One run over one source: steps are read ahead and watched, the state is committed, what happens is told.
+"""One run over one source: prefetch its steps, watch them, commit the state, and give the events.
 
-Owns the order of these, and what is saved whatever ends the run. Knows neither how the session came to be nor how a
+Owns the order of these, and what is saved whatever ends the run. Knows neither where the session comes from nor how a
 state is written.
 """
 
@@ -18,7 +18,7 @@ from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
 from protokv.ingestion.growing_file import GrowingFile
-from protokv.ingestion.prefetch import AHEAD, ReadyStep, Stop, read_ahead
+from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
 from protokv.ingestion.schedule import Every
 from protokv.storage.api import stored_bytes
 from protokv.storage.checkpoint import to_state
@@ -80,8 +80,7 @@ class Run:
             try:
                 yield from self._steps(every, should_stop)
             except BaseException as error:
-                # Not after an error within a step, which leaves a memory that is neither before nor behind it, and not
-                # where writing is what fails.
+                # Not after an error within a step, which leaves half a step in the memory, and not if writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
                         self._commit(wait=True)
@@ -95,14 +94,12 @@ class Run:
         session, segment, stop = self._session, self._segment, Stop(should_stop)
         if stop.ask():
             return
-        depth = max(AHEAD, self._chunk)
-        with closing(
-            read_ahead(self._open_steps, session.backbone, stop, depth=depth, timings=self._timings)
-        ) as reading:
+        depth = max(DEPTH, self._chunk)
+        with closing(prefetch(self._open_steps, session.backbone, stop, depth=depth, timings=self._timings)) as reading:
             while not stop.decided:
                 steps, error = _next_steps(reading, self._chunk)
                 if stop.decided and len(steps) < self._chunk:
-                    # The same command begins this chunk again.
+                    # The next run begins this chunk again.
                     break
                 if steps:
                     yield from self._take(steps)
@@ -111,7 +108,7 @@ class Run:
                 if error is not None:
                     if session.clock.steps == segment.first_step:
                         raise error
-                    # What was watched of it is a state, if an incomplete one.
+                    # The steps watched so far are a state, although an incomplete one.
                     lost = max(1, self._damage.frames_lost)
                     self._damage = replace(self._damage, frames_lost=lost, message=error.message)
                     return
@@ -130,7 +127,7 @@ class Run:
             self._first.fps,
             self._first.frames_per_step,
             self._first.steps - self._segment.first_step,
-            # Frames behind a damaged place are the same only if the decoder comes from the same place.
+            # Frames after a damaged place are the same only if the decoder begins at the same place.
             from_beginning=not self._damage.ok,
             mark=self._mark,
             should_stop=unwanted,
@@ -169,7 +166,7 @@ class Run:
             return self._events(self._writer.commit(state, wait=wait))
 
     def _described(self) -> dict[str, Any]:
-        """What a state says of the source itself."""
+        """Return the record of the source itself in a state."""
         return {**self._source.info.to_dict(), **self._file.record(self._record)}
 
     def _events(self, landed: list[Committed]) -> list[Commit]:
@@ -219,7 +216,7 @@ class Run:
             watched_s=self._watched_s(),
             tokens_seen=clock.tokens_seen,
             state_bytes=self._session.memory.bytes_held,
-            # Not asked of the disk where it was just written: it may have been moved away since.
+            # A state that was just written may have been moved away since: do not ask the disk.
             file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
@@ -236,7 +233,7 @@ class Run:
 
 
 def _next_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], SourceError | None]:
-    """The next `n` steps of a source; fewer at its end, or in front of what cannot be read, which is told."""
+    """Return the next `n` steps of a source, or fewer at its end or before an error, and the error."""
     steps: list[ReadyStep] = []
     try:
         steps.extend(islice(reading, n))

@@ -1,1 +1,1 @@
-"""Looking at states: describe, compare, convert."""
+"""Look at states without a model: describe, compare, convert."""

@@ -1,111 +1,91 @@
-"""How two states differ: fields of their headers, and tensors, element by element and bit for bit.
+"""Compare two states: fields of their headers, and tensors element by element and bit for bit.
 
-Equal means the same bytes: 0.0 and -0.0 differ, and so do two NaNs of different bits. Knows nothing of what the fields
-and tensors mean.
+Equal means the same bytes: 0.0 and -0.0 differ, and so do two NaNs with different bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.snapshot import Header, State
+from protokv.storage.api import load_state
+from protokv.storage.form import StatePath
 
-# Elements compared at a time, so that a large tensor is not copied whole to float64.
-_AT_ONCE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FieldDifference:
-    """A field of the header, `a.b[0].c`; None where a state has no such field."""
-
-    field: str
-    a: Any
-    b: Any
+# Compare this many elements at a time, because they are converted to float64.
+_CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TensorDifference:
-    """A tensor that is not the same in both states.
+def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str, Any]:
+    """Load two states and return how they differ, as `compare`, with their paths under `states`.
 
-    Attributes:
-        name: of the tensor.
-        a, b: its dtype and shape in each state, `float32 [2, 3]`; None where a state has no such tensor.
-        elements: how many it has; None unless dtype and shape are the same.
-        differing: how many of these differ in any bit; None as above.
-        max_abs_difference: the largest distance between two elements; None as above, and where one is NaN or both are
-            infinite.
+    Raises:
+        StateError: one of them is missing or damaged.
     """
-
-    name: str
-    a: str | None
-    b: str | None
-    elements: int | None = None
-    differing: int | None = None
-    max_abs_difference: float | None = None
+    found = compare(load_state(a, verify=digests), load_state(b, verify=digests))
+    return {"states": [str(a), str(b)], **found}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """All that differs; empty for equal states. `tensors_compared` counts those of either."""
+def compare(a: State, b: State) -> dict[str, Any]:
+    """Return how two states differ, as a JSON document.
 
-    fields: list[FieldDifference]
-    tensors: list[TensorDifference]
-    tensors_compared: int
-
-    @property
-    def equal(self) -> bool:
-        """Nothing differs."""
-        return not self.fields and not self.tensors
-
-
-def compare(a: State, b: State) -> Difference:
-    """What differs between two states that were loaded: an older format counts as what it is migrated to."""
-    ours, theirs = (dict(_flat(Header.to_json(state))) for state in (a, b))
-    fields = [
-        FieldDifference(name, ours.get(name), theirs.get(name))
-        for name in [*ours, *(name for name in theirs if name not in ours)]
-        if name not in ours or name not in theirs or _kinded(ours[name]) != _kinded(theirs[name])
+    It has `equal`, `tensors_compared` (in either state), `header` and `tensors`. An entry of `header` has the `field`,
+    such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it. An entry of `tensors` has the `name`,
+    dtype and shape in `a` and `b`, such as `float32 [2, 3]`, the number of `elements`, the number `differing` in any
+    bit, and the `max_abs_difference`. The last three are None if dtype or shape differ; `max_abs_difference` is None as
+    well if it is not finite.
+    """
+    ours, theirs = (dict(_flatten(Header.to_json(state))) for state in (a, b))
+    header = [
+        {"field": name, "a": ours.get(name), "b": theirs.get(name)}
+        for name in {**ours, **theirs}
+        if name not in ours or name not in theirs or _typed(ours[name]) != _typed(theirs[name])
     ]
     names = sorted({*a.tensors, *b.tensors})
-    found = (_tensor(name, a.tensors.get(name), b.tensors.get(name)) for name in names)
-    return Difference(fields, [one for one in found if one is not None], len(names))
+    found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
+    tensors = [one for one in found if one is not None]
+    return {"equal": not header and not tensors, "tensors_compared": len(names), "header": header, "tensors": tensors}
 
 
-def _tensor(name: str, a: Tensor | None, b: Tensor | None) -> TensorDifference | None:
+def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
+    entry = {"name": name, "a": _describe(a), "b": _describe(b)}
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
-        return TensorDifference(name, _described(a), _described(b))
+        return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
     differing, distance = 0, 0.0
-    for begin in range(0, a.numel(), _AT_ONCE):
-        x, y = (t.reshape(-1)[begin : begin + _AT_ONCE] for t in (a, b))
+    for begin in range(0, a.numel(), _CHUNK):
+        x, y = (t.reshape(-1)[begin : begin + _CHUNK] for t in (a, b))
         bits = [t.contiguous().view(torch.uint8).view(-1, t.element_size()) for t in (x, y)]
         unequal = (bits[0] != bits[1]).any(-1)
         differing += int(unequal.sum())
         if unequal.any():
-            # max() keeps NaN, which is what an element without a distance must lead to.
+            # Tensor.max keeps NaN, unlike max.
             apart = (x[unequal].double() - y[unequal].double()).abs()
             distance = float(torch.cat((apart, torch.tensor([distance], dtype=torch.float64))).max())
     if not differing:
         return None
-    known = distance if distance == distance and distance != float("inf") else None
-    return TensorDifference(name, _described(a), _described(b), a.numel(), differing, known)
+    finite = distance == distance and distance != float("inf")
+    return {
+        **entry,
+        "elements": a.numel(),
+        "differing": differing,
+        "max_abs_difference": distance if finite else None,
+    }
 
 
-def _described(tensor: Tensor | None) -> str | None:
+def _describe(tensor: Tensor | None) -> str | None:
     return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def _flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, dict) and value:
-        return [one for k, v in value.items() for one in _flat(v, f"{path}.{k}" if path else str(k))]
+        return [one for k, v in value.items() for one in _flatten(v, f"{path}.{k}" if path else str(k))]
     if isinstance(value, (list, tuple)) and value:
-        return [one for i, v in enumerate(value) for one in _flat(v, f"{path}[{i}]")]
+        return [one for i, v in enumerate(value) for one in _flatten(v, f"{path}[{i}]")]
     return [(path, value)]
 
 
-def _kinded(value: Any) -> Any:
-    """True is not 1; that 1 is 1.0 is an accident of JSON."""
+def _typed(value: Any) -> Any:
+    """Tell True from 1, but not 1 from 1.0, which JSON may mix up."""
     return (isinstance(value, bool), list(value) if isinstance(value, tuple) else value)

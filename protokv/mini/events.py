@@ -1,8 +1,8 @@
 """Events of the procedural world: a coloured shape that appears at a place for 1 to 4 seconds.
 
-Draws them from a random generator; knows nothing of backgrounds or frames. At most two are visible at once, and
-those two differ in shape, colour and place. The centre of a moving shape stays in the cell where it appeared, so
-"where was it" has one answer. What crosses the picture is a chain of events of its own (`protokv.mini.crossing`).
+Draws events from a random generator; knows nothing of backgrounds or frames. At most two events are visible at once,
+and they differ in shape, colour and place. The centre of a moving shape stays in the cell where it appeared, so "where
+was it" has one answer. `lasting` has the events that last for minutes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ import numpy as np
 from protokv.mini.sprites import COLOUR_NAMES, COLOURS, PLACES, SHAPES, SIZES, UNITS
 
 BLOCK_S: Final = 60
-"""Seconds that are generated at once."""
+"""Seconds that are generated together."""
 
 LONGEST_S: Final = 4
 CELL: Final = UNITS / 3
 ROAM: Final = 11.0
-"""How far, in world units, a moving shape may stray from the centre of its cell (half a cell is 14)."""
+"""How far a moving shape may stray from the centre of its cell, in world units (half a cell is 14)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One appearance. `shape`, `colour`, `place` index the palette; visible in [start_s, end_s).
+    """One appearance, visible in [start_s, end_s).
 
-    `size` and `offset` (from the cell centre, at start_s) are in world units, `velocity` in world units
-    per second, `roam` is how far the centre may stray from that of the cell; `tint` is the RGB colour as painted.
+    Attributes:
+        shape, colour, place: indices into the palette (`sprites`).
+        start_s, end_s: seconds from the start of the stream.
+        size: side of the sprite, in world units.
+        tint: the painted RGB colour.
+        offset: (x, y) from the centre of the cell at `start_s`, in world units.
+        velocity: in world units per second.
+        roam: how far the centre may stray from the centre of the cell.
     """
 
     shape: int
@@ -44,11 +50,11 @@ class Event:
     roam: float = field(default=ROAM, repr=False)
 
     def later(self, by_s: float) -> Event:
-        """The same, so many seconds later."""
+        """Return the same event `by_s` seconds later."""
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     def centre(self, time_s: float) -> tuple[float, float]:
-        """Centre (x, y) in world units at `time_s`: straight motion that stops `roam` units from the cell's centre."""
+        """Return the centre (x, y) in world units at `time_s`; motion stops `roam` units from the cell's centre."""
         row, column = divmod(self.place, 3)
         passed = time_s - self.start_s
         dx = min(max(self.offset[0] + self.velocity[0] * passed, -self.roam), self.roam)
@@ -66,7 +72,7 @@ class Pools:
 
     @staticmethod
     def everything() -> Pools:
-        """All shapes, colours and places."""
+        """Return all shapes, colours and places."""
         return Pools(tuple(range(len(SHAPES))), tuple(range(len(COLOUR_NAMES))), tuple(range(len(PLACES))))
 
 
@@ -78,9 +84,9 @@ def make_event(
     moving: float,
     slack: float = 0.0,
 ) -> Event:
-    """An event of `look` (shape, colour, place) with a random size, tint, offset and, for the share `moving`, motion.
+    """Draw an event with the `look` (shape, colour, place); size, tint, offset and motion are random.
 
-    `slack`: world units that the shape may stick out of its cell where it starts.
+    The share `moving` moves. `slack`: world units that the shape may stick out of its cell where it starts.
     """
     size = SIZES[int(rng.integers(len(SIZES)))]
     r, g, b = (float(v) for v in np.asarray(COLOURS[COLOUR_NAMES[look[1]]]) + rng.uniform(-12, 12, 3))
@@ -94,7 +100,7 @@ def make_event(
 
 
 def split_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
-    """Split shapes, colours and places: `n` of each for the evidence, the others for what distracts.
+    """Split shapes, colours and places: `n` of each for the evidence, the others for distracting events.
 
     One shape is in neither pool, so that "did it appear?" can be answered with no.
     """
@@ -105,13 +111,13 @@ def split_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
 
 
 def time_event(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[float, float]:
-    """A quarter of the events that last two seconds or more start half a second late."""
+    """Delay the start of a quarter of the events of two seconds or more by half a second."""
     late = end_s - start_s >= 2 and rng.random() < 0.25
     return start_s + 0.5 * late, float(end_s)
 
 
 def place_evidence(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
-    """One event per entry of `pools`, at separate times inside [0, end_s)."""
+    """Draw one event per entry of `pools`, at separate times inside [0, end_s)."""
     n = len(pools.shapes)
     slot = end_s // n
     found = []
@@ -132,14 +138,14 @@ def scatter_events(
     moving: float,
     overlap: float,
     models: Sequence[Event] = (),
-    alike: float = 0.0,
+    similarity: float = 0.0,
     taken: Callable[[int, int], set[int]] = lambda start_s, end_s: set(),
 ) -> tuple[Event, ...]:
-    """Events that start at random whole seconds of [start_s, end_s) and end by end_s.
+    """Draw events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
-    The share `overlap` of them may still be visible when the next begins. Looks are drawn from `pools`; seven in ten
-    prefer a shape, colour and place that have not appeared between start_s and them. The share `alike` has the colour
-    and the place of one of the `models`, and a shape of the pools.
+    The share `overlap` may still be visible when the next event begins. Looks come from `pools`; seven in ten events
+    prefer a shape, colour and place that have not appeared since start_s. The share `similarity` has the colour and the
+    place of one of the `models`, and a shape of the pools. Places in `taken(start_s, end_s)` are avoided.
     """
     seconds = end_s - start_s
     n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))
@@ -159,8 +165,8 @@ def scatter_events(
             _pick(rng, pools.colours, {e.colour for e in still}, {e.colour for e in shown}),
             _pick(rng, pools.places, {e.place for e in still} | taken(start, end), {e.place for e in shown}),
         )
-        # Drawn behind everything else, and only where it is wanted: other worlds are what they have always been.
-        if alike and rng.random() < alike:
+        # Drawn last and only if wanted, so that worlds without it stay the same.
+        if similarity and rng.random() < similarity:
             apart = [m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)]
             if apart:
                 model = apart[int(rng.integers(len(apart)))]

@@ -1,8 +1,8 @@
 """The network of the embedded model: Qwen2.5-VL's vision tower and language model, in plain torch.
 
-transformers runs the same weights, and the tests hold this against it; but importing it costs more than a whole answer
-of this model, and its layers of wrappers more than the arithmetic of a step. Owns the forward passes; knows contexts
-and tails, no memories, no files but the weights'.
+transformers runs the same weights, and the tests compare with it; but importing it takes longer than an answer of this
+model, and its wrappers take longer than the arithmetic of a step. Owns the forward passes; knows no memories and no
+files.
 
 Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as transformers implements it.
 """
@@ -35,12 +35,12 @@ class VisionTower:
         self._heads: int = config["num_heads"]
         self._merge: int = config["spatial_merge_size"]
         self._theta: float = config["rope_parameters"]["rope_theta"]
-        # A patch meets its kernel once: the convolution is a product.
+        # The stride of the convolution is its kernel, so it is one product.
         self._projection = weights["patch_embed.proj.weight"].flatten(1)
-        self._blocks = [_under(weights, f"blocks.{i}.") for i in range(config["depth"])]
+        self._blocks = [select_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])]
         for block in self._blocks:
             _join(block, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
-        self._merger = _under(weights, "merger.")
+        self._merger = select_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Visual tokens of `B` steps.
@@ -58,8 +58,8 @@ class VisionTower:
         cos, sin = _axial_angles(*grid, self._merge, size, self._theta, x.device)
         for w in self._blocks:
             qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(steps, n, 3, self._heads, size)
-            turned = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
-            query, key, value = turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]
+            rotated = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
+            query, key, value = rotated[:, :, 0], rotated[:, :, 1], qkv[:, :, 2]
             mixed = functional.scaled_dot_product_attention(
                 query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=size**-0.5
             )
@@ -71,7 +71,7 @@ class VisionTower:
 
 
 class LanguageModel:
-    """Embeddings to hidden states and logits, over a context and a tail."""
+    """Embeddings to hidden states and logits, over a context and a local KV."""
 
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         """Take the `text_config` of a checkpoint and its weights, named without `model.`."""
@@ -80,7 +80,7 @@ class LanguageModel:
         self._heads: int = config["num_key_value_heads"]
         self.embedding = weights["embed_tokens.weight"]
         self._last_norm = weights["norm.weight"]
-        self._layers = [_under(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
+        self._layers = [select_prefix(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
         for layer in self._layers:
             _join(layer, "qkv", *(f"self_attn.{name}_proj" for name in "qkv"))
             _join(layer, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
@@ -90,37 +90,38 @@ class LanguageModel:
         self._component = torch.tensor([i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)])
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin `[..., D]` float32 of positions `[..., 3]`: each section of M-RoPE turns by its own component."""
+        """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own component."""
         component, frequency = self._component.to(positions.device), self._frequency.to(positions.device)
         angle = positions[..., component].float() * frequency
         cos, sin = angle.cos(), angle.sin()
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, tail: LocalKV) -> Tensor:
-        """Final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
+    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, local_kv: LocalKV) -> Tensor:
+        """Return the final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
         x, T, D = embeddings, len(embeddings), self.head_size
         both = self._query_heads + self._heads
         cos, sin = (part.to(x.dtype) for part in self.angles(positions))
         for layer, w in enumerate(self._layers):
             qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
-            turned = rotate(qkv[:both], cos, sin)
-            query = turned[: self._query_heads]
-            mixed = attend_to(layer, query, turned[self._query_heads :], qkv[both:], context, tail, D**-0.5)
+            rotated = rotate(qkv[:both], cos, sin)
+            query = rotated[: self._query_heads]
+            mixed = attend_to(layer, query, rotated[self._query_heads :], qkv[both:], context, local_kv, D**-0.5)
             x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
             x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
         return _norm(x, self._last_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., vocabulary]` float32; the head is the embedding."""
+        """Return `[..., vocabulary]` float32; the head is the embedding."""
         return functional.linear(hidden, self.embedding).float()
 
 
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the weights whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def _join(weights: dict[str, Tensor], name: str, *parts: str) -> None:
-    """One product instead of several over the same input."""
+    """Join weights of several products over the same input into one."""
     for kind in ("weight", "bias"):
         if f"{parts[0]}.{kind}" in weights:
             weights[f"{name}.{kind}"] = torch.cat([weights.pop(f"{part}.{kind}") for part in parts])
@@ -144,7 +145,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 def _axial_angles(
     rows: int, columns: int, merge: int, size: int, theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin `[patches, 1, 1, size]` float32 in the order of the tokens: half of the pairs turn by row."""
+    """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate by row."""
     cells = torch.cartesian_prod(*(torch.arange(n) for n in (rows, columns, merge, merge)))
     places = torch.stack([cells[:, 0] * merge + cells[:, 2], cells[:, 1] * merge + cells[:, 3]], -1)
     half = size // 2

@@ -1,10 +1,9 @@
-"""How each question type is phrased in English, and every answer it can have.
+"""The templates of every question type in English, and every answer it can have.
 
-The first template of a type is the plainest and is used half of the time in training. A template may hold
-{shape}, {colour}, {place}, and {other} (a second shape). The vocabulary is derived from this table, so a
-new word means new weights. The questions about order in `ORDER_TEMPLATES`, and those about what happened over time in
-`TIME_TEMPLATES`, have words that the weights of `protokv/mini` were not trained on; nothing asks them unless it names
-them.
+The first template of a type is the plainest and is used half of the time in training. A template may hold {shape},
+{colour}, {place} and {other} (a second shape). The vocabulary is derived from these tables, so a new word means new
+weights. The weights of `protokv/mini` know the words of `TYPES` only; questions of `ORDER_TYPES` (what came before
+what) and `TIME_TYPES` (what happened to one shape over time) are asked only where they are named.
 """
 
 from __future__ import annotations
@@ -80,32 +79,6 @@ TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
         "Is there anything now?",
         "Can you see anything now?",
     ),
-}
-
-TYPES: Final = tuple(TEMPLATES)
-
-ANSWERS: Final[dict[str, tuple[str, ...]]] = {
-    "colour": COLOUR_NAMES,
-    "shape": SHAPES,
-    "where": PLACES,
-    "at": SHAPES,
-    "whether": ("yes", "no"),
-    "first": SHAPES,
-    "last": SHAPES,
-    "which_first": SHAPES,
-    "which_last": SHAPES,
-    "count": NUMBERS[1:],
-    "now": (*SHAPES, "nothing"),
-    "anything_now": ("yes", "no"),
-}
-"""Type -> every answer it can have."""
-
-CHANCE: Final[dict[str, float]] = {
-    kind: 0.5 if kind.startswith("which") else 1 / len(answers) for kind, answers in ANSWERS.items()
-}
-"""Type -> accuracy of a uniform guess among its answers (of the two that are named, for which_first/_last)."""
-
-ORDER_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "before": (
         "Did the {shape} appear before the {other}?",
         "Was the {shape} seen before the {other}?",
@@ -127,61 +100,58 @@ ORDER_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
         "Which tenth was the {shape} seen in?",
     ),
 }
-ORDER_TEMPLATES["middle_first"] = TEMPLATES["which_first"]
-ORDER_TEMPLATES["middle_last"] = TEMPLATES["which_last"]
-ORDER_TEMPLATES["middle_before"] = ORDER_TEMPLATES["before"]
-ORDER_TEMPLATES["middle_after"] = ORDER_TEMPLATES["after"]
+TEMPLATES.update(
+    {
+        # The same questions about two events that are neither the first nor the last of the stream.
+        "middle_first": TEMPLATES["which_first"],
+        "middle_last": TEMPLATES["which_last"],
+        "middle_before": TEMPLATES["before"],
+        "middle_after": TEMPLATES["after"],
+        "times": (
+            "How many times did the {shape} appear?",
+            "How many times was the {shape} seen?",
+            "How many times did a {shape} appear?",
+        ),
+        "where_first": (
+            "Where was the {shape} first?",
+            "Where did the {shape} appear first?",
+        ),
+        "where_last": (
+            "Where was the {shape} last?",
+            "Where did the {shape} appear last?",
+        ),
+    }
+)
 
-ORDER_TYPES: Final = tuple(ORDER_TEMPLATES)
+ORDER_TYPES: Final = (
+    "before",
+    "after",
+    "third",
+    "tenth",
+    "middle_first",
+    "middle_last",
+    "middle_before",
+    "middle_after",
+)
+TIME_TYPES: Final = ("times", "where_first", "where_last")
+TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES))
 
-ORDER_ANSWERS: Final[dict[str, tuple[str, ...]]] = {
-    "before": ("yes", "no"),
-    "after": ("yes", "no"),
+# The answer to these questions is one of the two shapes that they name.
+_OF_TWO: Final = ("which_first", "which_last", "middle_first", "middle_last")
+_YES_NO: Final = ("yes", "no")
+ANSWERS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("shape", "at", "first", "last", *_OF_TWO), SHAPES),
+    **dict.fromkeys(("whether", "anything_now", "before", "after", "middle_before", "middle_after"), _YES_NO),
+    **dict.fromkeys(("where", "where_first", "where_last"), PLACES),
+    **dict.fromkeys(("count", "times"), NUMBERS[1:]),
+    "colour": COLOUR_NAMES,
+    "now": (*SHAPES, "nothing"),
     "third": PARTS,
     "tenth": TENTHS,
-    "middle_first": SHAPES,
-    "middle_last": SHAPES,
-    "middle_before": ("yes", "no"),
-    "middle_after": ("yes", "no"),
 }
 """Type -> every answer it can have."""
 
-ORDER_CHANCE: Final[dict[str, float]] = {
-    kind: 0.5 if kind in ("middle_first", "middle_last") else 1 / len(answers)
-    for kind, answers in ORDER_ANSWERS.items()
+CHANCE: Final[dict[str, float]] = {
+    kind: 0.5 if kind in _OF_TWO else 1 / len(answers) for kind, answers in ANSWERS.items()
 }
-"""As CHANCE, of the questions about order."""
-
-TIME_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
-    "times": (
-        "How many times did the {shape} appear?",
-        "How many times was the {shape} seen?",
-        "How many times did a {shape} appear?",
-    ),
-    "where_first": (
-        "Where was the {shape} first?",
-        "Where did the {shape} appear first?",
-    ),
-    "where_last": (
-        "Where was the {shape} last?",
-        "Where did the {shape} appear last?",
-    ),
-}
-
-TIME_TYPES: Final = tuple(TIME_TEMPLATES)
-
-TIME_ANSWERS: Final[dict[str, tuple[str, ...]]] = {
-    "times": NUMBERS[1:],
-    "where_first": PLACES,
-    "where_last": PLACES,
-}
-"""Type -> every answer it can have."""
-
-TIME_CHANCE: Final[dict[str, float]] = {kind: 1 / len(answers) for kind, answers in TIME_ANSWERS.items()}
-"""As CHANCE, of the questions about what happened over time."""
-
-EVERY_TEMPLATE: Final = TEMPLATES | ORDER_TEMPLATES | TIME_TEMPLATES
-"""The templates of all types, those of `protokv/mini` first."""
-
-EVERY_ANSWER: Final = ANSWERS | ORDER_ANSWERS | TIME_ANSWERS
-EVERY_CHANCE: Final = CHANCE | ORDER_CHANCE | TIME_CHANCE
+"""Type -> accuracy of a uniform guess."""

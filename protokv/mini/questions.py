@@ -1,7 +1,7 @@
 """Questions about a procedural stream whose answers and evidence times are known.
 
-A question is asked at `ask_s`, after [0, ask_s) has been seen, and only if the events so far allow one answer.
-`evidence_s` is when the decisive evidence was last visible (never later than ask_s):
+A question is asked at `ask_s`, after [0, ask_s) was seen, and only if the events so far allow one answer. `evidence_s`
+is when the decisive evidence was last visible (never later than ask_s):
 
 | type | asks | mirrors | evidence_s: end of |
 |---|---|---|---|
@@ -16,27 +16,27 @@ A question is asked at `ask_s`, after [0, ask_s) has been seen, and only if the 
 | now | what is visible in the last half second | OVO-Bench OJR (real-time) | ask_s |
 | anything_now | is anything visible in it | OVO-Bench real-time, yes / no | ask_s |
 
-What only a model that reads time can answer is asked where it is named (`phrases.ORDER_TYPES`):
+Only a model that reads time can answer these; they are asked only if named (`phrases.ORDER_TYPES`):
 
 | type | asks | evidence_s: end of |
 |---|---|---|
 | before, after | did one appear before / after another (yes / no) | the later one |
 | third, tenth | in which part of [0, ask_s) the only {shape} was | that event |
-| middle_first, _last, _before, _after | the same of two neither of which is the first or last event | the later one |
+| middle_first, _last, _before, _after | the same of two events, neither of them first or last of all | the later one |
 
-A part of the stream is asked only of an event that is at least a tenth of a part away from the other parts.
+Questions about parts are asked only about events that are at least a tenth of a part away from the other parts.
 
-What happened to one shape over time is asked where it is named, too (`phrases.TIME_TYPES`):
+What happened to one shape over time; also asked only if named (`phrases.TIME_TYPES`):
 
 | type | asks | evidence_s: end of |
 |---|---|---|
 | times | how often a shape appeared, 1 to 4, each time at least 2 s after the last | the latest of these events |
 | where_first, where_last | where a shape was first / last that was at several places | its first / its latest event |
 
-A shape that crosses the picture slowly is a chain of events of one look, one a cell, each of which begins when the one
-before it ends. So it was at several places, and how often it appeared is not asked.
+A shape that crosses the picture slowly is a chain of events of one look, one a cell, without gaps. So it was at several
+places, and nobody asks how often it appeared.
 
-Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds.
+Events are ordered by the second in which they begin. Order is asked only of events that begin in different seconds.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.mini.phrases import EVERY_TEMPLATE, TYPES
+from protokv.mini.events import Event
+from protokv.mini.phrases import TEMPLATES, TYPES
 from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World
 
 MOST_COUNTED: Final = 4
 APART_S: Final = 2
-"""Seconds between two events of one shape that are counted as two."""
+"""Two events of one shape count as two if they are this many seconds apart."""
 _MIDDLE: Final = {
     "middle_first": "which_first",
     "middle_last": "which_last",
@@ -65,27 +66,12 @@ _MIDDLE: Final = {
 }
 
 
-class Sighting(Protocol):
-    """What a question needs to know about an event: palette indices, and when it was visible, in seconds."""
-
-    @property
-    def shape(self) -> int: ...  # noqa: D102
-    @property
-    def colour(self) -> int: ...  # noqa: D102
-    @property
-    def place(self) -> int: ...  # noqa: D102
-    @property
-    def start_s(self) -> float: ...  # noqa: D102
-    @property
-    def end_s(self) -> float: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One unambiguous thing to ask.
 
     Attributes:
-        answer: the only right one.
+        answer: the only right answer.
         evidence: indices of the events that decide it.
         evidence_s: when the last of these was last visible.
         slots: the words that fill a template.
@@ -108,8 +94,11 @@ class Question:
     ask_s: float
 
 
-def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact]:
-    """Everything of type `kind` that can be asked at `ask_s` about `events`, all of which began before ask_s."""
+def find_facts(kind: str, events: Sequence[Event], ask_s: float) -> list[Fact]:
+    """Return every fact of type `kind` to ask at `ask_s` about `events`, all of which began before ask_s.
+
+    Events may be any objects with the attributes `shape`, `colour`, `place`, `start_s` and `end_s`.
+    """
 
     def until(*indices: int) -> float:
         return float(min(max(events[i].end_s for i in indices), ask_s))
@@ -170,7 +159,7 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
                 found.append(about(answer, i, j, shape=SHAPES[one.shape], other=SHAPES[two.shape]))
         return found
     if kind == "count":
-        # Two stars are one shape or two objects: asked only where both readings give the same number.
+        # Two stars are one shape or two objects: ask only if both readings give the same number.
         if not 1 <= len(events) == len(shapes) <= MOST_COUNTED:
             return []
         return [about(NUMBERS[len(events)], *range(len(events)))]
@@ -187,11 +176,11 @@ def find_facts(kind: str, events: Sequence[Sighting], ask_s: float) -> list[Fact
             for shape in sorted(shapes)
             for answer, decisive in _follow(kind, [(i, e) for i, e in indexed if e.shape == shape])
         ]
-    raise ConfigError(f"expected one of the question types {', '.join(EVERY_TEMPLATE)}, got {kind!r}")
+    raise ConfigError(f"expected one of the question types {', '.join(TEMPLATES)}, got {kind!r}")
 
 
-def _follow(kind: str, own: Sequence[tuple[int, Sighting]]) -> list[tuple[str, tuple[int, ...]]]:
-    """What can be asked of the events (with their indices) of one shape over time: an answer and what decides it."""
+def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the answer about one shape over time, with the indices of the events that decide it, if there is one."""
     own = sorted(own, key=lambda pair: pair[1].start_s)
     if kind == "times":
         apart = all(later.start_s - one.end_s >= APART_S for (_, one), (_, later) in pairwise(own))
@@ -205,8 +194,8 @@ def _follow(kind: str, own: Sequence[tuple[int, Sighting]]) -> list[tuple[str, t
     return [(PLACES[event.place], (i,))]
 
 
-def _find_part(event: Sighting, ask_s: float, parts: int) -> int | None:
-    """Which of equal parts of [0, ask_s) an event lies in, or None where it is too close to another one."""
+def _find_part(event: Event, ask_s: float, parts: int) -> int | None:
+    """Return which of equal parts of [0, ask_s) an event lies in; None if it is too close to another part."""
     length_s = ask_s / parts
     first = max(event.start_s - length_s / 10, 0.0)
     last = min(event.end_s, ask_s) + length_s / 10
@@ -216,7 +205,7 @@ def _find_part(event: Sighting, ask_s: float, parts: int) -> int | None:
 
 
 def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
-    """Pick one fact at random; yes and no, where these are the answers, are equally likely."""
+    """Pick one fact at random; the answers yes and no are equally likely."""
     if found[0].answer in ("yes", "no"):
         answers = sorted({f.answer for f in found})
         answer = answers[int(rng.integers(len(answers)))]
@@ -225,7 +214,7 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
 
 
 def pick_different(rng: np.random.Generator, found: Sequence[Fact], most: int) -> Iterator[Fact]:
-    """Pick up to `most` different facts, one after the other; between two the caller may draw from `rng`."""
+    """Yield up to `most` different facts at random; the caller may draw from `rng` between two of them."""
     left = list(found)
     for _ in range(min(most, len(left))):
         fact = pick(rng, left)
@@ -234,8 +223,8 @@ def pick_different(rng: np.random.Generator, found: Sequence[Fact], most: int) -
 
 
 def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
-    """Phrase a fact as a question, with template number `phrasing`; None draws one, half of the time the first."""
-    templates = EVERY_TEMPLATE[kind]
+    """Phrase a fact as a question with template number `phrasing`; None: a random one, half of the time the first."""
+    templates = TEMPLATES[kind]
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
     return templates[phrasing].format(**fact.slots)

@@ -1,13 +1,9 @@
-"""What is behind the shapes: plain, gradient and textured backgrounds with grey drifting blobs.
+"""Backgrounds: plain, gradient or textured with small grey drifting blobs, and noise with a natural spectrum.
 
-A `Scenery` is a frozen description drawn from a generator; `draw` is a pure function of it, the time and the
-frame side. Blobs are small and grey, so that no background shows one of the named shapes.
-
-Drifting noise with the spectrum of natural images: amplitude falls as one over spatial frequency.
-
-Photographs of all kinds share that spectrum (Field 1987), so it is the second-order statistics of natural video that
-this has, in brightness and a little in colour, and none of its objects. It is a tile that repeats without a seam,
-drawn once and moved. A pure function of the seed, the time and the side of the frame.
+A `Scenery` is a frozen description; `draw` is a pure function of it, the time and the side of the frame. Blobs are
+small and grey, so that no background shows one of the named shapes. The noise has the spectrum of natural images,
+amplitude falling as one over spatial frequency (Field 1987), in brightness and a little in colour: the second-order
+statistics of natural video without its objects. It is a tile that repeats without a seam, drawn once and moved.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from protokv.mini.sprites import GRID, UNITS
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A grey square that bounces inside the frame; side and position in world units, velocity in those per second."""
+    """A grey square that bounces inside the frame; lengths in world units, velocity in world units per second."""
 
     side: float
     grey: float
@@ -48,7 +44,7 @@ class Scenery:
 
 
 def make_scenery(rng: np.random.Generator) -> Scenery:
-    """A random background: plain, gradient or textured, equally likely; none to two blobs."""
+    """Draw a random background: plain, gradient or textured, equally likely; up to two blobs."""
     r, g, b = (float(v) for v in rng.uniform(25, 110, 3))
     kind = int(rng.integers(3))
     slope = tuple(float(v) for v in rng.uniform(-50, 50, 3)) if kind == 1 else (0.0, 0.0, 0.0)
@@ -91,7 +87,7 @@ def _bounce(position: float, room: float) -> float:
 
 
 def _covered(start: float, length: float, side: int) -> NDArray[np.float32]:
-    """Share of each of `side` pixels that the interval [start, start + length) of world units covers."""
+    """Return the share of each of `side` pixels that [start, start + length) in world units covers."""
     edge = np.arange(side + 1, dtype=np.float32) * (UNITS / side)
     inside = np.clip(edge, start, start + length)
     share: NDArray[np.float32] = np.diff(inside) * (side / UNITS)
@@ -99,7 +95,7 @@ def _covered(start: float, length: float, side: int) -> NDArray[np.float32]:
 
 
 def draw(scenery: Scenery, time_s: float, side: int) -> NDArray[np.float32]:
-    """The background at `time_s`, `[side, side, 3]` float32 in 0..255, a fresh array."""
+    """Return the background at `time_s`, `[side, side, 3]` float32 in 0..255, a new array."""
     frame = _still(scenery, side).copy()
     for blob in scenery.blobs:
         room = UNITS - blob.side
@@ -114,15 +110,15 @@ def draw(scenery: Scenery, time_s: float, side: int) -> NDArray[np.float32]:
 
 
 SPREAD: Final = 18.0
-"""Standard deviation of brightness; that of colour is a quarter of it."""
+"""Standard deviation of brightness; colour has a quarter of it."""
 FASTEST: Final = 6.0
-"""World units a second that it drifts at most."""
+"""The highest drift of the noise, in world units per second."""
 
 
 def draw_noise(seed: tuple[int, int], time_s: float, side: int) -> NDArray[np.float32]:
-    """What is added to a background at `time_s`, `[side, side, 3]` float32, mean 0."""
+    """Return the noise to add to a background at `time_s`, `[side, side, 3]` float32, mean 0."""
     tile, (across, down) = _tile(seed)
-    # Whole pixels of the tile, so that every side of frame shows the same movement.
+    # Whole pixels of the tile, so that frames of every side show the same movement.
     shift = (round(down * time_s * 2), round(across * time_s * 2))
     moved = np.roll(tile, shift, (0, 1))
     if side <= len(tile):
@@ -136,7 +132,7 @@ def draw_noise(seed: tuple[int, int], time_s: float, side: int) -> NDArray[np.fl
 
 @lru_cache(maxsize=64)
 def _tile(seed: tuple[int, int]) -> tuple[NDArray[np.float32], tuple[float, float]]:
-    """The tile at two pixels a world unit, `[2 * UNITS, 2 * UNITS, 3]`, and its velocity in world units a second."""
+    """Return the tile, two pixels a world unit, `[2 * UNITS, 2 * UNITS, 3]`, and its velocity in units per second."""
     rng = np.random.default_rng([seed[0], 6, seed[1]])
     side = 2 * UNITS
     assert GRID % side == 0

@@ -1,12 +1,12 @@
-"""Which seeds of procedural worlds are for what: disjoint ranges, so that nothing is measured on what it was made with.
+"""Disjoint ranges of seeds of procedural worlds, so that nothing is measured on worlds that it was made with.
 
 | range | for |
 |---|---|
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
-| CARD | the held-out worlds of the model card, which are drawn from beyond all ranges too |
-| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables of order, and of what happens over time |
-| DEVELOPMENT | trying out rules, and fitting, such as the layers and shares of `protokv.extras.evidence` |
-| STUDY | reported figures, and nothing else |
+| CARD | the held-out worlds of the model card, which also draws from beyond all ranges |
+| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time |
+| DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of `protokv.extras.evidence` |
+| STUDY | reported figures only |
 
 Training renders no world of any seed: its clips are drawn by generators that no world uses (`TRAINING_STREAM`).
 """
@@ -25,6 +25,6 @@ STUDY: Final = range(5_000_000, 6_000_000)
 RANGES: Final = {"demonstration": DEMONSTRATION, "card": CARD, "development": DEVELOPMENT, "study": STUDY}
 
 WORLD_STREAMS: Final = frozenset(range(1, 9))
-"""The second word of the seed of every generator that makes a world or its questions; the first is the world's own."""
+"""The second words of the seeds of generators for worlds and questions; the first word is the world's seed."""
 TRAINING_STREAM: Final = 11
-"""The second word of the seed of the generators that draw training clips."""
+"""The second word of the seeds of generators for training clips."""

@@ -1,11 +1,8 @@
-"""Anti-aliased masks of the eight shapes, at any of four resolutions from one common grid.
+"""The shapes, colours and places of the procedural world, and anti-aliased masks of the shapes.
 
-A sprite is drawn once as if the frame were 672 pixels wide and box-reduced to 84, 168, 336 or 672, so that a large
-frame, resized by area, equals the small one. Positions are multiples of a quarter of a world unit.
-
-The things that exist in the procedural world: eight shapes, eight colours, nine places.
-
-Everything else refers to them by index. Knows nothing of frames, time or words beyond these names.
+Everything else refers to shapes, colours and places by their index. A sprite is drawn once as if the frame were 672
+pixels wide and box-reduced to 84, 168, 336 or 672, so that a large frame, resized by area, equals the small one.
+Positions are multiples of a quarter of a world unit.
 """
 
 from __future__ import annotations
@@ -18,8 +15,45 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+SHAPES: Final = ("star", "ring", "square", "triangle", "cross", "disk", "diamond", "bar")
+
+COLOURS: Final[dict[str, tuple[int, int, int]]] = {
+    "red": (225, 40, 40),
+    "green": (40, 190, 60),
+    "blue": (50, 80, 235),
+    "yellow": (240, 220, 40),
+    "purple": (150, 50, 190),
+    "orange": (250, 140, 20),
+    "cyan": (50, 215, 225),
+    "white": (250, 250, 250),
+}
+
+COLOUR_NAMES: Final = tuple(COLOURS)
+
+# Row by row, three per row: place p is row p // 3, column p % 3 of the frame.
+PLACES: Final = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "center",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
+
+NUMBERS: Final = ("zero", "one", "two", "three", "four")
+"""Words for 0 to 4, the highest count."""
+
+PARTS: Final = ("start", "middle", "end")
+"""The thirds of a stream."""
+
+TENTHS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+"""The tenths of a stream, from its start."""
+
 UNITS: Final = 84
-"""The frame side in world units: one unit is one pixel of a training frame."""
+"""The side of a frame in world units; one unit is one pixel of a training frame."""
 
 GRID: Final = 672
 SIDES: Final = (84, 168, 336, 672)
@@ -64,7 +98,7 @@ def _drawn(shape: str, size: int) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=4096)
 def draw_mask(shape: int, size: int, side: int, quarter_x: int, quarter_y: int) -> NDArray[np.float32]:
-    """Draw the share of each pixel that the shape covers, `[(size + 1) * side / 84, same, 1]` float32 in [0, 1].
+    """Return the share of each pixel that the shape covers, `[(size + 1) * side / 84, same, 1]` float32 in [0, 1].
 
     `size` is in world units; `quarter_x`, `quarter_y` in 0..3 shift the sprite right and down by quarter units.
     """
@@ -87,7 +121,7 @@ def paint(
     """Blend one shape into `frame [side, side, 3]` float32 in place; (x, y) is its centre in world units."""
     side = frame.shape[0]
     scale = side // UNITS
-    # The sprite's corner in quarter units, kept so that the mask always fits in the frame.
+    # The corner of the sprite in quarter units, clamped so that the mask fits in the frame.
     left = min(max(round(4 * (x - size / 2)), 0), 4 * (UNITS - size))
     top = min(max(round(4 * (y - size / 2)), 0), 4 * (UNITS - size))
     mask = draw_mask(shape, size, side, left % 4, top % 4)
@@ -95,41 +129,3 @@ def paint(
     region = frame[y0 : y0 + mask.shape[0], x0 : x0 + mask.shape[1]]
     cut = mask[: region.shape[0], : region.shape[1]]
     region += cut * (np.asarray(colour, np.float32) - region)
-
-
-SHAPES: Final = ("star", "ring", "square", "triangle", "cross", "disk", "diamond", "bar")
-
-COLOURS: Final[dict[str, tuple[int, int, int]]] = {
-    "red": (225, 40, 40),
-    "green": (40, 190, 60),
-    "blue": (50, 80, 235),
-    "yellow": (240, 220, 40),
-    "purple": (150, 50, 190),
-    "orange": (250, 140, 20),
-    "cyan": (50, 215, 225),
-    "white": (250, 250, 250),
-}
-
-COLOUR_NAMES: Final = tuple(COLOURS)
-
-# Row by row, three per row: place p is row p // 3, column p % 3 of the frame.
-PLACES: Final = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "center",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
-)
-
-NUMBERS: Final = ("zero", "one", "two", "three", "four")
-"""Words for 0 to 4; no question counts further."""
-
-PARTS: Final = ("start", "middle", "end")
-"""The thirds of a stream."""
-
-TENTHS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-"""The tenths of a stream, from its start."""

@@ -1,9 +1,9 @@
 """Procedural video streams of any length in which every event is known.
 
-A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from
-(seed, block), so what happens at time t does not depend on the length of the stream. No event crosses a block
-border but those of a shape that crosses the picture, which follow from the config alone. Knows nothing of questions,
-files or models, and needs no torch.
+A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from (seed,
+block), so what happens at time t does not depend on the length of the stream. Only the events of a shape that crosses
+the picture may cross the border of a block; they follow from the config alone. Knows nothing of questions, files or
+models, and needs no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.crossing import MOST_SHAPES, draw_counted, draw_crossing, find_touched
 from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
+from protokv.mini.lasting import MOST_SHAPES, draw_counted, draw_crossing, find_touched
 from protokv.mini.scenery import Scenery, draw, draw_noise, make_scenery
 from protokv.mini.sprites import SIDES, paint
 
@@ -30,28 +30,27 @@ MAX_EVIDENCE: Final = 4
 SHORTEST_CROSSING_S: Final = 12
 
 Backdrop = Literal["plain", "natural"]
-"""What is behind the shapes besides the scenery."""
+"""The noise behind the shapes, besides the scenery."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
-    """Everything a stream is made from. All shares are fractions in [0, 1].
+    """The settings of a stream. All shares are fractions in [0, 1].
 
-    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4 of them, that many
-    events, all different, are the evidence. They lie in the `evidence_s` seconds from `before_s` on, and where
-    `again_s` is given the same ones are shown a second time from there on. Everywhere else distracting events come at
-    `events_per_minute`, with shapes, colours and places that the evidence does not have (and one shape that never
-    appears), so that questions about the evidence stay unambiguous. What the evidence is does not depend on where it
-    lies. Each showing lies inside one block of `BLOCK_S` seconds.
+    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4, that many different
+    events are the evidence. They lie in the `evidence_s` seconds from `before_s` on, and are shown a second time from
+    `again_s` on, if given. Each showing lies inside one block of `BLOCK_S` seconds. Everywhere else distracting events
+    come at `events_per_minute`, with shapes, colours and places that the evidence does not have (one shape never
+    appears), so that questions about the evidence stay unambiguous. The evidence does not depend on its time.
 
-    Two things make a world harder. The share `alike` of the distracting events looks like the evidence: colour and
-    place of one of its events, and another shape. The backdrop "natural" puts drifting noise with the spectrum of
-    natural images behind everything.
+    Two settings make a world harder. The share `distractor_similarity` of the distracting events has the colour and
+    place of an event of the evidence, and another shape. The backdrop "natural" puts drifting noise with the spectrum
+    of natural images behind everything.
 
-    Evidence may also last for minutes instead (then `evidence_events` is 0): `counted` shapes appear one to four times
-    each, within `counted_in[1]` minutes from minute `counted_in[0]` on (`protokv.mini.crossing`); and in
-    the seconds `crossing_s` one shape crosses the picture, drawn above everything else (`protokv.mini.crossing`). What
-    distracts has none of these shapes and not the colour of the crossing one, and keeps out of its way.
+    Instead, evidence may last for minutes (`protokv.mini.lasting`; then `evidence_events` is 0): `counted` shapes
+    appear one to four times each, within `counted_in[1]` minutes from minute `counted_in[0]` on, and one shape crosses
+    the picture in the seconds `crossing_s`, drawn above everything else. Distracting events have none of these shapes
+    and not the colour of the crossing shape, and keep out of its way.
     """
 
     seed: int = 0
@@ -64,58 +63,64 @@ class WorldConfig:
     evidence_s: int = 60
     before_s: int = 0
     again_s: int | None = None
-    alike: float = 0.0
+    distractor_similarity: float = 0.0
     backdrop: Backdrop = "plain"
     counted: int = 0
     counted_in: tuple[int, int] = (0, 1)
     crossing_s: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where a field is out of range."""
+        """Raise ConfigError if a field is out of range or fields contradict each other."""
+        ranges = {
+            "events_per_minute": (0, 40),
+            "moving": (0, 1),
+            "overlap": (0, 1),
+            "distractor_similarity": (0, 1),
+            "evidence_events": (0, MAX_EVIDENCE),
+            "counted": (0, MOST_SHAPES),
+        }
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"expected {name} in {low}..{high}, got {getattr(self, name)}")
         if self.length_s < 1:
             raise ConfigError(f"expected length_s of at least 1 second, got {self.length_s}")
-        if not 0 <= self.events_per_minute <= 40:
-            raise ConfigError(f"expected events_per_minute in 0..40, got {self.events_per_minute}")
-        for name in ("moving", "overlap", "alike"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"expected {name} in 0..1, got {getattr(self, name)}")
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
             raise ConfigError(f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}")
-        if not 0 <= self.evidence_events <= MAX_EVIDENCE:
-            raise ConfigError(f"expected evidence_events in 0..{MAX_EVIDENCE}, got {self.evidence_events}")
-        if self.evidence_events and not 4 * self.evidence_events <= self.evidence_s <= BLOCK_S:
-            raise ConfigError(
-                f"expected evidence_s in {4 * self.evidence_events}..{BLOCK_S} for "
-                f"{self.evidence_events} events, got {self.evidence_s}"
-            )
-        if not self.evidence_events and (self.before_s or self.again_s is not None):
-            raise ConfigError("before_s and again_s say where the evidence is, and evidence_events is 0")
-        for start in self.showings if self.evidence_events else ():
-            if start < 0 or start % BLOCK_S + self.evidence_s > BLOCK_S:
-                raise ConfigError(
-                    f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
-                    hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
-                )
-        if self.alike and not self.evidence_events:
-            raise ConfigError("alike is the share that looks like the evidence, and evidence_events is 0")
         if self.backdrop not in get_args(Backdrop):
             raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
-        if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
-            raise ConfigError(f"the evidence is shown again at {self.again_s} s, before it has been shown once")
-        if not 0 <= self.counted <= MOST_SHAPES:
-            raise ConfigError(f"expected counted in 0..{MOST_SHAPES}, got {self.counted}")
         if self.counted_in[0] < 0 or self.counted_in[1] < 1:
             raise ConfigError(f"expected counted_in as a minute from 0 on and at least 1 minute, got {self.counted_in}")
         if self.crossing_s is not None and not 0 <= self.crossing_s[0] <= self.crossing_s[1] - SHORTEST_CROSSING_S:
             raise ConfigError(
                 f"expected crossing_s as two times at least {SHORTEST_CROSSING_S} s apart, got {self.crossing_s}"
             )
-        if self.evidence_events and (self.counted or self.crossing_s):
+        if not self.evidence_events:
+            if self.before_s or self.again_s is not None:
+                raise ConfigError("before_s and again_s place the evidence, and evidence_events is 0")
+            if self.distractor_similarity:
+                raise ConfigError(
+                    "distractor_similarity is the share that looks like the evidence, and evidence_events is 0"
+                )
+            return
+        if self.counted or self.crossing_s:
             raise ConfigError("evidence is moments or lasts for minutes: evidence_events is not 0 beside the other")
+        if not 4 * self.evidence_events <= self.evidence_s <= BLOCK_S:
+            raise ConfigError(
+                f"expected evidence_s in {4 * self.evidence_events}..{BLOCK_S} for "
+                f"{self.evidence_events} events, got {self.evidence_s}"
+            )
+        for start in self.showings:
+            if start < 0 or start % BLOCK_S + self.evidence_s > BLOCK_S:
+                raise ConfigError(
+                    f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
+                    hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
+                )
+        if self.again_s is not None and self.again_s < self.before_s + self.evidence_s:
+            raise ConfigError(f"the evidence is shown again at {self.again_s} s, before it has been shown once")
 
     @property
     def showings(self) -> tuple[int, ...]:
-        """When each showing of the evidence begins, in seconds."""
+        """Return when each showing of the evidence begins, in seconds."""
         return (self.before_s,) if self.again_s is None else (self.before_s, self.again_s)
 
 
@@ -131,7 +136,7 @@ class Scene:
 @lru_cache(maxsize=256)
 def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
     if config.cut_s is None:
-        # One background for the whole stream, whichever block is asked for.
+        # One background for the whole stream.
         return (Scene(0, config.length_s, make_scenery(np.random.default_rng([config.seed, 1]))),)
     shortest, longest = config.cut_s
     rng = np.random.default_rng([config.seed, 1, block])
@@ -148,14 +153,14 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Lasting:
-    """Evidence that lasts for minutes, and the pools of what distracts from it."""
+    """Evidence that lasts for minutes, and the pools of distracting events."""
 
     counted: tuple[Event, ...]
     crossing: tuple[Event, ...]
     pools: Pools
 
     def touched(self, start_s: float, end_s: float) -> set[int]:
-        """Places that the crossing shape needs in [start_s, end_s)."""
+        """Return the places that the crossing shape needs in [start_s, end_s)."""
         return find_touched(self.crossing, start_s, end_s)
 
 
@@ -167,7 +172,7 @@ def _lasting(config: WorldConfig) -> _Lasting:
     rng = np.random.default_rng([config.seed, 7])
     shapes, colours = rng.permutation(everything.shapes).tolist(), rng.permutation(everything.colours).tolist()
     crossing = () if config.crossing_s is None else draw_crossing(rng, shapes[0], colours[0], *config.crossing_s)
-    # The last shape never appears, as beside evidence of moments.
+    # The last shape never appears.
     own = 1 + config.counted
     found = _Lasting((), crossing, Pools(tuple(shapes[own:-1]), tuple(colours[1:]), everything.places))
     start, n = config.counted_in
@@ -189,7 +194,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     lasting = _lasting(config)
     pools = lasting.pools
     evidence: tuple[Event, ...] = ()
-    # What is shown without distraction, and from when to when.
+    # (start, end, events) of each time without distraction.
     shown: list[tuple[int, int, tuple[Event, ...]]] = [
         (int(event.start_s), int(event.end_s), (event,))
         for event in lasting.counted
@@ -205,7 +210,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
             if start_s <= start < end_s
         ]
     found: list[Event] = []
-    # The rest of the block is for what distracts.
+    # Distracting events fill the rest of the block.
     for start, end, own_events in [*shown, (end_s, end_s, ())]:
         if start > start_s:
             found += scatter_events(
@@ -217,7 +222,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
                 config.moving,
                 config.overlap,
                 evidence,
-                config.alike,
+                config.distractor_similarity,
                 lasting.touched,
             )
         found += own_events
@@ -232,7 +237,7 @@ class World:
         self.config = config or WorldConfig()
 
     def events(self) -> Iterator[Event]:
-        """Every event of the stream in order of start; the last may reach beyond the end of the stream."""
+        """Yield every event of the stream in order of start; the last may reach beyond the end of the stream."""
         blocks = (_events(self.config, block) for block in range(-(-self.config.length_s // BLOCK_S)))
         for event in merge(chain.from_iterable(blocks), self.crossing, key=lambda event: event.start_s):
             if event.start_s < self.config.length_s:
@@ -240,16 +245,16 @@ class World:
 
     @property
     def counted(self) -> tuple[Event, ...]:
-        """All appearances of the counted shapes, in order of time."""
+        """Return all appearances of the counted shapes, in order of time."""
         return _lasting(self.config).counted
 
     @property
     def crossing(self) -> tuple[Event, ...]:
-        """The shape that crosses the picture: a chain of events, one a place that it is at."""
+        """Return the shape that crosses the picture: a chain of events, one per place."""
         return _lasting(self.config).crossing
 
     def repeats(self) -> list[Event]:
-        """The events of the second showing of the evidence."""
+        """Return the events of the second showing of the evidence."""
         again_s = self.config.again_s
         if again_s is None:
             return []
@@ -257,7 +262,7 @@ class World:
         return [e for e in _events(self.config, again_s // BLOCK_S) if again_s <= e.start_s < end_s]
 
     def events_until(self, time_s: float) -> list[Event]:
-        """The events that have begun to appear before `time_s`, in order of start."""
+        """Return the events that began before `time_s`, in order of start."""
         found = []
         for event in self.events():
             if event.start_s >= time_s:
@@ -266,19 +271,19 @@ class World:
         return found
 
     def visible(self, time_s: float) -> list[Event]:
-        """The events whose shape is in the frame at `time_s`; what crosses the picture comes last, as it is above."""
+        """Return the events in the frame at `time_s`; the crossing shape, which is drawn above the others, is last."""
         block = int(time_s // BLOCK_S)
         return [e for e in (*_events(self.config, block), *self.crossing) if e.start_s <= time_s < e.end_s]
 
     def scene(self, time_s: float) -> Scene:
-        """The scene at `time_s`."""
+        """Return the scene at `time_s`."""
         scenes = _scenes(self.config, int(time_s // BLOCK_S))
         return next((s for s in scenes if time_s < s.end_s), scenes[-1])
 
     def frame(self, time_s: float, side: int = TRAINING_SIDE) -> NDArray[np.uint8]:
-        """The frame at `time_s`, `[side, side, 3]` uint8 RGB; a pure function of (config, time_s, side).
+        """Draw the frame at `time_s`, `[side, side, 3]` uint8 RGB; a pure function of (config, time_s, side).
 
-        84, 168, 336 and 672 are drawn anti-aliased; any other side is area-resized from the next larger of them.
+        Sides of 84, 168, 336 and 672 are drawn anti-aliased; any other is area-resized from the next larger one.
         """
         native = next((s for s in SIDES if s >= side), SIDES[-1])
         scene = self.scene(time_s)
@@ -295,6 +300,6 @@ class World:
         return frame
 
     def frames(self, start_s: float, end_s: float, fps: float = 2.0, side: int = TRAINING_SIDE) -> NDArray[np.uint8]:
-        """The frames sampled at `fps` in [start_s, end_s), `[n, side, side, 3]` uint8 RGB."""
+        """Draw the frames at `fps` in [start_s, end_s), `[n, side, side, 3]` uint8 RGB."""
         n = round((end_s - start_s) * fps)
         return np.stack([self.frame(start_s + i / fps, side) for i in range(n)])

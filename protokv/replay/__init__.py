@@ -1,6 +1,5 @@
-"""The delayed-query protocol: a stream is watched once, and every question is asked at each delay, under every memory.
+"""The delayed-query protocol: watch a stream once, and ask every question at each delay under every memory.
 
-Questions and their reference times (`questions`), what is asked when (`schedule`), files and procedural worlds as
-streams (`streams`), named sets of memories (`studies`), what is to be done (`plan`), the pass itself (`runner`),
-results (`rows`) and what they say (`judge`, `metrics`, `report`, `figure`). Knows nothing of the command line.
+From bottom to top: `questions` and `benchmarks`; `streams` and `worlds`; `memories`, `studies` and `schedule`; the pass
+(`runner`) and its plan (`plan`, `request`); results (`rows`, `judges`) and reports (`report`, `tables`, `figure`).
 """

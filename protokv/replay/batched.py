@@ -1,11 +1,9 @@
-"""Streams side by side: sessions of one model and one kind of memory whose steps share a forward and a memory.
+"""Several streams in one batch: sessions of one model and one kind of memory that share forwards and a memory.
 
-A memory treats every KV head by itself, so that the heads of several streams stand in one, one stream behind the other:
-what its operations cost is then paid once a step and not once a stream, and with a small model that is nearly all of
-it. Each stream reads its own heads. What it computes does not depend on who is with it, up to the order of sums
-(`tests/replay/test_side_by_side.py`). Streams go step by step together, and their steps are of one size.
-
-Knows no videos and no questions.
+A memory treats every KV head by itself, so one memory can hold the heads of all streams, one stream behind the other.
+Its operations are then paid once a step instead of once a stream, which is most of the cost with a small model. Each
+stream reads its own heads, and its results do not depend on the others, up to the order of sums. All streams take a
+step at the same time, and their steps are of one size.
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ from protokv.core.session import Session, rotary_of, shape_of
 from protokv.core.tensors import Clock, TensorSpec
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
-"""Memories that several streams may share: bounded, the same number of tokens in every stream, and blind to features
-and questions."""
+"""Memories that several streams can share: bounded, with equally many tokens in every stream, and independent of
+features and questions."""
 
 
-class SideBySide:
-    """Some streams under one kind of memory.
+class BatchedStreams:
+    """Streams under one kind of memory.
 
     Attributes:
-        sessions: one a stream. They are asked as any session, and watch through `take` alone.
+        sessions: one a stream. Ask them as any session; they watch through `take` alone.
     """
 
     def __init__(self, backbone: Backbone, config: MemoryConfig, streams: int, *, fps: float | None = None) -> None:
@@ -43,8 +41,8 @@ class SideBySide:
 
         Args:
             backbone: the model.
-            config: which memory; where it cannot be shared (`SHARED`), each stream has its own.
-            streams: how many.
+            config: the memory; if it cannot be shared (`SHARED`), each stream has its own.
+            streams: the number of streams.
             fps: as of `Session.start`.
 
         Raises:
@@ -65,7 +63,7 @@ class SideBySide:
 
     @torch.inference_mode()
     def take(self, steps: Sequence[StepTokens], start_s: float) -> None:
-        """Take the next step of each stream, all at one stream time: what `Session.take` does for one."""
+        """Take the next step of each stream at one stream time; see `Session.take`."""
         if self._whole is None:
             for session, step in zip(self.sessions, steps, strict=True):
                 session.take([step], [start_s])
@@ -83,15 +81,15 @@ class SideBySide:
             session.append(one)
 
     def skip(self, steps: Sequence[StepTokens], start_s: float) -> None:
-        """What `Session.skip` does, in every stream."""
+        """Skip a step of each stream; see `Session.skip`."""
         for session, step in zip(self.sessions, steps, strict=True):
             session.skip(step, start_s)
 
     def bytes_held(self, stream: int) -> int:
-        """Bytes of one stream's memory, as if it were alone."""
+        """Return the bytes of one stream's memory, as if it were alone."""
         if self._whole is None:
             return self.sessions[stream].memory.bytes_held
-        # What is released later, such as residuals behind the fit of their codebooks, is of the heads.
+        # Bytes that change later (residuals are released once codebooks are fitted) belong to the heads.
         since = self._whole.memory.bytes_held - self._together
         return self._alone + since // len(self.sessions)
 
@@ -110,7 +108,7 @@ class _Whole:
         self.memory.start(keys, values)
 
     def append(self, step: StepKV) -> None:
-        """Take the step of one stream, in their order; the last one's is that of all."""
+        """Collect the steps of all streams, in their order, and append them with the last one."""
         self._came.append(step)
         self._shown.clear()
         if len(self._came) == self._streams:
@@ -119,7 +117,7 @@ class _Whole:
             self.memory.append(replace(step, keys=keys, values=values))
 
     def show(self, kind: str, stream: int) -> Context:
-        """What one stream sees of `context` or `recall`, of which there is one for all of them."""
+        """Return the part of one stream of `context` or `recall`, computed once for all."""
         if kind not in self._shown:
             self._shown[kind] = self.memory.context() if kind == "context" else self.memory.recall()
         shown = self._shown[kind]
@@ -128,7 +126,7 @@ class _Whole:
 
 
 class _Part(Memory):
-    """The heads of one stream, as a session wants them: to be read and to be appended to."""
+    """The heads of one stream, as a memory that a session reads and appends to."""
 
     def __init__(self, whole: _Whole, stream: int) -> None:
         self._whole, self._stream = whole, stream
@@ -169,4 +167,4 @@ class _Part(Memory):
 
 
 def _refusal() -> RuntimeError:
-    return RuntimeError("a stream among several has no state of its own; ask SideBySide")
+    return RuntimeError("a stream among several has no state of its own; ask BatchedStreams")

@@ -1,11 +1,8 @@
-"""A benchmark on disk as streams: its videos found, opened and joined with their questions.
+"""A benchmark on disk as streams, and the baselines that stand beside its memories.
 
-What is missing or cannot be read is named, never skipped in silence. Knows benchmarks by their interface, and no model.
-
-What stands beside every memory of a benchmark: the text alone, and the last 4 and 16 frames.
-
-Four recent frames beat most memories where the evidence is recent (SimpleStream, arXiv 2604.02317), and many questions
-need no video at all, so no number of a memory is shown without them.
+Missing or unreadable videos are listed, never skipped in silence. The baselines are the text alone and the last 4 and
+16 frames: many questions need no video, and four recent frames beat most memories if the evidence is recent
+(SimpleStream, arXiv 2604.02317).
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.replay.benchmarks import Benchmark, Video
 from protokv.replay.benchmarks.files import find_video
+from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
-from protokv.replay.runner import Variant
 from protokv.replay.streams import FileStream, Stream
 from protokv.video import Step
 from protokv.video.fingerprint import fingerprint
@@ -35,12 +32,12 @@ from protokv.video.source import Frame
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A data set as far as it is there.
+    """An opened data set.
 
     Attributes:
-        streams: one per video that can be read.
-        missing: name of a video -> why it cannot be.
-        notes: what was left out or is not as published, and how often.
+        streams: one per readable video.
+        missing: name of a video -> why it cannot be read.
+        notes: what was left out or differs from the publication -> how often.
     """
 
     streams: Sequence[Stream]
@@ -49,13 +46,13 @@ class Opened:
 
 
 class KeyFrames(Stream):
-    """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), each shown for the same time."""
+    """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), all of the same duration."""
 
     def __init__(self, path: Path, questions: Sequence[Question], rate_fps: float) -> None:
         """Open the array without reading it.
 
         Raises:
-            SourceUnreadable: it is no such array.
+            SourceUnreadable: it is not such an array.
         """
         try:
             self._frames = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -63,7 +60,7 @@ class KeyFrames(Stream):
             raise SourceUnreadable(f"{path} is no array of frames: {error}") from error
         shape = self._frames.shape
         if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
-            raise SourceUnreadable(f"{path} is [n, h, w, 3] uint8 in no way: {list(shape)} {self._frames.dtype}")
+            raise SourceUnreadable(f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}")
         self._rate = rate_fps
         self.name, self.length_s, self.questions = path.name, shape[0] / rate_fps, questions
         self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint(path)}
@@ -82,17 +79,17 @@ def open_dataset(
     strict: bool = False,
     most_videos: int | None = None,
 ) -> Opened:
-    """Open what of a data set is below a folder.
+    """Open the videos of a data set.
 
     Args:
-        benchmark: which one.
+        benchmark: the data set.
         root: its folder.
-        from_evidence: delays will be counted from the evidence where the data set knows it.
-        strict: stop at the first video that is missing or cannot be read.
-        most_videos: take the first ones of the annotations only.
+        from_evidence: count delays from the evidence if the data set knows its time.
+        strict: stop at the first missing or unreadable video.
+        most_videos: take only the first ones of the annotations.
 
     Raises:
-        SourceNotFound: there are no annotations, or no video at all, or with `strict` one is missing.
+        SourceNotFound: there are no annotations, or no video at all, or one is missing, with `strict`.
         SourceUnreadable: with `strict`, a video cannot be read.
         ConfigError: the annotations are not as published.
     """
@@ -129,12 +126,12 @@ def _open(video: Video, root: Path, notes: Counter[str]) -> Stream:
 
 
 def _place(question: Question, video: Video, length_s: float, notes: Counter[str]) -> Question:
-    """The question with its time in this file."""
+    """Return the question with its time in this file."""
     if question.reference == "end":
         return replace(question, reference_s=length_s)
     at_s = question.reference_s
     if video.clip_s is not None and length_s < video.clip_s[1] - 1 and at_s >= video.clip_s[0]:
-        # The file ends before the clip would: it begins where the clip does.
+        # A file that ends before the clip holds the clip alone.
         notes["questions counted from the beginning of their clip"] += 1
         at_s -= video.clip_s[0]
     if at_s > length_s:
@@ -146,17 +143,17 @@ def _place(question: Question, video: Video, length_s: float, notes: Counter[str
 FRAMES: Final = (4, 16)
 TEXT_ONLY: Final = "text only"
 
-# Beyond the largest frame that any processor keeps, so that a step has as many tokens as the model allows.
+# Larger than any processor keeps, so that a step has as many tokens as the model allows.
 _LARGE: Final = 2048
 
 
 def name_baselines(backbone: Backbone) -> list[Variant]:
-    """The text alone, and the last frames at whatever budget these need."""
+    """Return the text alone, and the last frames at the budget that they need."""
     tokens = measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in FRAMES:
         steps = -(-frames // backbone.frames_per_step)
-        # As SimpleStream has it: encoded anew for each question, right behind the prompt.
+        # As in SimpleStream: encoded anew for each question, right behind the prompt.
         config = LastFramesConfig(
             budget=steps * tokens, last_steps=steps, recent_frames=steps * backbone.frames_per_step, positions="compact"
         )
@@ -165,13 +162,13 @@ def name_baselines(backbone: Backbone) -> list[Variant]:
 
 
 def with_baselines(variants: Sequence[Variant], backbone: Backbone) -> list[Variant]:
-    """Memories and behind them the baselines that are not among them."""
+    """Return memories and the baselines that are not among them."""
     named = {variant.label for variant in variants}
     return [*variants, *(variant for variant in name_baselines(backbone) if variant.label not in named)]
 
 
 @torch.inference_mode()
 def measure_step(backbone: Backbone) -> int:
-    """Tokens of the largest step that the model's preprocessing allows."""
+    """Return the tokens of the largest step that the model's preprocessing allows."""
     images = np.zeros((backbone.frames_per_step, _LARGE, _LARGE, 3), dtype=np.uint8)
     return len(backbone.embed_step(images).embeddings)

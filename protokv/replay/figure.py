@@ -1,8 +1,7 @@
 """The figure of a report: accuracy against delay, by group and by question type, and cost against accuracy.
 
-Drawn with matplotlib (the extra `plot`), without a display. Delays are evenly spaced, whatever lies between them, and
-at each of them the memories stand a little beside each other, so that no curve hides another. Colours: Okabe and
-Ito (2008), told apart by colour-blind readers.
+Drawn with matplotlib (the extra `plot`), without a display. Delays are evenly spaced, and the memories stand a little
+beside each other, so that no curve hides another. Colours: Okabe and Ito (2008), for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.report import format_delay, format_group, format_type
+from protokv.replay.tables import format_delay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,10 +26,10 @@ _SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
 def check_figure(path: str | Path | None = None) -> None:
-    """Find out before hours of work whether a figure can be drawn.
+    """Refuse a figure that cannot be drawn, before hours of work.
 
     Raises:
-        ConfigError: matplotlib is not installed, or cannot write a file of this suffix or in this place.
+        ConfigError: matplotlib is not installed, or cannot write such a file there.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'")
@@ -43,7 +42,7 @@ def check_figure(path: str | Path | None = None) -> None:
 
 
 def save_figure(report: Mapping[str, Any], path: str | Path) -> None:
-    """Draw a report to the form that the suffix names: .png, .svg or .pdf.
+    """Draw a report to a .png, .svg or .pdf file.
 
     Raises:
         ConfigError: matplotlib is not installed, or cannot write such a file.
@@ -56,10 +55,9 @@ def save_figure(report: Mapping[str, Any], path: str | Path) -> None:
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
-    """Draw one row per budget with all questions and each group, rows with the types, and a row with the costs.
+    """Draw a row per budget with all questions and each group, rows with the types, and a row with the costs.
 
-    A memory that was run at one budget where others have several, such as the full cache, is drawn in every row. The
-    types are those of the smallest budget.
+    A memory that was run at one budget, such as the full cache, is in every row. Types are of the smallest budget.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -79,20 +77,19 @@ def draw(report: Mapping[str, Any]) -> Figure:
     for row, budget in zip(axes, budgets, strict=False):
         shown = _select(report, budget)
         suffix = f", {budget} tokens" if len(budgets) > 1 else ""
-        _draw_curves(
-            row[0], format_group("all") + suffix, report, {i: curves[i]["all"] for i in shown}, report["floor"]
-        )
+        _draw_curves(row[0], "all questions" + suffix, report, {i: curves[i]["all"] for i in shown}, report["floor"])
         for axis, name in zip(row[1:], groups, strict=False):
             points = {i: curves[i]["groups"][name] for i in shown}
-            _draw_curves(axis, format_group(name) + suffix, report, points, floors["groups"][name])
+            _draw_curves(axis, f"{name} questions" + suffix, report, points, floors["groups"][name])
         _hide(row[1 + len(groups) :])
     shown = _select(report, budgets[-1]) if budgets else []
     suffix = f", {budgets[-1]} tokens" if len(budgets) > 1 else ""
     of_types = axes[len(budgets) : -1].flat
     for axis, name in zip(of_types, types, strict=False):
         points = {i: curves[i]["types"][name] for i in shown}
-        # With few questions per type the intervals would hide the curves.
-        _draw_curves(axis, format_type(name) + suffix, report, points, floors["types"][name], intervals=False)
+        # Types have few questions: intervals would hide the curves.
+        title = (name.replace("_", " ") or "without a type") + suffix
+        _draw_curves(axis, title, report, points, floors["types"][name], intervals=False)
     _hide(of_types[len(types) :])
     for axis, key in zip(axes[-1], _COSTS, strict=False):
         _draw_costs(axis, key, report)
@@ -111,7 +108,7 @@ def draw(report: Mapping[str, Any]) -> Figure:
 
 
 _FLOOR: Final = "most frequent answer"
-# What is drawn against accuracy: the label, the unit in the numbers of the report, and the scale.
+# Name in the report -> label, unit and scale of a cost that is drawn against accuracy.
 _COSTS: Final = {
     "total_ms_median": ("time of an answer, median, ms", 1, "linear"),
     "state_bytes": ("state, MiB", 2**20, "log"),
@@ -120,7 +117,7 @@ _COSTS: Final = {
 
 
 def _select(report: Mapping[str, Any], budget: int) -> list[int]:
-    """The curves of a budget, and those of memories that were run at one only."""
+    """Return the curves of a budget, and of memories that were run at one budget only."""
     names = [curve["memory"] for curve in report["curves"]]
     return [i for i, curve in enumerate(report["curves"]) if curve["budget"] == budget or names.count(names[i]) == 1]
 
@@ -196,12 +193,12 @@ def _hide(axes: Any) -> None:
 
 
 def _place(report: Mapping[str, Any], i: int) -> int:
-    """The number of a curve's memory, in order of first appearance."""
+    """Return the number of a curve's memory, in order of first appearance."""
     memories = list(dict.fromkeys(curve["memory"] for curve in report["curves"]))
     return memories.index(report["curves"][i]["memory"])
 
 
 def _choose_style(report: Mapping[str, Any], i: int) -> tuple[str, str]:
-    """Colour and line of a memory: the same in every part of the figure."""
+    """Return colour and line of a memory, the same in every part of the figure."""
     place = _place(report, i)
     return _COLOURS[place % len(_COLOURS)], _LINES[place // len(_COLOURS) % len(_LINES)]

@@ -1,7 +1,6 @@
-"""Answering for another harness, one question about one video at a time: `Answerer`.
+"""Answers for another harness: one question about one video at a time.
 
-Another harness hands over a path, a time until which the video may be seen, and a prompt. Questions about one video
-that come in the order of their times share one pass. Knows no harness.
+Questions about one video that come in the order of their times share one pass.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class Answerer:
         self._path: Path | None = None
 
     def answer(self, video: str | Path, prompt: str, *, until_s: float | None = None, decoding: Decoding) -> str:
-        """Watch what of a video may be seen, and ask.
+        """Watch a video until a time, and ask.
 
         Args:
             video: a file.
-            prompt: what is asked.
-            until_s: no frame behind this time is seen; None: the whole video.
+            prompt: the question.
+            until_s: no later frame is seen; None: the whole video.
             decoding: of the answer.
 
         Raises:

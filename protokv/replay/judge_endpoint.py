@@ -1,8 +1,8 @@
-"""A judge behind an OpenAI-compatible endpoint, by the `openai` client (the extra `judge`).
+"""A judge behind an OpenAI-compatible endpoint, with the `openai` client (the extra `judge`).
 
-Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY, and neither stands in a row or a message. The client
-repeats what timed out, was refused for its rate (429) or failed on the server, with its own growing pauses; a reply
-that is no verdict is asked for again a few times. What was replied is kept on disk, so that a second run costs nothing.
+Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a message. The client repeats a
+request after a time-out, a limit of the rate (429) or a failure of the server, with growing pauses. A reply that is no
+verdict is asked for again a few times. Replies are kept on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protokv.replay.judges import (
 )
 
 REPLIES: Final = 3
-"""How often a reply may be no verdict before the case is given up."""
+"""Replies without a verdict before the case is given up."""
 
 
 class EndpointJudge(Judge):
@@ -38,9 +38,9 @@ class EndpointJudge(Judge):
         """Make the client; nothing is sent.
 
         Args:
-            model: as the endpoint names it.
-            cache: file of replies; made where it is not there.
-            workers: requests at once, at most.
+            model: its name at the endpoint.
+            cache: file of replies; made if it is missing.
+            workers: most requests at once.
             timeout_s: of each request.
             retries: of each request, after the first try.
 
@@ -62,7 +62,7 @@ class EndpointJudge(Judge):
         self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
 
     def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Judge what is not known, several at once; equal cases are asked once."""
+        """Judge the cases that are not in the cache, several at once; ask equal cases once."""
         keys = [self._cache.key(self.label, case) for case in cases]
         known = self._cache.find(keys)
         asked: dict[str, list[int]] = {}
@@ -84,7 +84,7 @@ class EndpointJudge(Judge):
             pool.shutdown(cancel_futures=True)
 
     def _ask(self, case: Case) -> str | None:
-        """A reply that is a verdict; None if there is none after some tries."""
+        """Return a reply with a verdict; None if there is none after some tries."""
         messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": write_user(case)}]
         for _ in range(REPLIES):
             try:
@@ -104,7 +104,7 @@ class EndpointJudge(Judge):
                     hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
                 ) from e
             except self._errors.APIConnectionError as e:
-                # The client has tried as often as it was told, a time-out of each try included.
+                # The client has retried time-outs already.
                 if not isinstance(e, self._errors.APITimeoutError):
                     raise JudgeError(
                         f"the judge's endpoint cannot be reached: {type(e).__name__}", hint="check OPENAI_BASE_URL"
@@ -113,6 +113,6 @@ class EndpointJudge(Judge):
             except self._errors.APIStatusError:
                 return None
             except (ValueError, TypeError, AttributeError, LookupError, self._errors.APIResponseValidationError):
-                # No verdict, or no completion at all.
+                # The reply is no verdict, or no completion at all.
                 continue
         return None

@@ -1,24 +1,11 @@
-"""What a judge is, and judging rows that are there already.
+"""Judges of open answers, and judging the rows of a file.
 
-An answer is judged after it was given, from the texts in its row, so that a pass never waits for a network and a second
-judge costs no second pass. A judged row is appended once more; of the same row the last one counts. Knows no judge.
+An answer is judged after the pass, from the texts in its row: no pass waits for a network, and a second judge needs no
+second pass. A judged row is appended to the file, and the last one of equal rows counts.
 
-The published prompt of the RVS judge, and how its reply is read.
-
-Source: Video-ChatGPT's prompt as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
+The prompt is the one of Video-ChatGPT, as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
 `video_qa/eval/eval_open_ended.py`): temperature 0, at most 300 tokens, a Python dictionary with `pred` ("yes" or "no")
-and `score`, which is cut to a whole number from 0 to 5. Accuracy is the share of "yes".
-
-Replies of a judge on disk, one SQLite table: a rerun, and an interrupted run, pay for nothing twice.
-
-Comparison without a reader: the same text, or enough tokens in common. Labelled as such wherever it stands.
-
-It serves short answers of known wording (the procedural world, yes / no, names), and open answers until a judge has
-read them.
-
-A judge on this machine: a model of our own loader, asked the published prompt without any video.
-
-A judge by what the command line says: `exact`, `f1`, `openai:MODEL` or `local:MODEL`.
+and `score`, cut to a whole number from 0 to 5. Accuracy is the share of "yes".
 """
 
 from __future__ import annotations
@@ -46,7 +33,7 @@ from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a judge reads."""
+    """An answer to judge."""
 
     question: str
     expected: str
@@ -55,17 +42,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What it says: right or wrong, and points from 0 to 5 if it gives any."""
+    """Right or wrong, and points from 0 to 5 if the judge gives any."""
 
     correct: bool
     points: float | None = None
 
 
 class Judge(ABC):
-    """Somebody who reads open answers.
+    """A reader of open answers.
 
     Attributes:
-        label: who it is, with the digest of what it is asked; stands in every row that it judged.
+        label: its name with the digest of its prompt; stands in every row that it judged.
     """
 
     label: str
@@ -75,7 +62,7 @@ class Judge(ABC):
         """Judge cases in any order.
 
         Yields:
-            The number of a case and the verdict; None where there is none, whatever was tried.
+            The index of a case and its verdict, or None if the judge gave none.
 
         Raises:
             JudgeError: it cannot judge at all.
@@ -83,15 +70,15 @@ class Judge(ABC):
 
 
 def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
-    """Have open answers judged that this judge has not judged yet; every row is in the file before it is yielded.
+    """Judge the open answers that this judge has not judged yet; every row is in the file before it is yielded.
 
     Args:
         results: the file.
-        keys: of the rows to look at.
-        judge: who judges.
+        keys: of the rows to judge.
+        judge: the judge.
 
     Yields:
-        The judged row, or None where there was no verdict: it keeps the one that it had.
+        The judged row, or None without a verdict: the row keeps its old one.
     """
     rows = [results.rows[key] for key in keys if key in results.rows]
     left = [row for row in rows if is_open(row) and row.judge != judge.label]
@@ -105,7 +92,7 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
 
 
 def is_open(row: Row) -> bool:
-    """Whether its answer is a sentence that somebody must read."""
+    """Return True if the answer is a sentence that a judge must read."""
     return row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended
 
 
@@ -134,15 +121,15 @@ PROMPT_HASH: Final = hashlib.sha256(f"{SYSTEM}\0{USER}".encode()).hexdigest()[:1
 
 
 def write_user(case: Case) -> str:
-    """The user's turn about one case."""
+    """Write the user's turn about one case."""
     return USER.format(question=case.question, expected=case.expected, prediction=case.prediction)
 
 
 def read_reply(text: str) -> Verdict:
-    """The verdict in a reply: a Python or JSON dictionary, alone or between other words.
+    """Read the verdict from a reply: a Python or JSON dictionary, alone or between other words.
 
     Raises:
-        ValueError: there is none, or it lacks something, or says something else than yes or no and 0 to 5.
+        ValueError: there is none, or it is not yes or no with 0 to 5 points.
     """
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
@@ -168,13 +155,13 @@ def read_reply(text: str) -> Verdict:
 
 
 class ReplyCache:
-    """Key -> text of a reply. Used from one thread."""
+    """Replies of a judge in an SQLite table, so that no reply is paid for twice. For use in one thread."""
 
     def __init__(self, path: Path) -> None:
         """Open or make the file.
 
         Raises:
-            ConfigError: it is something else, or cannot be written.
+            ConfigError: it is no such table, or cannot be written.
         """
         self._path = path
         try:
@@ -186,11 +173,11 @@ class ReplyCache:
 
     @staticmethod
     def key(label: str, case: Case) -> str:
-        """What decides a reply: the judge, its prompt and the case."""
+        """Return the digest of everything that decides a reply."""
         return hashlib.sha256(json.dumps([label, asdict(case)], sort_keys=True).encode()).hexdigest()
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
-        """Those of some keys that are there."""
+        """Return key -> reply of the keys that are there."""
         with closing(self._connect()) as table:
             found = (table.execute("select key, reply from replies where key = ?", (key,)) for key in set(keys))
             return {key: reply for rows in found for key, reply in rows}
@@ -206,58 +193,58 @@ class ReplyCache:
 
 
 class ExactJudge(Judge):
-    """Right is the same text but for case, spaces and a final full stop."""
+    """The same text is right; case, spaces and a final full stop do not count."""
 
     label = "offline, exact text"
 
     def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Compare each."""
+        """Compare the texts."""
         for index, case in enumerate(cases):
             yield index, Verdict(is_expected(case.prediction, case.expected))
 
 
 class F1Judge(Judge):
-    """Right is half of the tokens shared; points are five times that share (F1), rounded down."""
+    """An F1 of the words of one half is right; points are five times F1, rounded down."""
 
     label = F1_RULE
 
     def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Compare each."""
+        """Compare the texts."""
         for index, case in enumerate(cases):
             share = token_f1(case.prediction, case.expected)
             yield index, Verdict(share >= F1_RIGHT, float(int(5 * share)))
 
 
 class LocalJudge(Judge):
-    """One backbone. Its chat template has no place for a system turn of ours, so both parts stand in the user's."""
+    """A model on this machine, asked without a video. Both parts of the prompt stand in the user's turn."""
 
     def __init__(self, backbone: Backbone) -> None:
-        """Start an empty session, which every case is asked of."""
+        """Start the empty session that answers every case."""
         identity = backbone.identity
         self.label = f"{identity.name} (weights {identity.weights_digest[:12]}), prompt {PROMPT_HASH}"
         self._session = Session.start(backbone, SlidingWindowConfig(budget=1))
 
     def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Ask one after another, greedily."""
+        """Ask one case after the other, greedily."""
         for index, case in enumerate(cases):
             try:
                 answer = self._session.ask(f"{SYSTEM}\n\n{write_user(case)}", Decoding(MAX_TOKENS))
                 yield index, read_reply(answer.text)
             except (ConfigError, ValueError):
-                # An answer that spells a control token cannot be put to the model; others are no verdict.
+                # The prediction spells a control token, which no prompt may, or the reply is no verdict.
                 yield index, None
 
 
 def select_judge(text: str, cache: Path, **placement: Any) -> Judge:
-    """Make a judge.
+    """Make a judge from its name: `exact`, `f1`, `openai:MODEL` or `local:MODEL`.
 
     Args:
-        text: which one.
-        cache: file of replies, for those that cost something.
+        text: the name.
+        cache: file of replies of an endpoint.
         placement: of a local model, as for `load_backbone`.
 
     Raises:
-        ConfigError: there is none of this name, or it needs what is not there.
+        ConfigError: there is none of this name, or an extra or a key is missing.
         ModelError: a local model cannot be loaded.
     """
     kind, _, model = text.partition(":")

@@ -4,8 +4,7 @@ Found by the entry point group `lmms_eval.models`:
 
     lmms-eval --model protokv --model_args model=Qwen/Qwen2.5-VL-7B-Instruct,memory=durable,budget=4000 --tasks videomme
 
-The harness keeps its tasks, prompts and scores; what is ours is that a video is a stream, watched once. Importing this
-needs lmms-eval.
+The harness keeps its tasks, prompts and scores; a video is a stream, watched once. Importing this needs lmms-eval.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ MANIFEST: Final = ModelManifest("protokv", chat_class_path="protokv.replay.lmms_
 
 
 class ProtoKV(lmms):  # type: ignore[misc]
-    """Answers requests with one video each; one process, one request at a time."""
+    """A chat model for requests with one video each; one process, one request at a time."""
 
     is_simple = False
 
     def __init__(self, model: str = "protokv/mini", batch_size: int | str = 1, **settings: Any) -> None:
-        """See `Answerer`; `batch_size` is the harness's own and has no effect."""
+        """Load the model; see `Answerer`. `batch_size` comes from the harness and has no effect."""
         super().__init__()
-        # The harness hands its device to every model, and its other general options.
+        # The harness hands its general options to every model.
         for name in ("max_batch_size", "world_size"):
             settings.pop(name, None)
         self._answerer = Answerer(model, **{name: value for name, value in settings.items() if value is not None})
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Answers in the order of the requests; they are worked through by video and time, each watched once."""
+        """Return the answers in the order of the requests; each video is watched once."""
         wanted = [self._read(request) for request in requests]
         answers = [""] * len(requests)
         order = sorted(range(len(wanted)), key=lambda i: (wanted[i][0], wanted[i][2] or float("inf")))
@@ -51,15 +50,15 @@ class ProtoKV(lmms):  # type: ignore[misc]
         return answers
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Not for streams: a task that compares likelihoods has no video to watch."""
+        """Refuse: a task that compares likelihoods has no stream."""
         raise NotImplementedError("protokv generates answers; choose a task that asks for them")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
-        """Not for streams."""
+        """Refuse: a task of several rounds has no stream."""
         raise NotImplementedError("protokv answers single questions; choose a task of one round")
 
     def _read(self, request: Any) -> tuple[str, str, float | None, Mapping[str, Any]]:
-        """Video, prompt, the time until which it may be seen, and how to generate."""
+        """Return the video, the prompt, the time until which it may be seen, and the options of generation."""
         _, to_messages, options, doc_id, task, split = request.args
         videos: list[tuple[str, float | None]] = []
         texts: list[str] = []
@@ -70,7 +69,7 @@ class ProtoKV(lmms):  # type: ignore[misc]
                 elif part["type"] == "video":
                     videos.append((str(part["url"]), part.get("end_time")))
                 else:
-                    raise ConfigError(f"task {task} shows a question something that is no video: {part['type']}")
+                    raise ConfigError(f"task {task} shows a question something else than a video: {part['type']}")
         if len(videos) != 1:
             raise ConfigError(f"task {task} shows a question {len(videos)} videos", hint="choose a task with one")
         (video, until_s), prompt = videos[0], "\n".join(text.strip() for text in texts if text.strip())

@@ -1,11 +1,8 @@
-"""Accuracies with intervals, and quantiles of latencies, from rows of results.
+"""Accuracies with intervals, paired differences, floors, and quantiles of latencies, from rows of results.
 
-Intervals by bootstrap over videos, and paired differences between memories.
-
-Answers about one video go together: a memory that lost its evidence gets all of its questions wrong. So videos are
-drawn anew, with all that was asked about them, and not answers (cluster bootstrap: Davison and Hinkley 1997, section
-3.8; percentiles of `DRAWS` draws, seeded). A difference is of answers to the same questions at the same delay.
-Knows no tables.
+Answers about one video go together: a memory that lost its evidence gets all of its questions wrong. So the bootstrap
+draws videos with all of their answers (cluster bootstrap: Davison and Hinkley 1997, section 3.8; percentiles of `DRAWS`
+seeded draws). A difference is of answers to the same questions at the same delay.
 """
 
 from __future__ import annotations
@@ -23,8 +20,12 @@ from numpy.typing import NDArray
 
 from protokv.replay.rows import Row
 
-# The normal quantile of a two-sided 95 % interval.
 Z: Final = 1.959963984540054
+"""The normal quantile of a two-sided 95 % interval."""
+
+DRAWS: Final = 2000
+_SEED: Final = 17
+_TAILS: Final = (0.025, 0.975)
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,7 +39,7 @@ class Accuracy:
 
     @property
     def share(self) -> float:
-        """right / n; NaN of nothing."""
+        """right / n; NaN if n is 0."""
         return self.right / self.n if self.n else math.nan
 
     @property
@@ -52,7 +53,7 @@ class Accuracy:
         return min(1.0, self._middle + self._half) if self.n else math.nan
 
     def to_dict(self) -> dict[str, float]:
-        """As reports have it, plain JSON."""
+        """Return plain JSON values."""
         shares = {"accuracy": self.share, "low": self.low, "high": self.high}
         return {"n": self.n} | {name: round(value, 4) for name, value in shares.items()}
 
@@ -74,7 +75,7 @@ def measure_accuracy(
 
 
 def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:
-    """The accuracy of every group of answers, each with whether it is right, in order of first appearance."""
+    """Count (group, right) pairs into the accuracy of every group, in order of first appearance."""
     counts: dict[K, list[int]] = defaultdict(lambda: [0, 0])
     for group, right in answers:
         counts[group][0] += right
@@ -83,7 +84,7 @@ def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:
 
 
 def measure_floor(rows: Iterable[Row]) -> float:
-    """Accuracy of always giving the most frequent answer of a question's type: possible without any video."""
+    """Return the accuracy of the most frequent answer of each question's type, which needs no video; NaN of no rows."""
     answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in rows:
         answers[row.type][row.video, row.question_id] = row.expected
@@ -93,21 +94,16 @@ def measure_floor(rows: Iterable[Row]) -> float:
 
 
 def find_constant(rows: Iterable[Row]) -> tuple[str, dict[tuple[str, str], bool]]:
-    """The one answer that is right most often, and of which questions it is: what needs neither video nor question."""
+    """Return the answer that is right most often, and question -> whether it is right."""
     expected = {(row.video, row.question_id): row.expected for row in rows}
     answer = max(sorted(counts), key=counts.__getitem__) if (counts := Counter(expected.values())) else ""
     return answer, {question: text == answer for question, text in expected.items()}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that a share of the values does not exceed (nearest rank, no interpolation); NaN of none."""
+    """Return the smallest value that a share of the values does not exceed (nearest rank); NaN of no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
-
-
-DRAWS: Final = 2000
-_SEED: Final = 17
-_TAILS: Final = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +116,17 @@ class Difference:
     n: int
     videos: int
 
+    def to_dict(self) -> dict[str, float]:
+        """Return plain JSON values."""
+        interval = {"difference": self.share, "low": self.low, "high": self.high}
+        return {"n": self.n, "videos": self.videos} | {name: round(value, 4) for name, value in interval.items()}
+
 
 def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the mean score, by videos drawn anew.
+    """Return the 95 % interval of the mean score, by bootstrap over videos.
 
     Args:
-        scores: of the answers about each video; at least one answer.
+        scores: video -> scores of the answers about it; at least one answer.
     """
     sums = np.array([sum(found) for found in scores.values()], dtype=float)
     counts = np.array([len(found) for found in scores.values()], dtype=float)
@@ -135,9 +136,9 @@ def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 
 
 def compare(rows: Iterable[Row], others: Iterable[Row]) -> Difference | None:
-    """What the first rows have right more often, over the questions and delays that both answered; None if none.
+    """Compare rows with others over the questions and delays that both answered; None if there is none.
 
-    Where no answer differs, the interval is that of a share of which nothing was seen in n answers: 3 / n.
+    If no answer differs, the interval is the one of an event that was not seen in n answers: 3 / n to either side.
     """
     known = {(row.video, row.question_id, row.delay_s): row.correct for row in others}
     scores: dict[str, list[float]] = {}
@@ -154,7 +155,7 @@ def compare(rows: Iterable[Row], others: Iterable[Row]) -> Difference | None:
 
 @lru_cache(maxsize=8)
 def _draw(videos: int) -> NDArray[np.float64]:
-    """How often each video is drawn, `[DRAWS, videos]`."""
+    """Return how often each draw takes each video, `[DRAWS, videos]`."""
     rng = np.random.default_rng([_SEED, videos])
     found: NDArray[np.float64] = rng.multinomial(videos, np.full(videos, 1 / videos), size=DRAWS).astype(float)
     return found

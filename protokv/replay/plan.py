@@ -1,29 +1,29 @@
-"""A plan: which streams are watched, what is asked of each and when, and under which memories.
-
-Owns the plan, what it costs, and running what is left of it. Knows no file of questions and no command line.
-"""
+"""A plan (streams to watch, questions with their times, memories), its cost, and its run."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 from protokv.backbones.base import Backbone
+from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError
+from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, RowFile, Trial
-from protokv.replay.runner import Asked, Setup, Variant, Watched, replay
+from protokv.replay.runner import Asked, Setup, Watched, replay, synchronise
 from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
-from protokv.replay.streams import Stream, WorldStream
+from protokv.replay.streams import Stream
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be asked of what.
+    """What to ask of which stream, when, and under which memory.
 
     Attributes:
         streams: each with its schedule, in order.
@@ -37,27 +37,25 @@ class Plan:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Reason -> questions left out for it, over all streams."""
+        """Reason -> number of questions left out for it, over all streams."""
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
     @cached_property
     def asked(self) -> list[tuple[Stream, list[Asked]]]:
-        """Of each stream, every question at every delay under every memory."""
+        """Every stream with every question at every delay under every memory."""
         return [(stream, self.setup.asked(stream, asked, self.variants)) for stream, asked in self.streams]
 
     @property
     def trials(self) -> dict[str, Trial]:
-        """All that is asked, by its key."""
+        """Key -> trial, of everything that is asked."""
         return {one.key: one.trial for _, asked in self.asked for one in asked}
 
-    @property
-    def hours(self) -> float:
-        """Hours of video up to the last question about each."""
-        return sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams) / 3600
-
     def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
-        """What a run would do: streams, questions, hours of video up to the last of them, steps to encode (summed over
-        memories), steps to embed (shared by them) and answers to give."""
+        """Return the cost of a run without the trials that are done.
+
+        `hours` of video up to the last question about each stream; `steps` to encode, summed over memories; `embedded`
+        steps, which all memories share; `answers` to give.
+        """
         steps_per_second = self.setup.fps / self.setup.frames_per_step
         steps = embedded = answers = 0
         for _, asked in self.asked:
@@ -70,16 +68,52 @@ class Plan:
                 steps += sum(min(b - a, variant.config.horizon or b - a) for a, b in pairwise([0, *ends]))
                 last = max(last, ends[-1])
             embedded += last
+        seconds = sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams)
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
-            "hours": round(self.hours, 2),
+            "hours": round(seconds / 3600, 2),
             "steps": steps,
             "embedded": embedded,
             "answers": answers,
         }
+
+    def estimate(self, backbone: Backbone, cost: dict[str, Any], *, steps: int = 4) -> float | None:
+        """Return the seconds that a run would take at least; None if there is nothing to do.
+
+        Times one answer and the first steps of the first stream under its first memory, which is nearly empty then.
+
+        Args:
+            backbone: the model.
+            cost: of the run.
+            steps: to time.
+
+        Raises:
+            SourceError: the video cannot be read.
+        """
+        found = next(((stream, one) for stream, asked in self.asked for one in asked if not one.variant.blind), None)
+        if found is None or not cost["answers"]:
+            return None
+        stream, one = found
+        session = Session.start(backbone, one.variant.config, fps=self.setup.fps)
+        embed_s, take_s = [], []
+        for step in islice(stream.steps(self.setup.fps, self.setup.frames_per_step), steps):
+            began = time.perf_counter()
+            tokens = session.embed(step.images, step.time_s)
+            synchronise(backbone)
+            embedded = time.perf_counter()
+            session.take([tokens], [step.time_s])
+            synchronise(backbone)
+            embed_s.append(embedded - began)
+            take_s.append(time.perf_counter() - embedded)
+        began = time.perf_counter()
+        session.ask(one.trial.prompt or one.trial.question, self.setup.decoding)
+        answer_s = time.perf_counter() - began
+        # The least of each: the first step also sets things up.
+        seconds = cost["embedded"] * min(embed_s, default=0.0) + cost["steps"] * min(take_s, default=0.0)
+        return float(round(seconds + cost["answers"] * answer_s, 1))
 
 
 def make_plan(
@@ -92,7 +126,7 @@ def make_plan(
     intersection: bool = True,
     types: Collection[str] | None = None,
 ) -> Plan:
-    """Schedule every stream; see `schedule` for the arguments. Without delays, `wanted_s` are fitted to the streams.
+    """Schedule every stream; see `schedule` for the arguments. Without delays, fit `wanted_s` to the streams.
 
     Raises:
         ConfigError: two memories have the same name and budget, or two streams the same name.
@@ -114,6 +148,14 @@ def make_plan(
     return Plan(scheduled, variants, setup)
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A video that could not be read to its end; answers given before are kept."""
+
+    video: str
+    why: str
+
+
 def run(
     plan: Plan,
     backbone: Backbone,
@@ -121,24 +163,24 @@ def run(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     strict: bool = True,
-    side_by_side: int = 1,
+    batched: int = 1,
 ) -> Iterator[Row | Watched | Unread]:
-    """Do what is left of a plan; every row is in the file before it is yielded.
+    """Run the rest of a plan; every row is in the file before it is yielded.
 
     Args:
         plan: what to do.
-        backbone: the model that its setup is of.
-        results: where rows go, and what is done already.
-        should_stop: asked after every step.
-        strict: a video that turns out unreadable ends the run; otherwise it is told, and the next one is taken.
-        side_by_side: streams to watch at a time, where these follow each other, are procedural and of one length.
+        backbone: the model of the plan's setup.
+        results: the file of rows, with those that are done.
+        should_stop: called after every step.
+        strict: an unreadable video ends the run; otherwise yield `Unread` and take the next one.
+        batched: most streams to watch at a time; only neighbours of one length that can be batched are.
 
     Raises:
         ConfigError: the file holds results of another study.
         SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials.values())
-    for group in _group(plan.asked, side_by_side):
+    for group in _group(plan.asked, batched):
         left = [(stream, [one for one in asked if one.key not in results.rows]) for stream, asked in group]
         try:
             for event in replay(backbone, left, plan.setup, should_stop=should_stop):
@@ -154,21 +196,8 @@ def run(
 
 
 def _group(asked: Sequence[tuple[Stream, list[Asked]]], most: int) -> Iterator[list[tuple[Stream, list[Asked]]]]:
-    """Procedural streams of one length that follow each other, so many at a time; all others by themselves."""
-
-    def length_of(one: tuple[Stream, list[Asked]]) -> tuple[float, bool]:
-        return one[0].length_s, isinstance(one[0], WorldStream)
-
-    for (_, procedural), alike in groupby(asked, key=length_of):
-        found = list(alike)
-        size = most if procedural else 1
+    for (_, can_batch), neighbours in groupby(asked, key=lambda one: (one[0].length_s, one[0].can_batch)):
+        found = list(neighbours)
+        size = most if can_batch else 1
         for start in range(0, len(found), size):
             yield found[start : start + size]
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A video that could not be read to its end; what was answered before is kept."""
-
-    video: str
-    why: str

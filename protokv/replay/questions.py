@@ -1,13 +1,8 @@
-"""Questions with their reference times, from JSON lines.
+"""Questions with their reference times, read from JSON lines, and the types of questions.
 
-The reference time t0 is when the decisive evidence was last seen, where the data say so, and else the data set's own
-query time (the paper's proxy, section 4, "Delayed-Query Protocol"). Knows no video and no model.
-
-Types of questions: how tables group them, and whether a delayed query is fair to them.
-
-A data set declares its own types, by the names that it gives them (`Benchmark.types`); those of the procedural world
-stand here. A sweep over delays is fair to a question about the past whose answer does not change while the stream goes
-on (`retrospective`): the paper, section 4, "Delayed-Query Protocol". Knows no question and no row.
+The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the data set's query
+time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is fair to a question about the past
+whose answer stays the same while the stream goes on: its type is `retrospective` (same section).
 """
 
 from __future__ import annotations
@@ -31,14 +26,14 @@ class Question:
     """One question about one stream.
 
     Attributes:
-        id: tells it from the others of its stream.
+        id: unique within its stream.
         text, answer, type: as the data set has them; the type may be empty.
-        reference_s: t0, seconds of stream time; infinite where it is the end of a stream that was not opened yet.
-        reference: what t0 is: when the evidence was last seen, the data set's query time, or the end of the stream.
-        dataset: the name of the benchmark that it is from; empty for any other.
-        prompt: what the model is asked, as the benchmark words it; empty: the text.
+        reference_s: t0, seconds of stream time; infinite for the end of a stream that is not opened yet.
+        reference: the meaning of t0: end of the evidence, query time of the data set, or end of the stream.
+        dataset: its benchmark; empty for any other question.
+        prompt: the wording of the benchmark; empty: the text.
         options: of a multiple-choice question, in order; the answer is the letter of one of them.
-        evidence_s: when the evidence was last seen, where that is known and not t0.
+        evidence_s: when the evidence was last seen, if it is known and not t0.
         valid_until_s: stream time until which the answer is known to hold.
     """
 
@@ -56,12 +51,12 @@ class Question:
 
     @property
     def causal(self) -> bool:
-        """Whether nothing behind the time of asking may have been seen: a benchmark's own query sees its prefix."""
+        """True for a benchmark's own query, which may see no frame behind its time."""
         return self.dataset != "" and self.reference == "query"
 
 
 def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
-    """Questions of a JSON-lines file, each with the name of its video if the row has one (`video`).
+    """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
     A row has `question`, `answer`, optionally `type` (or `answer_type`, `task`) and `id`, and its time in seconds:
     `evidence_s`, or else `ask_s` (or `query_s`, `end_time`, `realtime`).
@@ -114,7 +109,7 @@ def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Qu
 
 
 OTHER: Final = "other"
-"""The group of what nobody has grouped; tables show it last."""
+"""The group of types without a group; tables show it last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +117,9 @@ class QuestionType:
     """A type of questions.
 
     Attributes:
-        name: as the data set has it; empty where it says none.
-        group: what tables show together, such as "order" (of events) or "backward".
-        retrospective: whether the answer stays true while the stream goes on.
+        name: as the data set has it; empty: none.
+        group: shown as one in tables, such as "order" (of events) or "backward".
+        retrospective: the answer stays true while the stream goes on.
     """
 
     name: str
@@ -133,34 +128,12 @@ class QuestionType:
 
 
 WORLD: Final = (
-    # `protokv.mini.questions`; "last" and "count" change while things keep coming, and parts of the stream move.
+    # Answers of "last" and "count" change with new events; parts of the stream ("third", "tenth") move.
     *(QuestionType(name, "content") for name in ("colour", "shape", "where", "at", "whether")),
     *(QuestionType(name, "order") for name in ("first", "which_first", "which_last", "before", "after")),
     *(QuestionType(name, "order") for name in ("middle_first", "middle_last", "middle_before", "middle_after")),
-    # Asked of what happened in the first minutes of a stream.
     QuestionType("times", "counting"),
     *(QuestionType(name, "slow change") for name in ("where_first", "where_last")),
     *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
 )
-"""Types of the procedural world."""
-
-
-def find_types(dataset: str = "") -> tuple[QuestionType, ...]:
-    """The types of a data set; where none is named those of the procedural world, and behind them all others."""
-    from protokv.replay.benchmarks import BENCHMARKS
-
-    if dataset:
-        return BENCHMARKS[dataset].types if dataset in BENCHMARKS else ()
-    return (*WORLD, *(kind for benchmark in BENCHMARKS.values() for kind in benchmark.types))
-
-
-def find_type(name: str, dataset: str = "") -> QuestionType:
-    """The type of a name. An unknown one may change with time; a question without a type is taken as it is."""
-    found = (kind for kind in find_types(dataset) if kind.name == name)
-    return next(found, None) or QuestionType(name, retrospective=not name)
-
-
-def order_groups(dataset: str = "") -> tuple[str, ...]:
-    """The groups of a data set in the order of tables."""
-    groups = dict.fromkeys(kind.group for kind in find_types(dataset))
-    return (*(group for group in groups if group != OTHER), OTHER)
+"""Types of the procedural world (`protokv.mini.questions`)."""

@@ -1,21 +1,15 @@
-"""What came of a replay, as plain numbers: accuracy against delay, by type, and what it cost. Knows no terminal.
-
-What a report says of a published data set besides accuracies: its protocol, its own means, and what needs no video.
-
-One number of a benchmark means nothing without the frames, the budget, the wording and the floor that it stands on, so
-they are one record with it. Knows no terminal.
-"""
+"""The report of a replay, as plain JSON values: accuracies, differences, costs, and facts of a benchmark."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 from protokv.config import DEFAULT, FullConfig
-from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks import BENCHMARKS, find_type, order_groups
 from protokv.replay.metrics import (
     Accuracy,
     compare,
@@ -26,98 +20,108 @@ from protokv.replay.metrics import (
     quantile,
     resample,
 )
-from protokv.replay.questions import OTHER, find_type, order_groups
+from protokv.replay.questions import OTHER
 from protokv.replay.rows import Row
 
 FEW_QUESTIONS, FEW_VIDEOS = 100, 5
 """A point on fewer of either is marked: its interval is wide, or a few videos decide it."""
 
+AGES_S: Final = (0.0, 5.0, 30.0, 120.0, math.inf)
+"""Borders of the ages of evidence for which accuracy is shown."""
+
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """The whole report, plain JSON.
+    """Return the whole report.
 
-    `curves` has one entry per memory and budget with its accuracy at every delay, over all questions, by group and by
-    type; a point is `thin` if it stands on few questions or videos, and its interval is the wider one of Wilson's and
-    of a bootstrap over videos; `differences` has accuracy less that of another memory at the same budget, and of the
-    full cache, on the same questions; `costs` what it cost; `benchmark` what a published
-    data set adds (`summarise_benchmark`), None of others; `reference` how many questions count their delay from the
-    evidence, from the query time and from the end of the stream; `floor` and `floors` the accuracy of always giving the
-    most frequent answer of a question's type; `setup` which model answered, where and how.
+    - `curves`: for every memory and budget the accuracy at every delay, over all questions, by group and by type. A
+      point is `thin` if it has few questions or videos; its interval is the wider one of Wilson's and of a bootstrap
+      over videos.
+    - `differences`: accuracy less that of another memory at the same budget, and of the full cache, on the same
+      questions.
+    - `costs`: latencies, tokens and bytes of every memory.
+    - `reference`: number of questions whose delay counts from the evidence, the query time, the end of the stream.
+    - `floor`, `floors`: accuracy of the most frequent answer of each question's type.
+    - `setup`: the model, and where and how it ran.
+    - `benchmark`: see `summarise_benchmark`; None without one.
     """
-    labels = list(dict.fromkeys((row.memory, row.budget) for row in rows))
-    delays = sorted({row.delay_s for row in rows})
-    overall = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s))
-    grouped = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, _group(row)))
-    typed = measure_accuracy(rows, lambda row: (row.memory, row.budget, row.delay_s, row.type))
-    scores: dict[Any, dict[str, list[float]]] = {}
+    questions = {(row.video, row.question_id): row for row in rows}
+    groups, types = _order(list(questions.values())), sorted({row.type for row in questions.values()})
+    scores: dict[Any, dict[str, list[bool]]] = {}
     for row in rows:
         key = (row.memory, row.budget, row.delay_s)
-        for cell in {key, (*key, _group(row)), (*key, row.type)}:
-            scores.setdefault(cell, {}).setdefault(row.video, []).append(float(row.correct))
-    questions = {(row.video, row.question_id): row for row in rows}
-    present = {_group(row) for row in questions.values()}
-    known = dict.fromkeys(name for dataset in {row.dataset: None for row in rows} for name in order_groups(dataset))
-    groups = [name for name in known if name in present and name != OTHER] + [OTHER] * (OTHER in present)
-    if groups == [OTHER]:
-        # The same as all questions.
-        groups = []
-    types = sorted({row.type for row in questions.values()})
+        for part in ("all", ("group", _group(row)), ("type", row.type)):
+            scores.setdefault((*key, part), {}).setdefault(row.video, []).append(row.correct)
+    delays = sorted({row.delay_s for row in rows})
 
-    def points(found: dict[Any, Accuracy], *key: str) -> list[dict[str, Any]]:
-        cells = [(delay, (*label, delay, *key)) for delay in delays]
-        return [_point(delay, found[cell], scores[cell]) for delay, cell in cells if cell in found]
+    def points(memory: str, budget: int, part: object) -> list[dict[str, Any]]:
+        cells = [(delay, scores.get((memory, budget, delay, part))) for delay in delays]
+        return [_point(delay, cell) for delay, cell in cells if cell]
 
     curves, costs = [], []
-    for label in labels:
-        own = [row for row in rows if (row.memory, row.budget) == label]
+    for memory, budget in dict.fromkeys((row.memory, row.budget) for row in rows):
+        label = {"memory": memory, "budget": budget}
         curves.append(
-            {
-                "memory": label[0],
-                "budget": label[1],
-                "all": points(overall),
-                "groups": {name: points(grouped, name) for name in groups},
-                "types": {name: points(typed, name) for name in types},
+            label
+            | {
+                "all": points(memory, budget, "all"),
+                "groups": {name: points(memory, budget, ("group", name)) for name in groups},
+                "types": {name: points(memory, budget, ("type", name)) for name in types},
             }
         )
-        costs.append({"memory": label[0], "budget": label[1], **_cost(own)})
-    references = [row.reference for row in questions.values()]
+        costs.append(label | _cost([row for row in rows if (row.memory, row.budget) == (memory, budget)]))
+    references = Counter(row.reference for row in questions.values())
     return {
         "videos": len({row.video for row in rows}),
         "questions": len(questions),
-        "reference": {name: references.count(name) for name in sorted(set(references))},
-        "floor": _number(measure_floor(rows)),
+        "reference": dict(sorted(references.items())),
+        "floor": _floor(rows),
         "floors": {
-            "groups": {name: _number(measure_floor([r for r in rows if _group(r) == name])) for name in groups},
-            "types": {name: _number(measure_floor([r for r in rows if r.type == name])) for name in types},
+            "groups": {name: _floor([row for row in rows if _group(row) == name]) for name in groups},
+            "types": {name: _floor([row for row in rows if row.type == name]) for name in types},
         },
         "benchmark": summarise_benchmark(rows),
         "setup": _describe_setup(rows),
         "delays_s": delays,
         "curves": curves,
-        "differences": _compare(rows, groups),
+        "differences": list(_compare(rows, groups)),
         "costs": costs,
     }
+
+
+def _order(questions: Sequence[Row]) -> list[str]:
+    """Return the groups of the questions in the order of tables; none if all questions are of the group OTHER."""
+    present = {_group(row) for row in questions}
+    datasets = dict.fromkeys(row.dataset for row in questions)
+    known = dict.fromkeys(name for dataset in datasets for name in order_groups(dataset))
+    groups = [name for name in known if name in present and name != OTHER] + [OTHER] * (OTHER in present)
+    return [] if groups == [OTHER] else groups
 
 
 def _group(row: Row) -> str:
     return find_type(row.type, row.dataset).group
 
 
-def _point(delay: float, accuracy: Accuracy, scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _floor(rows: Sequence[Row]) -> float | None:
+    floor = measure_floor(rows)
+    return None if math.isnan(floor) else round(floor, 4)
+
+
+def _point(delay: float, scores: Mapping[str, Sequence[bool]]) -> dict[str, Any]:
+    accuracy = Accuracy(sum(map(sum, scores.values())), sum(map(len, scores.values())))
     low, high = resample(scores)
     return {
         "delay_s": delay,
         **accuracy.to_dict(),
         "videos": len(scores),
         "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
-        # Videos that are all alike would have none, and few of them too narrow an interval.
+        # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
         "low": round(min(low, accuracy.low), 4),
         "high": round(max(high, accuracy.high), 4),
     }
 
 
-def _compare(rows: Sequence[Row], groups: Sequence[str]) -> list[dict[str, Any]]:
-    """The default memory, or the first there is, less each other one at its budget; and less the full cache."""
+def _compare(rows: Sequence[Row], groups: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the default memory, or the first one, less each other at its budget, and less the full cache."""
     labels = dict.fromkeys((row.memory, row.budget) for row in rows)
     names = [name for name, _ in labels]
     own = DEFAULT if DEFAULT in names else next(iter(names), "")
@@ -127,33 +131,26 @@ def _compare(rows: Sequence[Row], groups: Sequence[str]) -> list[dict[str, Any]]
         for other in labels
         if other[0] != own and (other[1] == budget or (other[0] == FullConfig.name and names.count(other[0]) == 1))
     ]
-    found = []
     for group in ("all", *groups):
         cells: dict[Any, list[Row]] = {}
         for row in rows:
             if group in ("all", _group(row)):
                 cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
-        delays = sorted({delay for *_, delay in cells})
         for one, other in pairs:
-            compared = [(d, compare(cells.get((*one, d), ()), cells.get((*other, d), ()))) for d in delays]
-            points = [
-                {
-                    "delay_s": delay,
-                    "n": difference.n,
-                    "videos": difference.videos,
-                    "difference": round(difference.share, 4),
-                    "low": round(difference.low, 4),
-                    "high": round(difference.high, 4),
-                }
-                for delay, difference in compared
-                if difference is not None
-            ]
+            points = []
+            for delay in sorted({delay for *_, delay in cells}):
+                difference = compare(cells.get((*one, delay), ()), cells.get((*other, delay), ()))
+                if difference is not None:
+                    points.append({"delay_s": delay, **difference.to_dict()})
             if points:
-                found.append(
-                    {"group": group, "memory": own, "budget": one[1], "than": other[0], "than_budget": other[1]}
-                    | {"points": points}
-                )
-    return found
+                yield {
+                    "group": group,
+                    "memory": own,
+                    "budget": one[1],
+                    "than": other[0],
+                    "than_budget": other[1],
+                    "points": points,
+                }
 
 
 def _cost(rows: Sequence[Row]) -> dict[str, Any]:
@@ -174,20 +171,18 @@ def _describe_setup(rows: Sequence[Row]) -> dict[str, Any]:
     if not rows:
         return {}
     first = rows[0]
+    tokens_per_step = max(
+        (row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1)) / row.asked_s
+        if row.asked_s
+        else 0.0
+        for row in rows
+    )
     return {
         "model": first.model["name"],
         "dtype": first.model["dtype"],
         "weights_digest": first.model["weights_digest"],
         "frames": first.frames,
-        "tokens_per_step": round(
-            max(
-                (row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1)) / row.asked_s
-                if row.asked_s
-                else 0.0
-                for row in rows
-            ),
-            1,
-        ),
+        "tokens_per_step": round(tokens_per_step, 1),
         "devices": sorted({row.device for row in rows}),
         "fps": first.stream["fps"],
         "max_new_tokens": first.decoding["max_new_tokens"],
@@ -195,49 +190,28 @@ def _describe_setup(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def format_delay(seconds: float) -> str:
-    """A delay as every table and axis writes it: `0 s`, `90 s`, `2 min`, `1 h`."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds and seconds % unit == 0:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} s"
-
-
-def format_group(name: str) -> str:
-    """A group as a heading: `all questions`, `content questions`."""
-    return f"{name} questions"
-
-
-def format_type(name: str) -> str:
-    """A type as a heading: `which first`."""
-    return name.replace("_", " ") or "without a type"
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)
-
-
-AGES_S: Final = (0.0, 5.0, 30.0, 120.0, math.inf)
-"""Borders of the ages of evidence that accuracy is shown for."""
-
-
 def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """The record of a data set, plain JSON; None where the rows are of none, or of several.
+    """Return the facts of a data set beside its accuracies; None if the rows are of none, or of several.
 
-    `scores` has, for every memory, budget and delay, accuracy by the official and by the strict rule, the mean of a
-    judge's points, the means that papers print (`Benchmark.means`) and, where the evidence is known and questions were
-    asked at their own times, accuracy by its age. `constant` is the best single answer for all questions. `judges`
-    counts who decided.
+    - `scores`: for every memory, budget and delay, accuracy by the official and by the strict rule, the mean of a
+      judge's points, the means that papers print (`Benchmark.means`), and accuracy by the age of the evidence, if it is
+      known.
+    - `constant`: the best single answer to all questions.
+    - `judges`: number of answers that each judge decided.
     """
     names = {row.dataset for row in rows}
     if len(names) != 1 or not names <= BENCHMARKS.keys():
         return None
     benchmark = BENCHMARKS[names.pop()]
     answer, right = find_constant(rows)
-    kinds = {(row.video, row.question_id): row.type for row in rows}
-    groups = {kind: find_type(kind, benchmark.name).group for kind in kinds.values()}
-    by_kind = _shares(count_right((kinds[question], hit) for question, hit in right.items()))
-    by_group = _shares(count_right((groups[kinds[question]], hit) for question, hit in right.items()))
+    types = {(row.video, row.question_id): row.type for row in rows}
+    by_type = _shares(count_right((types[question], hit) for question, hit in right.items()))
+    by_group = _shares(
+        count_right((find_type(types[question], benchmark.name).group, hit) for question, hit in right.items())
+    )
+    cells: dict[tuple[str, int, float], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
     return {
         "dataset": benchmark.name,
         "source": benchmark.source,
@@ -248,26 +222,20 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
             "answer": answer,
             "accuracy": round(sum(right.values()) / len(right), 4),
             "groups": _round(by_group),
-            "types": _round(by_kind),
-            "means": _round(benchmark.means(by_kind)),
+            "types": _round(by_type),
+            "means": _round(benchmark.means(by_type)),
         },
         "scores": [
-            _score(own, key)
-            for key in dict.fromkeys((row.memory, row.budget, row.delay_s) for row in rows)
-            if (own := [row for row in rows if (row.memory, row.budget, row.delay_s) == key])
+            {"memory": memory, "budget": budget, "delay_s": delay, **_score(own)}
+            for (memory, budget, delay), own in cells.items()
         ],
     }
 
 
-def _score(rows: Sequence[Row], key: tuple[str, int, float]) -> dict[str, Any]:
+def _score(rows: Sequence[Row]) -> dict[str, Any]:
     benchmark = BENCHMARKS[rows[0].dataset]
-    official = measure_accuracy(rows, lambda row: row.type)
-    strict = measure_accuracy(rows, lambda row: row.type, _strict)
     points = [row.points for row in rows if row.points is not None]
     return {
-        "memory": key[0],
-        "budget": key[1],
-        "delay_s": key[2],
         "n": len(rows),
         "videos": len({row.video for row in rows}),
         "official": round(sum(row.correct for row in rows) / len(rows), 4),
@@ -275,8 +243,8 @@ def _score(rows: Sequence[Row], key: tuple[str, int, float]) -> dict[str, Any]:
         "points": round(sum(points) / len(points), 3) if points else None,
         "judged": len(points),
         "means": {
-            "official": _round(benchmark.means(_shares(official))),
-            "strict": _round(benchmark.means(_shares(strict))),
+            "official": _round(benchmark.means(_shares(measure_accuracy(rows, lambda row: row.type)))),
+            "strict": _round(benchmark.means(_shares(measure_accuracy(rows, lambda row: row.type, _strict)))),
         },
         "ages": _measure_ages(rows),
     }

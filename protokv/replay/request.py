@@ -1,90 +1,47 @@
-"""What somebody wants to replay, from names and numbers to streams, memories, a plan and its cost.
+"""A request for a replay: names and numbers of a caller, made into streams, memories and a plan.
 
-The command line and other callers fill in a `Request`; what is left out is filled in from the study, the preset or the
-data set. Knows no terminal.
+Values that are left out come from the study or the data set.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import msgspec
 
 from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
-from protokv.mini import EMBEDDED, is_embedded
-from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES
-from protokv.mini.world import Backdrop
+from protokv.mini import is_embedded
 from protokv.replay.benchmarks import Benchmark, find_benchmark
 from protokv.replay.dataset import Opened, open_dataset, with_baselines
 from protokv.replay.judges import Judge, select_judge
-from protokv.replay.pace import measure_pace
+from protokv.replay.memories import Variant, Variation, name_memories, vary_memories
 from protokv.replay.plan import Plan, make_plan
-from protokv.replay.presets import PRESETS, Cell
-from protokv.replay.runner import SHORT, Setup, Variant
+from protokv.replay.runner import SHORT, Setup
 from protokv.replay.schedule import LADDER
-from protokv.replay.streams import Before, Stream, make_worlds, open_files
-from protokv.replay.studies import Study, Variation, default_budgets, find_study, name_memories, vary_memories
+from protokv.replay.streams import open_files
+from protokv.replay.studies import Dataset, Study, load_study
 
 PROMPTS = ("official", "bare")
 
 
-@dataclass(frozen=True, slots=True)
-class Worlds:
-    """Procedural streams; None takes what the study says."""
-
-    seeds: Sequence[int] | None = None
-    length_s: int | None = None
-    events_per_minute: float | None = None
-    cuts: tuple[int, int] | Literal["study"] | None = "study"
-    moving: float | None = None
-    evidence_s: int = 16
-    per_type: int | None = None
-    before: Before | None = None
-    alike: float | None = None
-    backdrop: Backdrop | None = None
-
-    def open(self, study: Study, types: Sequence[str] | None = None) -> list[Stream]:
-        """Make them, with questions of the types that are asked by default and of those that are named.
-
-        Raises:
-            ConfigError: a value is out of its range.
-        """
-        after = study.pressure
-        if self.events_per_minute is not None:
-            after = replace(after, events_per_minute=self.events_per_minute)
-        if self.cuts != "study":
-            after = replace(after, cut_s=self.cuts)
-        if self.moving is not None:
-            after = replace(after, moving=self.moving)
-        if self.alike is not None:
-            after = replace(after, alike=self.alike)
-        if self.backdrop is not None:
-            after = replace(after, backdrop=self.backdrop)
-        return make_worlds(
-            study.seeds if self.seeds is None else self.seeds,
-            study.length_s if self.length_s is None else self.length_s,
-            after,
-            evidence_s=self.evidence_s,
-            per_type=study.per_type if self.per_type is None else self.per_type,
-            before=study.before if self.before is None else self.before,
-            also=[kind for kind in (*ORDER_TYPES, *TIME_TYPES) if kind in (types or ())],
-            evidence=study.evidence,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is wanted; see `protokv replay --help` for the meaning of each."""
+    """A replay; see `protokv replay --help` for the meaning of each field.
 
-    study: str = "quick"
+    `worlds` has the fields of the study's `Worlds` to change.
+    """
+
+    study: Study = field(default_factory=lambda: load_study("quick"))
     sources: Sequence[str] | None = None
     questions: Path | None = None
-    worlds: Worlds = field(default_factory=Worlds)
+    worlds: Mapping[str, Any] = field(default_factory=dict)
     dataset: str | None = None
     data_root: Path | None = None
     most_videos: int | None = None
@@ -107,25 +64,21 @@ class Request:
         return None if self.dataset is None else find_benchmark(self.dataset)
 
     @property
-    def cell(self) -> Cell | None:
-        """The part of the paper's table that is wanted."""
-        return PRESETS[self.study].cell(self.dataset) if self.study in PRESETS and self.dataset else None
-
-    @property
-    def default_model(self) -> str:
-        """Which model watches where none is named: that of the study."""
-        return EMBEDDED if self.study in PRESETS else find_study(self.study).model
+    def part(self) -> Dataset | None:
+        """The study's part about the data set."""
+        return None if self.dataset is None else self.study.dataset(self.dataset)
 
     def check(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse contradictions.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming one.
         """
-        if self.sources and self.worlds.seeds is not None:
+        seeds_named = "first_seed" in self.worlds
+        if self.sources and seeds_named:
             raise ConfigError("a replay has either SOURCE or --world", hint="leave one of them out")
         if self.benchmark is not None:
-            if self.sources or self.worlds.seeds is not None:
+            if self.sources or seeds_named:
                 raise ConfigError("a replay has either --dataset or sources of its own", hint="leave one of them out")
             if self.data_root is None:
                 raise ConfigError(
@@ -137,17 +90,15 @@ class Request:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
         if self.prompt not in (None, *PROMPTS):
             raise ConfigError(f"there is no prompt {self.prompt!r}", hint=f"use one of {', '.join(PROMPTS)}")
-        if self.study not in PRESETS:
-            find_study(self.study)
 
     def open(self, model: str) -> Opened:
-        """The streams, with what is missing among them.
+        """Open the streams, and list the missing ones.
 
         Args:
-            model: the name of the model, whose own study budgets are checked before anything is opened.
+            model: the name of the model; its budgets are checked before anything is opened.
 
         Raises:
-            ConfigError: something is not as it should be, naming it.
+            ConfigError: a value is wrong; it is named.
             SourceError: a video or file is missing or cannot be read.
         """
         self._variants(model)
@@ -163,10 +114,15 @@ class Request:
             )
         if self.sources and self.questions:
             return Opened(open_files(self.sources, self.questions), {}, Counter())
-        return Opened(self.worlds.open(find_study(self.study), self._types()), {}, Counter())
+        if self.study.worlds is None:
+            names = ", ".join(part.name for part in self.study.datasets)
+            raise ConfigError(
+                "this study compares on data sets, and none is named", hint=f"add --dataset: {names}; or --dry-run"
+            )
+        return Opened(msgspec.structs.replace(self.study.worlds, **self.worlds).open(self._types()), {}, Counter())
 
     def plan(self, opened: Opened, backbone: Backbone, fps: float | None = None) -> Plan:
-        """What is asked of what and when; beside a benchmark's memories stand its baselines.
+        """Plan what is asked of what and when; a benchmark adds its baselines to the memories.
 
         Raises:
             ConfigError: two memories or streams have one name.
@@ -179,13 +135,13 @@ class Request:
             variants,
             self._delays(),
             self.setup(backbone, fps),
-            wanted_s=LADDER if self.sources or self.dataset else find_study(self.study).delays_s,
+            wanted_s=LADDER if self.sources or self.dataset else self.study.delays_s,
             intersection=self.intersection,
             types=self._types(),
         )
 
     def setup(self, backbone: Backbone, fps: float | None) -> Setup:
-        """How it is asked: a benchmark's own rate and room for answers, where no other rate is named."""
+        """Return how questions are asked: a benchmark's own rate and length of answers, unless `fps` is given."""
         benchmark = self.benchmark
         if benchmark is None:
             return Setup.of(backbone, fps=fps, decoding=SHORT)
@@ -194,10 +150,10 @@ class Request:
         return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)
 
     def judge(self, name: str | None, output: Path, placement: Mapping[str, Any]) -> Judge | None:
-        """Who reads open answers; None where nobody was named.
+        """Return the judge of open answers; None if none is named.
 
         Raises:
-            ConfigError: it cannot be asked, or there is nothing for it to read.
+            ConfigError: it cannot be asked, or there are no open answers.
         """
         if name is None:
             return None
@@ -206,32 +162,27 @@ class Request:
         return select_judge(name, output.with_name(f"{output.name}.judge.sqlite"), **placement)
 
     def cost(self, plan: Plan, backbone: Backbone, done: Collection[str] = ()) -> dict[str, Any]:
-        """What a run would do, and seconds that it would take by a short timing."""
+        """Return the cost of a run, and the seconds that it would take by a short timing."""
         cost = plan.cost(done)
-        pace = measure_pace(plan, backbone) if cost["answers"] else None
-        return cost | {"estimate_s": None if pace is None else round(pace.estimate_s(cost), 1)}
+        return cost | {"estimate_s": plan.estimate(backbone, cost)}
 
     def _delays(self) -> Sequence[float] | None:
         if self.delays_s is None and self.dataset is not None:
-            return (0.0,) if self.cell is None else self.cell.delays_s
+            return (0.0,) if self.part is None else self.part.delays_s
         return self.delays_s
 
     def _types(self) -> Sequence[str] | None:
         if self.types is not None or self.sources or self.dataset is not None:
             return self.types
-        return find_study(self.study).types
+        return self.study.types
 
     def _variants(self, model: str) -> list[Variant]:
-        cell = self.cell
-        if cell is not None:
-            named = cell.variants(self.budgets)
-            if self.memories is not None:
-                named = name_memories(self.memories, self.budgets or cell.budgets)
+        memories = self.memories
+        if self.part is not None:
+            budgets = self.budgets or self.part.budgets
         elif self.dataset is not None:
-            budgets = self.budgets or [MemoryConfig.of(DEFAULT).budget]
-            named = name_memories(self.memories or [DEFAULT], budgets)
+            budgets, memories = self.budgets or [MemoryConfig.of(DEFAULT).budget], memories or [DEFAULT]
         else:
-            study = find_study(self.study)
-            budgets = self.budgets or default_budgets(study, model)
-            named = study.variants(budgets) if self.memories is None else name_memories(self.memories, budgets)
+            budgets = self.budgets or self.study.default_budgets(model)
+        named = self.study.variants(budgets) if memories is None else name_memories(memories, budgets)
         return vary_memories(named, self.variations)

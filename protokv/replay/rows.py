@@ -109,7 +109,7 @@ class Row(Trial):
         context_tokens: tokens of the stream that attention could see; the prompt is not counted.
         state_bytes: of the memory.
         step_ms: mean time of the memory's updates until then, encoding included, the shared vision tower not.
-        side_by_side: streams that shared forwards; `step_ms` is then a stream's share, less than what one takes alone.
+        batched: streams that shared forwards; `step_ms` is then a stream's share, less than what one takes alone.
         tokens_seen: visual tokens of the stream until then.
         device: where it ran, since times depend on it.
     """
@@ -127,7 +127,7 @@ class Row(Trial):
     strict: bool | None = None
     points: float | None = None
     judge: str = ""
-    side_by_side: int = 1
+    batched: int = 1
 
     @classmethod
     def from_json(cls, data: object) -> Self:

@@ -1,12 +1,9 @@
-"""One pass over a stream serves all memories, questions and delays: steps are embedded once, asking is read-only.
+"""The pass: watch a stream once, and ask every question at each delay under every memory.
 
-Several streams of one length may be watched side by side (`protokv.replay.batched`): the steps of all of them share a
-forward and a memory, which with a small model is several times as fast and gives the same answers.
-
-Owns the order of things and the clock of the latencies: every answer is timed around the same boundary (question in,
-first token, last token), after one question that is not counted. A benchmark's own query is asked before the first step
-that holds a later frame; a delay behind evidence, when the step that holds it has been seen. Knows no files of results
-and no tables.
+All memories share the embedding of a step. Streams of one length may be watched together (`protokv.replay.batched`),
+which is several times as fast with a small model and gives the same answers. Latencies run from the question to the
+first and the last token, after one answer that is not counted. A benchmark's own query is asked before the first step
+with a later frame; a delayed one after the step that reaches its time.
 """
 
 from __future__ import annotations
@@ -21,11 +18,11 @@ from typing import Any, Self
 import torch
 
 from protokv.backbones.base import Backbone, StepTokens
-from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.replay.batched import SideBySide
+from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
 from protokv.replay.scoring import score
@@ -35,40 +32,16 @@ SHORT = Decoding(max_new_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """A memory under test and the name that tables give it.
-
-    Attributes:
-        label: the name.
-        config: the memory.
-        blind: no step is ever shown to it: the answer from the text alone.
-    """
-
-    label: str
-    config: MemoryConfig
-    blind: bool = False
-
-    @property
-    def budget(self) -> int:
-        """Visual tokens that a question may read."""
-        return 0 if self.blind else self.config.budget
-
-    def to_dict(self) -> dict[str, Any]:
-        """What it is, plain JSON."""
-        return {"kind": self.label} if self.blind else self.config.to_dict()
-
-
-@dataclass(frozen=True, slots=True)
 class Setup:
-    """How streams are watched and questions answered: the same for all trials of a run.
+    """How streams are watched and questions answered, in all trials of a run.
 
     Attributes:
-        model: which one, as states name it.
+        model: its identity, as states have it.
         fps: sampled frames per second.
-        frames_per_step: sampled frames that make one step.
+        frames_per_step: sampled frames of one step.
         decoding: of answers.
-        frames: how frames are prepared, as the backbone says it.
-        bare: the bare question is asked, and its answer is a text, where a benchmark would have a letter.
+        frames: the backbone's settings for frames.
+        bare: ask the question without the benchmark's wording; the answer is a text and no letter.
     """
 
     model: dict[str, str]
@@ -82,15 +55,15 @@ class Setup:
     def of(
         cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT, bare: bool = False
     ) -> Self:
-        """The setup of a backbone, at its own rate where `fps` is None."""
+        """Return the setup of a backbone, at its own rate if `fps` is None."""
         rate = backbone.default_fps if fps is None else fps
         frames = dict(backbone.settings)
-        # Its digests say which model it is, whatever commit of the hub has it.
+        # The digests of the weights identify the model, not the commit of the hub.
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
         return cls(model, float(rate), backbone.frames_per_step, decoding, frames, bare)
 
     def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
-        """What an ask is under one memory."""
+        """Return the trial of one ask under one memory."""
         question = ask.question
         return Trial(
             video=stream.name,
@@ -116,7 +89,7 @@ class Setup:
         )
 
     def asked(self, stream: Stream, plan: Schedule, variants: Sequence[Variant]) -> list[Asked]:
-        """All that is planned of a stream, memory by memory."""
+        """Return everything that is asked about a stream, memory by memory."""
         trials = [(variant, ask, self.trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
         return [Asked(variant, ask, trial, trial.key) for variant, ask, trial in trials]
 
@@ -131,7 +104,7 @@ class Asked:
     """A question at a delay under a memory.
 
     Attributes:
-        key: of the trial, which is long and made once.
+        key: of the trial; it is costly and made once.
     """
 
     variant: Variant
@@ -142,7 +115,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """After every step: where the pass stands."""
+    """Progress, after every step."""
 
     video: str
     stream_time_s: float
@@ -158,7 +131,7 @@ class _Run:
     warm: bool = False
 
     def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
-        """Take what is to be asked until a stream time; causal queries, or the others, or all."""
+        """Remove and return the trials due at a stream time: causal queries, the others, or all."""
         due = [(ask.at_s <= until_s and causal in (None, ask.question.causal), ask, trial) for ask, trial in self.left]
         self.left = [(ask, trial) for is_due, ask, trial in due if not is_due]
         return [trial for is_due, _, trial in due if is_due]
@@ -166,9 +139,9 @@ class _Run:
 
 @dataclass(slots=True)
 class _Band:
-    """All streams under one memory, and the seconds that its updates took."""
+    """All streams under one memory, and the seconds of its updates."""
 
-    memory: SideBySide
+    memory: BatchedStreams
     runs: list[_Run]
     variant: Variant
     waiting: deque[tuple[list[StepTokens], float]] = field(default_factory=deque)
@@ -176,11 +149,11 @@ class _Band:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to ask."""
+        """True if nothing is left to ask."""
         return not any(run.left for run in self.runs)
 
     def watch(self, tokens: list[StepTokens], start_s: float) -> None:
-        """Take a step of each stream; where only the last ones decide an answer, these wait for a question."""
+        """Take a step of each stream; keep it waiting if only the last steps before a question matter."""
         if self.variant.blind:
             return
         horizon = self.variant.config.horizon
@@ -191,7 +164,7 @@ class _Band:
             self.memory.skip(*self.waiting.popleft())
 
     def catch_up(self) -> None:
-        """Take the steps that wait."""
+        """Take the waiting steps."""
         began = time.perf_counter()
         while self.waiting:
             self.memory.take(*self.waiting.popleft())
@@ -201,7 +174,7 @@ class _Band:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Where the pass stands, for all runs alike: a blind one has no clock that moves."""
+    """Progress of the pass, for all runs; the clock of a blind one does not move."""
 
     stream_time_s: float = 0.0
     steps: int = 0
@@ -215,17 +188,16 @@ def replay(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row | Watched]:
-    """Watch a stream once, or several side by side, and ask every memory what it is to be asked.
+    """Watch one stream, or several together, and ask every question under every memory.
 
     Args:
         backbone: the model; all memories share it.
-        streams: what to watch, each with what is asked of it, memory by memory; one that is asked nothing is not run.
-            Several are of one length.
+        streams: of one length, each with its trials, memory by memory; a memory without a trial is not run.
         setup: of this backbone.
-        should_stop: asked after every step.
+        should_stop: called after every step.
 
     Yields:
-        A `Watched` after every step of all streams, named after the first, and a `Row` for each answer.
+        A `Watched` after every step, with the name of the first stream, and a `Row` for each answer.
     """
     asked: dict[Variant, list[list[tuple[Ask, Trial]]]] = {}
     for number, (_, own) in enumerate(streams):
@@ -233,7 +205,7 @@ def replay(
             asked.setdefault(one.variant, [[] for _ in streams])[number].append((one.ask, one.trial))
     bands = []
     for variant, left in asked.items():
-        memory = SideBySide(backbone, variant.config, len(streams), fps=setup.fps)
+        memory = BatchedStreams(backbone, variant.config, len(streams), fps=setup.fps)
         bands.append(_Band(memory, [_Run(*pair) for pair in zip(memory.sessions, left, strict=True)], variant))
     if not bands:
         return
@@ -241,7 +213,7 @@ def replay(
     for steps in zip(*(stream.steps(setup.fps, setup.frames_per_step) for stream, _ in streams), strict=True):
         start_s = steps[0].time_s
         newest_s = start_s + (setup.frames_per_step - 1) / setup.fps
-        # Up to a frame's own time a query may not see it.
+        # A query at the time of a frame does not see this frame.
         yield from _answer(backbone, bands, setup, now, newest_s - 2 * SLACK_S, causal=True)
         bands = [band for band in bands if not band.is_done]
         if not bands:
@@ -300,11 +272,11 @@ def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Momen
         step_ms=round(1e3 * band.busy_s / max(1, now.steps) / len(band.runs), 3),
         tokens_seen=now.tokens_seen,
         device=str(backbone.device),
-        side_by_side=len(band.runs),
+        batched=len(band.runs),
     )
 
 
 def synchronise(backbone: Backbone) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has done its work."""
     if backbone.device.type == "cuda":
         torch.cuda.synchronize(backbone.device)

@@ -1,9 +1,8 @@
-"""What is asked when: the valid-query rule of the paper (appendix "Dataset Selection for Query-Delay Sweep").
+"""The schedule of questions: the valid-query rule of the paper (appendix "Dataset Selection for Query-Delay Sweep").
 
-A question with reference time t0 can be asked at delay Delta iff t0 + Delta is not beyond the end of its stream. By
-default only questions that can be asked at every delay are asked at all, so that all points of a curve stand on the
-same questions. Questions whose type says that their answer changes with time are left out of a sweep; those without a
-type are asked. Knows no video and no model.
+A question with reference time t0 can be asked at delay Delta if and only if t0 + Delta is not beyond the end of its
+stream. By default a question is asked only if every delay fits, so that all points of a curve have the same questions.
+A sweep leaves out types whose answers change with time; questions without a type are asked.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protokv.errors import ConfigError
-from protokv.replay.questions import Question, find_type
+from protokv.replay.benchmarks import find_type
+from protokv.replay.questions import Question
 
-# Container durations are rounded: an ask this far behind the end still counts as at the end.
+# Container durations are rounded: an ask this far behind the end still counts.
 SLACK_S = 1e-6
 
 LADDER = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
-"""Delays in seconds to choose from where nobody names any."""
+"""Default delays in seconds."""
 
 ALL_TYPES = "all"
-"""In place of the names of types: ask every question."""
+"""A name that stands for all types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The asks of one stream in order of time, and how many questions were left out for which reason."""
+    """The asks of one stream in order of time, and reason -> number of questions left out."""
 
     asks: tuple[Ask, ...]
     dropped: Counter[str]
@@ -65,9 +65,9 @@ def schedule(
         questions: of this stream.
         delays_s: the sweep.
         length_s: of the stream.
-        intersection: ask only what can be asked at every delay.
-        types: names of question types to ask, or `ALL_TYPES`; where None, the retrospective ones and questions
-            without a type. A single delay of 0 is no sweep: then every type is asked.
+        intersection: ask only questions that fit every delay.
+        types: names of types to ask, or `ALL_TYPES`; None: retrospective types and questions without a type. A single
+            delay of 0 is no sweep, and asks every type.
 
     Raises:
         ConfigError: there is no delay.
@@ -95,7 +95,7 @@ def schedule(
 
 
 def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = LADDER, *, most: int = 4) -> list[float]:
-    """Choose delays that at least half of the questions leave room for.
+    """Choose delays that fit at least half of the questions.
 
     Args:
         rooms_s: of every question, the seconds between its reference time and the end of its stream.

@@ -1,4 +1,4 @@
-"""Whether an answer is right, when it is given: by the rule of its data set, and else by comparison of texts."""
+"""The score of an answer when it is given: by the rule of its data set, or by comparison of texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from protokv.replay.texts import F1_RULE, is_expected
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A score and who gave it.
+    """A score and its rule.
 
     Attributes:
         official, strict: as in `Score`.
-        judge: the rule, where it is not the data set's own.
+        judge: the rule; empty: the data set's own.
     """
 
     official: bool
@@ -25,10 +25,7 @@ class Scored:
 
 
 def score(trial: Trial, prediction: str) -> Scored:
-    """Score an answer.
-
-    The bare question has no letters to choose from: there an answer is the option that it spells out.
-    """
+    """Score an answer. The answer to a bare question spells out an option instead of its letter."""
     if trial.dataset not in BENCHMARKS:
         right = is_expected(prediction, trial.expected)
         return Scored(right, right)

@@ -1,4 +1,4 @@
-"""How alike two short texts are: the same but for case, spaces and a full stop, or by their shared words."""
+"""Comparison of two short texts: equal but for case, spaces and a full stop, or by their shared words."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 F1_RIGHT: Final = 0.5
 F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
-"""Who decides on an open answer that nobody has read: at least so many of the words shared."""
+"""The rule for an open answer without a judge."""
 
 
 def is_expected(answer: str, expected: str) -> bool:
-    """Whether two answers are equal but for case, spaces and a final full stop."""
+    """Return True if two answers are equal but for case, spaces and a final full stop."""
     return plain(answer) == plain(expected)
 
 
 def token_f1(answer: str, expected: str) -> float:
-    """Harmonic mean of precision and recall of the words of an answer, as SQuAD counts them, articles left out."""
+    """Return the harmonic mean of precision and recall of the words, without articles, as SQuAD counts them."""
     given, wanted = Counter(_words(answer)), Counter(_words(expected))
     if not given or not wanted:
         return float(given == wanted)
@@ -25,7 +25,7 @@ def token_f1(answer: str, expected: str) -> float:
 
 
 def plain(text: str) -> str:
-    """Without case, further spaces and a final full stop."""
+    """Return a text without case, repeated spaces and a final full stop."""
     return " ".join(text.casefold().split()).rstrip(".")
 
 

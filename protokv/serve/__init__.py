@@ -1,4 +1,4 @@
-"""States behind the web interface of OpenAI's clients: a state is a model by its name, and answers questions."""
+"""States behind the web interface of OpenAI's clients: each state is a model by its name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The web application: routes, who may ask, and how much at once. States and questions are other files' affair.
+"""The web application: routes, the token, and limits. Knows neither how states are read nor how questions are parsed.
 
-One thread answers, one question after another, for there is one model. Who has to wait longer than the limits allow is
-told so at once; an answer that takes longer ends where it is.
+There is one model, so one thread answers, one question after another. A question beyond the limits is refused at once;
+an answer that takes too long is cut off.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from protokv.serve.states import States
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server takes on.
+    """The limits of a server.
 
     Attributes:
-        body_bytes: of a request.
-        waiting: questions that are being answered or wait, at the most.
-        answer_s: for an answer, the waiting included.
+        body_bytes: the most of a request.
+        waiting: the most questions that are being answered or wait.
+        answer_s: the longest time for an answer, waiting included.
     """
 
     body_bytes: int = 1 << 20
@@ -47,16 +47,16 @@ class Limits:
 
 
 class TooMuch(ProtoKVError):
-    """More than the limits allow."""
+    """A question goes beyond the limits."""
 
 
 def build_app(states: States, *, token: str | None = None, limits: Limits | None = None) -> Starlette:
-    """The application.
+    """Build the application.
 
     Args:
-        states: what answers.
-        token: who asks has to have it (`Authorization: Bearer TOKEN`); None: everybody may.
-        limits: what it takes on.
+        states: answer the questions.
+        token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody may ask.
+        limits: of the server.
     """
     server = _Server(states, token, limits or Limits())
     return Starlette(
@@ -105,7 +105,7 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")
         pieces, number = self._ask(asked, path), uuid.uuid4().hex
-        # The first piece decides whether there is an answer at all, so errors have their status in a stream too.
+        # Errors come before the first piece, so they have their HTTP status in a stream too.
         first = await anext(pieces)
         if asked.stream:
             return StreamingResponse(_events(number, asked, first, pieces), media_type="text/event-stream")
@@ -116,7 +116,7 @@ class _Server:
         return JSONResponse(chat.completion(number, asked, answer))
 
     async def _ask(self, asked: chat.Request, path: Path) -> AsyncIterator[str | Answer]:
-        """Pieces of the answer as they come, and last the answer. Raises what the thread raised."""
+        """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | Answer | BaseException]()
         until_s = time.monotonic() + self._limits.answer_s
         left = False
@@ -184,7 +184,7 @@ class _Server:
 async def _events(
     number: str, asked: chat.Request, first: str | Answer, pieces: AsyncIterator[str | Answer]
 ) -> AsyncIterator[str]:
-    """The answer as server-sent events."""
+    """Yield the answer as server-sent events."""
     yield _event(chat.chunk(number, asked, None))
     try:
         item = first
@@ -210,7 +210,7 @@ def _status(error: ProtoKVError) -> int:
         return 400
     if isinstance(error, TooMuch):
         return 503
-    # The state is there and cannot answer: it is damaged, or another model made it.
+    # The state is damaged, or another model made it.
     return 409
 
 

@@ -1,8 +1,7 @@
-"""The part of OpenAI's chat completions that a state can answer: requests checked field by field, and replies.
+"""The part of OpenAI's chat completions that a state can answer: requests, checked field by field, and replies.
 
-A state has watched one stream and keeps no conversation: the last message of the user is the question, what was said
-before is not looked at. What a client asks for beyond that is refused by name, for it would silently not happen.
-See https://platform.openai.com/docs/api-reference/chat.
+A state keeps no conversation: the last message of the user is the question, and earlier ones are ignored. Fields that
+a state cannot serve are refused by name. See https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from protokv.errors import ConfigError
 
 MOST_TOKENS = 1024
 
-# Asked for, these would have to do something; with these values they do nothing.
-_IDLE: dict[str, tuple[Any, ...]] = {
+# Fields that a state cannot serve, with the values that ask for nothing.
+_UNUSED: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
     "tools": (None, []),
     "functions": (None, []),
@@ -41,14 +40,14 @@ class Request:
     question: str
     decoding: Decoding
     stream: bool
-    usage: bool  # the stream ends with the number of tokens
+    usage: bool  # end the stream with the number of tokens
 
 
 def parse(body: bytes) -> Request:
-    """The request in a body.
+    """Return the request in a body.
 
     Raises:
-        ConfigError: it is none that a state can answer; the field is named.
+        ConfigError: a state cannot answer it; the field is named.
     """
     try:
         data = json.loads(body)
@@ -56,8 +55,8 @@ def parse(body: bytes) -> Request:
         raise ConfigError("the body is not JSON") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
-    for name, idle in _IDLE.items():
-        if data.get(name) not in idle:
+    for name, allowed in _UNUSED.items():
+        if data.get(name) not in allowed:
             raise ConfigError(f"{name}: a state cannot do that")
     stream_options = data.get("stream_options") or {}
     if not isinstance(stream_options, dict):
@@ -67,7 +66,7 @@ def parse(body: bytes) -> Request:
         question=_question(data.get("messages")),
         decoding=Decoding(
             max_new_tokens=int(_number(data, ("max_completion_tokens", "max_tokens"), 64, 1, MOST_TOKENS)),
-            # A state is asked for what it holds, so it is greedy unless told otherwise.
+            # The default is greedy: answers should repeat.
             temperature=_number(data, ("temperature",), 0.0, 0.0, 2.0),
             top_p=_number(data, ("top_p",), 1.0, 1e-6, 1.0),
             seed=int(_number(data, ("seed",), 0, 0, 2**53)),
@@ -108,7 +107,7 @@ def _number(data: dict[str, Any], names: tuple[str, ...], default: float, least:
 
 
 def completion(number: str, request: Request, answer: Answer) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole answer."""
     return {
         **_head(number, request.model, "chat.completion"),
         "choices": [
@@ -120,13 +119,13 @@ def completion(number: str, request: Request, answer: Answer) -> dict[str, Any]:
             }
         ],
         "usage": _usage(answer),
-        # Beyond the interface: which moment of the stream has answered.
+        # Not in OpenAI's interface: the stream time of the state that answered.
         "stream_time_s": answer.stream_time_s,
     }
 
 
 def chunk(number: str, request: Request, piece: str | None, answer: Answer | None = None) -> dict[str, Any]:
-    """A piece of a streamed answer; None at its beginning, and with the answer at its end."""
+    """Return a piece of a streamed answer; `piece` is None at the beginning, `answer` is set at the end."""
     delta: dict[str, Any] = {"role": "assistant", "content": ""} if piece is None else {"content": piece}
     reason = None
     if answer is not None:
@@ -136,7 +135,7 @@ def chunk(number: str, request: Request, piece: str | None, answer: Answer | Non
 
 
 def usage_chunk(number: str, request: Request, answer: Answer) -> dict[str, Any]:
-    """What a streamed answer took, where that was asked for."""
+    """Return the token counts of a streamed answer."""
     return {**_head(number, request.model, "chat.completion.chunk"), "choices": [], "usage": _usage(answer)}
 
 

@@ -1,6 +1,6 @@
-"""The states of a folder by name, and the sessions that answer for them: one model, the last commit of each state.
+"""The states of a folder by name, and the sessions that answer for them, from the last commit of each state.
 
-A name is looked up among those that are there, so that no request leads anywhere else. Knows no web.
+A name is looked up among the states that exist, so no request leads out of the folder. Knows no web.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states
 from protokv.storage.checkpoint import from_state
 
-# Sessions that are kept for the next question.
+# Sessions kept for the next question.
 MOST_SESSIONS = 8
 
 
 class States:
-    """What is in a folder, at the time of asking."""
+    """The states that are in a folder when they are asked for."""
 
     def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = MOST_SESSIONS) -> None:
-        """Nothing is read yet.
+        """Read nothing yet.
 
         Args:
-            folder: holds the states.
+            folder: of the states.
             backbone: the model that made them.
-            most: sessions that are held at the most.
+            most: sessions to keep.
         """
         self._folder, self._backbone, self._most = Path(folder), backbone, most
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self._lock = threading.Lock()
 
     def names(self) -> dict[str, Path]:
-        """The states that are there now: paths below the folder, without the suffix unless two differ in it alone."""
+        """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
         try:
             found = [Path(one) for one in find_states(str(self._folder))]
         except StateNotFound:
@@ -49,21 +49,21 @@ class States:
         }
 
     def find(self, name: str) -> Path:
-        """Where the state of this name is. StateNotFound: there is none here."""
+        """Return where the state of a name is. StateNotFound."""
         path = self.names().get(name)
         if path is None:
-            raise StateNotFound(f"there is no state {name!r}; /v1/models lists those that there are")
+            raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
         return path
 
     def created(self, path: Path) -> int:
-        """When a state was last committed, in seconds since 1970; 0 where it is gone."""
+        """Return when a state was last committed, in seconds since 1970; 0 if it is gone."""
         try:
             return int(path.stat().st_mtime)
         except OSError:
             return 0
 
     def session(self, path: Path) -> Session:
-        """The session of a state, found by its name, as it was last committed. Not for two threads at once.
+        """Return the session of the last commit of a state. Two threads must not use it at once.
 
         Raises:
             StateNotFound: it is gone.
@@ -73,7 +73,7 @@ class States:
             version = _version(path)
             known = self._sessions.pop(path, None)
             if known is None or known[0] != version:
-                known = (version, from_state(storage.load(path), self._backbone))
+                known = (version, from_state(storage.load_state(path), self._backbone))
             self._sessions[path] = known
             while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)
@@ -81,7 +81,7 @@ class States:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """What changes with every commit: another file, or another folder, is put in place."""
+    """Return a value that changes with every commit, which replaces the file or the folder."""
     try:
         status = path.stat()
     except OSError:

@@ -1,8 +1,7 @@
-"""States on disk: a header of plain values and tensors by name, whole or absent, verified on loading.
+"""States on disk and in object stores: a header and named tensors, whole or absent, verified on loading.
 
-The form follows the path: `.safetensors`, `.pt`, a `.zarr` hierarchy, or a repository in an object store. The names of
-`protokv.storage.api` are found here, and imported when one is first used, so that the lock needs no torch. Knows
-nothing of models and memories.
+The path chooses the form: `.safetensors`, `.pt`, a `.zarr` folder, or a repository in an object store. The names of
+`protokv.storage.api` are importable from here. They load torch when first used, so that the lock needs no torch.
 """
 
 from __future__ import annotations

@@ -1,109 +1,69 @@
-"""Save a state, load it and look at its header, whatever form its path has; and earlier commits of it.
+"""Save, load and look at a state in any form, with its kept commits; check what may be overwritten.
 
-A commit first gives the state that stands there a name of its own, then puts the new one in place, then removes what is
-too old. So a crash in between leaves one too many at the most, and the next commit removes it. A kept commit counts
-only if its header says that it is a moment of the same stream: same model, memory, rate and sources. Any other is never
-answered from, never replaced and never removed.
+A kept commit counts only if its header says that it is an earlier moment of the same stream: same model, memory, rate
+and sources. Commits of other streams are never answered from, replaced or removed.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from pathlib import Path
 
-from protokv.core.records import BackboneIdentity, StreamClock
-from protokv.core.snapshot import FORMAT_VERSION, Admit, Header, State
-from protokv.errors import StateError, StateNotFound
-from protokv.storage.form import DEFAULT_SUFFIX, FORMS, Form, StatePath, form_of, is_url, settled
-from protokv.storage.watched import is_before, same_stream
+from protokv.core.snapshot import Admit, Header, State
+from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
+from protokv.storage.form import Form, StatePath, form_of, is_url, read_unchanged
+from protokv.storage.watched import fingerprints, is_before
 
 __all__ = [
-    "DEFAULT_SUFFIX",
-    "FORMAT_VERSION",
-    "FORMS",
-    "BackboneIdentity",
-    "Header",
-    "State",
-    "StatePath",
-    "StreamClock",
+    "check_not_read",
+    "check_replaceable",
     "check_target",
-    "is_url",
-    "load",
+    "load_state",
     "moments",
     "read_header",
-    "save",
+    "save_state",
     "stored_bytes",
 ]
 
-# Kept commits are named to the millisecond; who asks for the time in a name means that commit.
+# Names of kept commits are rounded to milliseconds.
 ROUNDING_S = 5e-4
 
 
-def check_target(path: StatePath) -> None:
-    """Whether a state could be written to `path`: asked before hours of work, not after them. StateError if not."""
-    form_of(path).check_target()
-
-
-def save(state: State, path: StatePath) -> None:
+def save_state(state: State, path: StatePath) -> None:
     """Write a state; the path holds the old or the new one whole at any time.
 
     Raises:
-        StateError: The suffix names no form, or the state cannot be written; the old one is still there.
-        StateLocked: Somebody else is writing it.
+        StateError: the suffix names no form, or the state cannot be written; the old one is still there.
+        StateLocked: another writer is writing it.
     """
     with form_of(path) as form:
         form.replace(state)
 
 
-def commit(form: Form, state: State, keep: int | None = None) -> None:
-    """Save a state and keep the last `keep` commits, the new one included; where None, none is kept or removed.
-
-    Raises:
-        StateLocked: somebody else has committed meanwhile.
-        StateError: It cannot be written; the old one is still there.
-    """
-    if keep is not None and keep > 1:
-        try:
-            before = form.read_header()
-        except StateError:
-            before = None
-        if before is not None and is_before(before, state):
-            form.keep(before)
-    form.replace(state)
-    if keep is None:
-        return
-    # The new state is in place: who may not look for the others, or remove one, leaves it to the next commit.
-    with suppress(StateError):
-        ours = [(header, at) for at, header in form.kept() if same_stream(header, state)]
-        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
-        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
-        for at in {at for _, at in ours} - stay:
-            form.retire(at)
-
-
-def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
-    """Read a state, tensors on the CPU.
+def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
+    """Read a state; its tensors are on the CPU.
 
     Args:
         path: where it is.
         verify: check the digests of the tensors.
-        at_s: take the newest commit that is not after this stream time, of those that are kept.
-        admit: asked before memory is taken for the tensors; StateCorrupt if such a state cannot be.
+        at_s: read the newest kept commit that is not after this stream time, in seconds.
+        admit: called with header and shapes before memory is allocated; raises StateCorrupt to refuse the state.
 
     Raises:
-        StateNotFound: Nothing is there, or all of it is after `at_s`; the message lists what there is.
-        StateMismatch: The format is newer than this version reads.
-        StateCorrupt: The state is damaged or hostile; the tensor or field is named where it can be.
-        StateError: It cannot be read.
+        StateNotFound: nothing is there, or nothing at or before `at_s`; the message lists the commits.
+        StateMismatch: a newer version wrote it.
+        StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
+        StateError: it cannot be read.
     """
     form = form_of(path, to_read=True)
     if at_s is None:
         return form.read(verify=verify, admit=admit)
     latest = at_s + ROUNDING_S
 
-    def newest(there: list[tuple[float, str | None]]) -> State:
-        fit = [at for time_s, at in there if time_s <= latest]
+    def read_newest(commits: list[tuple[float, str | None]]) -> State:
+        fit = [at for time_s, at in commits if time_s <= latest]
         if not fit:
-            listed = ", ".join(f"{time_s:g} s" for time_s, _ in there)
+            listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
             raise StateNotFound(
                 f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
                 hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
@@ -113,30 +73,72 @@ def load(path: StatePath, *, verify: bool = True, at_s: float | None = None, adm
             raise StateError(f"{path} was replaced meanwhile")
         return state
 
-    return settled(path, lambda: _moments(form), newest)
+    return read_unchanged(path, lambda: _moments(form), read_newest)
 
 
 def read_header(path: StatePath) -> Header:
-    """Read and verify the header alone. Raises as `load` does."""
+    """Read and verify the header alone. Raises as `load_state`."""
     return form_of(path, to_read=True).read_header()
 
 
 def stored_bytes(path: StatePath) -> int:
-    """Bytes that the state takes where it is kept. Raises as `load` does."""
+    """Return the stored bytes of a state, without kept commits. Raises as `load_state`."""
     return form_of(path, to_read=True).stored_bytes()
 
 
 def moments(path: StatePath) -> list[float]:
-    """Stream times of the commits that `load` answers `at_s` from, ascending; the current one is the last.
+    """Return the stream times that `at_s` of `load_state` can read, ascending; the last is the current state's.
 
-    Raises as `load`.
+    Raises as `load_state`.
     """
     return [time_s for time_s, _ in _moments(form_of(path, to_read=True))]
 
 
+def check_target(path: StatePath) -> None:
+    """Check that a state could be written to `path`, before hours of work. StateError if not."""
+    form_of(path).check_target()
+
+
+def check_not_read(target: StatePath, *inputs: object) -> None:
+    """Refuse to overwrite an input, under whatever name. Inputs that are no existing paths are ignored.
+
+    Raises:
+        ConfigError: the target is one of the inputs.
+    """
+    for one in inputs:
+        if isinstance(one, str | os.PathLike) and not is_url(target) and _is_same_file(target, one):
+            raise ConfigError(
+                f"{os.fspath(target)} is what is read, and would be written over", hint="name another file with -o"
+            )
+
+
+def check_replaceable(target: StatePath, state: Header) -> None:
+    """Allow to replace a state of the same sources, or nothing.
+
+    Raises:
+        StateMismatch: something else is there.
+    """
+    try:
+        there = fingerprints(read_header(target))
+    except StateNotFound:
+        return
+    except StateError:
+        there = ()
+    if not there or None in there or there != fingerprints(state):
+        what = "the state of another stream" if there else "no state that can be read"
+        raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")
+
+
+def _is_same_file(target: StatePath, one: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(target).samefile(one)
+    except (OSError, ValueError):
+        return False
+
+
 def _moments(form: Form) -> list[tuple[float, str | None]]:
-    """Stream time and place of the kept commits of a state and of the state itself, ascending."""
-    # Before the others are listed: what is committed meanwhile is kept as well, and later than this.
+    """Return stream time and place of the kept commits and of the current state (place None), ascending."""
+    # Read this first: a commit that comes in between is later than this one.
     now = form.read_header()
     past = [(header.clock.stream_time_s, at) for at, header in form.kept() if is_before(header, now)]
     return [*sorted(past), (now.clock.stream_time_s, None)]

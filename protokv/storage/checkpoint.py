@@ -1,8 +1,7 @@
-"""Sessions on disk: what of a session goes into a state, and how a state becomes a session again.
+"""Save sessions and load them again: what of a session goes into a state, and which model a state may load.
 
-Joins `Session` and `protokv.snapshot`. A state names its model by architecture and weights, so that a folder may move,
-and by a name that is data from somewhere else: which of these names are followed is in `load_backbone_of`. Knows no
-video formats and no command line.
+`protokv.save` and `protokv.load` are here. A state identifies its model by architecture and weights, so a model's
+folder may move. The name of the model is untrusted data; `load_backbone_of` says which names are followed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from protokv import storage
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
@@ -25,23 +23,74 @@ from protokv.core.snapshot import Found, Header, State, TensorInfo
 from protokv.core.tensors import TensorSpec, check_shapes, pack
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
 from protokv.mini import is_embedded
+from protokv.storage.api import load_state
 from protokv.storage.form import StatePath
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
 
 
-def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
-    """The state of a session without unused slots; tensors may be the live ones, so save it before the next step.
-
-    What is handed out always loads: the memory is checked against the clock first.
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; return the stored bytes.
 
     Args:
         session: what to save.
+        path: where the state goes.
         source: what it has been watching, plain JSON.
-        complete: whether that has ended.
+        complete: True if the source has ended.
 
     Raises:
-        StateCorrupt: the memory holds what no stream leaves; that is a fault of this program or of the machine.
+        StateLocked: another writer is writing the state.
+        StateError: the state cannot be written.
+    """
+    with Writer(path) as writer:
+        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
+    return committed.file_bytes
+
+
+def load(
+    path: StatePath,
+    backbone: Backbone | str | None = None,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    at_s: float | None = None,
+    verify: bool = True,
+    timings: Timings | None = None,
+) -> Session:
+    """Read a session back.
+
+    Args:
+        path: what `save` or `ingest` wrote.
+        backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
+        revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
+        device: where to load it.
+        device_map: spread it over all devices instead; see `load_backbone`.
+        at_s: read the newest kept commit that is not after this stream time, in seconds.
+        verify: check the digests of the tensors; their shapes are checked in any case.
+        timings: add up the seconds of each stage here.
+
+    Raises:
+        StateError: the state is missing, damaged, or made by another model.
+        ModelError: the model cannot be loaded.
+    """
+    with stage(timings, "state"):
+        state = load_state(path, verify=verify, at_s=at_s, admit=admit)
+    with stage(timings, "model"):
+        if backbone is None or isinstance(backbone, str):
+            backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)
+    with stage(timings, "session"):
+        return from_state(state, backbone)
+
+
+def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+    """Return the state of a session, without unused slots; arguments as `save`.
+
+    The tensors may be the live ones, so save the state before the next step. The memory is checked against the clock
+    first, so that every saved state loads.
+
+    Raises:
+        StateCorrupt: the memory holds what no stream leaves: a fault of this program or of the machine.
     """
     tensors, specs = session.tensors(), session.memory.specs()
     session.memory.check(session.clock, tensors)
@@ -57,13 +106,24 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     )
 
 
+def from_state(state: State, backbone: Backbone) -> Session:
+    """Return the session of a state.
+
+    Raises:
+        StateMismatch: another model or dtype made the state; the field is named.
+        StateCorrupt: its memory or clock makes no sense.
+    """
+    check_fits(state, backbone.identity)
+    return Session.resume(backbone, config_of(state), state)
+
+
 def legends_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
-    """What the tensors of a memory are, by name, for whoever opens its state without this library."""
+    """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
     return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
 
 
 def config_of(header: Header) -> MemoryConfig:
-    """The memory settings of a state.
+    """Return the memory settings of a state.
 
     Raises:
         StateCorrupt: they make no sense; the setting is named.
@@ -75,14 +135,14 @@ def config_of(header: Header) -> MemoryConfig:
 
 
 def shape_of(header: Header, found: Found) -> MemoryShape:
-    """The shape of the memory whose tensors these are, as far as they tell it.
+    """Return the shape of the memory that left these tensors, as far as they tell it.
 
     Raises:
-        StateCorrupt: they do not.
+        StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
     """
     try:
         (L, H, P0, D), dtype = found["sink.keys"]
-        # Every memory holds positions of something, and their components come last.
+        # Every memory holds positions of something, and their components are the last axis.
         components = next(shape[-1] for name, (shape, _) in found.items() if name.endswith(".positions"))
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
@@ -99,7 +159,7 @@ def shape_of(header: Header, found: Found) -> MemoryShape:
 
 
 def admit(header: Header, found: Found) -> None:
-    """Hold what a state says it holds against its settings, as arithmetic: before memory is taken for any of it.
+    """Check the claimed shapes of a state against its settings before memory is allocated for its tensors.
 
     Raises:
         StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
@@ -112,10 +172,10 @@ def admit(header: Header, found: Found) -> None:
 
 
 def check_fits(header: Header, identity: BackboneIdentity) -> None:
-    """Check that a state was made by this model; where the model was loaded from is not compared: a folder may move.
+    """Check that this model made a state; the model's name is not compared, because its folder may move.
 
     Raises:
-        StateMismatch: The first field that differs, with both values.
+        StateMismatch: names the first field that differs, with both values.
     """
     for name in ("family", "config_hash", "dtype", "weights_digest"):
         saved, ours = getattr(header.backbone, name), getattr(identity, name)
@@ -126,38 +186,26 @@ def check_fits(header: Header, identity: BackboneIdentity) -> None:
             )
 
 
-def from_state(state: State, backbone: Backbone) -> Session:
-    """The session that a state was made of.
-
-    Raises:
-        StateMismatch: the state was made by another model or dtype; the field is named.
-        StateCorrupt: its memory or clock makes no sense.
-    """
-    check_fits(state, backbone.identity)
-    return Session.resume(backbone, config_of(state), state)
-
-
 def load_backbone_of(
     header: Header, name: str | None = None, revision: str | None = None, **placement: Any
 ) -> Backbone:
-    """Load the model of a state: the one that is named here, or that the state names.
+    """Load the model that the caller names, or else the one that a state names.
 
-    A state may come from anywhere, so its word opens no folder and no connection: the embedded model and hub models
-    in the local cache, at the commit that the state names, are followed, nothing else.
+    A state may come from anywhere, so a name in it opens no folder and no connection. Only the embedded model and hub
+    models in the local cache are loaded by such a name, the latter at the commit that the state names.
 
     Args:
         header: of the state.
-        name: of the model, or its folder, as for `load_backbone`; None: what the state names.
-        revision: branch, tag or commit of a hub model. Where None the commit that the state names, if the model is the
-            one that it names and the cache has that commit.
-        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`; the state's dtype where
-            none is given.
+        name: model or folder, as for `load_backbone`; with None, the model that the state names.
+        revision: branch, tag or commit of a hub model. With None, the commit that the state names, if the state names
+            this model and the cache has that commit.
+        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`; the dtype is the state's
+            unless given.
 
     Raises:
-        ModelError: the name in the state is that of a folder, or of a model that is not in the cache; or the model
-            cannot be loaded.
-        ConfigError: there is a revision of what is no hub model.
-        StateCorrupt: the dtype in the state is none.
+        ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.
+        ConfigError: a revision is given for a model that is not from the hub.
+        StateCorrupt: the state names an unknown dtype.
     """
     if placement.get("dtype") is None:
         placement["dtype"] = recorded_dtype(header)
@@ -182,12 +230,12 @@ def load_backbone_of(
 
 
 def recorded_dtype(header: Header) -> str:
-    """The dtype that a state names.
+    """Return the dtype that a state names.
 
     Raises:
         StateCorrupt: there is no such dtype.
     """
-    from protokv.backbones.placement import PlacementRequest
+    from protokv.backbones.loading import PlacementRequest
 
     dtype = header.backbone.dtype
     try:
@@ -197,51 +245,3 @@ def recorded_dtype(header: Header) -> str:
     if request is None or request.dtype == "auto":
         raise StateCorrupt(f"backbone.dtype: expected a dtype such as float32, got {shown(dtype)}")
     return dtype
-
-
-def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
-    """Write a session so that the path holds the old or the new state whole; returns bytes on disk.
-
-    Raises:
-        StateLocked: somebody else is writing the state.
-        StateError: the state cannot be written.
-    """
-    with Writer(path) as writer:
-        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
-    return committed.file_bytes
-
-
-def load(
-    path: StatePath,
-    backbone: Backbone | str | None = None,
-    *,
-    revision: str | None = None,
-    device: str = "auto",
-    device_map: str | None = None,
-    at_s: float | None = None,
-    verify: bool = True,
-    timings: Timings | None = None,
-) -> Session:
-    """Read a session back.
-
-    Args:
-        path: what `save` or `ingest` wrote.
-        backbone: the model, or its name or folder; where None the one that the state names (`load_backbone_of`).
-        revision: branch, tag or commit of a hub model; where None see `load_backbone_of`.
-        device: where to load it.
-        device_map: spread it over all devices instead; see `load_backbone`.
-        at_s: take the newest commit that is not after this stream time, of those that `ingest` kept.
-        verify: check that the tensors have the bytes that were saved; their shapes are checked in any case.
-        timings: where to add up seconds by stage; None: nowhere.
-
-    Raises:
-        StateError: the state is missing, damaged, or made by another model.
-        ModelError: the model cannot be loaded.
-    """
-    with stage(timings, "state"):
-        state = storage.load(path, verify=verify, at_s=at_s, admit=admit)
-    with stage(timings, "model"):
-        if backbone is None or isinstance(backbone, str):
-            backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)
-    with stage(timings, "session"):
-        return from_state(state, backbone)

@@ -1,10 +1,9 @@
-"""Puts a file or a folder in place so that its path holds the old or the new one whole, whatever happens in between.
+"""Replace a file or folder atomically: its path holds the old or the new one whole, even after a crash.
 
-What is new is made beside the path and synced, moved to it in one act, and the folder that holds both is synced. A
-folder changes places with the old one where the system can do that; elsewhere the old one is moved aside first, and
-`recover`, which readers and writers call, moves it back if a crash came between the two moves. `keep_as` gives what
-stands there a second name without copying it, and `retire` takes one away. What an earlier, killed commit left behind
-is removed by the next. Knows nothing of what is written.
+A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
+names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
+readers and writers call, moves it back if a crash came between the two moves. The next commit removes what a killed
+commit left behind.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ _HINTS = {
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file or a folder at the path it is given, and put that in place of `path`, which is no link.
+    """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
 
-    `write` syncs what it makes. An old folder is removed when the new one is in place for good.
+    `path` must not be a link. An old folder is removed once the new one is durable.
 
     Raises:
-        OSError: It could not be written, or a file would take the place of a folder or the other way round; what was
-            at `path` before is still there.
+        OSError: it cannot be written, or a file would replace a folder, or a folder a file. The old entry stays.
     """
     recover(path)
     sweep(path)
     with _partial(path) as made:
         write(made)
-        # Between a file and a folder the system refuses the move.
+        # The system refuses to move a file over a folder, and a folder over a file.
         if not (path.is_dir() and made.is_dir()):
             filesystem.replace(made, path)
         elif not filesystem.exchange(made, path):
@@ -53,24 +51,23 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
             finally:
                 recover(path)
         filesystem.sync_folder(path.parent)
-    # The new one is in place; what of the old cannot be removed now is removed by the next commit.
     _discard(_aside(path))
 
 
 def recover(target: Path) -> None:
-    """Move a folder back that a commit without `exchange` had moved aside when it was cut off.
+    """Move a folder back that an interrupted commit had moved aside.
 
-    Beside a writer that is between its two moves this is no harm: its second one fails, and the old state stands.
+    This does no harm to a writer between its two moves: the second move fails, and the old state stays.
     """
     aside = _aside(target)
     if not os.path.lexists(target) and aside.is_dir() and not aside.is_symlink():
-        # Somebody else may do the same; a reader that may not write here finds no state.
+        # Another process may do the same; a reader that may not write here finds no state.
         with suppress(OSError):
             filesystem.replace(aside, target)
 
 
 def sweep(target: Path) -> None:
-    """Remove what a killed commit to `target` left behind, and nothing of another state's."""
+    """Remove what killed commits to `target` left behind, and nothing that belongs to another state."""
     ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{8}\.partial")
     for stale in target.parent.iterdir():
         if ours.fullmatch(stale.name):
@@ -78,10 +75,9 @@ def sweep(target: Path) -> None:
 
 
 def keep_as(target: Path, name: Path) -> None:
-    """Let `name`, in the same folder and new, hold what `target` holds now, and go on when `target` is replaced.
+    """Give the contents of `target` the second, new name `name` in the same folder; it appears atomically.
 
-    A file gets a second name; a folder becomes a second folder of second names, which is enough where files in it are
-    replaced and never written to. `name` appears whole or not at all.
+    A file gets a hard link, a folder becomes a second folder of hard links. Both survive a replaced `target`.
     """
     with _partial(target) as made:
         _link_all(target, made)
@@ -90,16 +86,16 @@ def keep_as(target: Path, name: Path) -> None:
 
 
 def retire(target: Path, name: Path) -> None:
-    """Remove what `keep_as` made for `target`; it disappears in one act."""
+    """Remove a name that `keep_as` gave to `target`; it disappears atomically."""
     with _partial(target) as made:
         filesystem.replace(name, made)
-        # Or a crash may undo the move and not the removal.
+        # Without this a crash could undo the move but not the removal.
         filesystem.sync_folder(target.parent)
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what the system refuses into the error of a state that cannot be written, and what to do about it."""
+    """Turn an error of the system into a StateError with a hint."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -110,8 +106,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """A hidden name beside `target` for what is not yet or no longer there: what has it at the end is removed."""
-    # With a name of its own: two writers never write into the same file.
+    """Yield a hidden temporary path beside `target`; remove what is there at the end."""
+    # The name is unique, so two writers never share a file.
     path = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
         yield path
@@ -125,7 +121,7 @@ def _aside(target: Path) -> Path:
 
 def _discard(path: Path) -> None:
     if os.path.lexists(path):
-        # The next commit removes what is left.
+        # The next commit removes the rest.
         with suppress(OSError):
             filesystem.remove(path)
 

@@ -1,9 +1,8 @@
-"""What Icechunk's own metadata take in memory, told before Icechunk reads them.
+"""Limit the memory that Icechunk's metadata take when Icechunk reads them.
 
-Snapshots and manifests are flatbuffers in zstd, and Icechunk unfolds them without a limit: 33 kB may become a gigabyte.
-So they are fetched once more and unfolded here, as a stream that is counted and not kept; what is so short that it
-cannot become much is believed by its length. Whoever replaces an object between this and Icechunk's own request is not
-caught. Knows nothing of what is in them.
+Snapshots and manifests are flatbuffers compressed with zstd. Icechunk decompresses them without a limit: 33 kB may
+become a gigabyte. So this module fetches them first and counts their decompressed bytes without keeping them; an object
+too short to become large is not fetched. An object that is replaced before Icechunk fetches it again is not caught.
 File: https://icechunk.io/en/latest/spec/ ; zstd: https://www.rfc-editor.org/rfc/rfc8878
 """
 
@@ -21,37 +20,36 @@ from icechunk import SnapshotInfo
 from zstandard import ZstdDecompressor, ZstdError
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, shown
-from protokv.storage.objects import explained, store_of
+from protokv.object_store import explained, store_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-# What a snapshot or a manifest unfolds to: four times the longest document of a state, which is in the snapshot.
+# One snapshot or manifest, decompressed: four times the longest document of a state, which is in the snapshot.
 OBJECT_LIMIT_BYTES = 16 << 20
 
-# The same of all that is unfolded to read one state.
+# All metadata that are read for one state, decompressed.
 LIMIT_BYTES = 128 << 20
 
-# The same of all that a repository holds, which is read to find out what may be deleted.
+# All metadata of a repository, decompressed; garbage collection reads them all.
 REPOSITORY_LIMIT_BYTES = 4 * LIMIT_BYTES
 
-# Magic, the writer's name, versions; the last byte says whether zstd follows.
+# Magic number, writer and versions; the last byte is not 0 if zstd follows.
 _HEADER_BYTES = 39
 
-# A block of zstd is at most 128 KiB and at least four bytes, of which three are its head.
+# A block of zstd holds at most 128 KiB and takes at least four bytes.
 _BLOCK_BYTES, _SHORTEST_BLOCK = 128 << 10, 4
 
-# 96 bits in Crockford's base32, in the one way that Icechunk writes them.
+# 96 bits in Crockford's base32, in Icechunk's only spelling.
 _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{19}[0G]")
 
 _REQUESTS_AT_A_TIME = 8
 
 
-class Unfolding:
-    """Which metadata of a repository may be read.
+class DecompressionLimit:
+    """Check which metadata of a repository are small enough to read.
 
-    Every check raises StateCorrupt where they would take more than a state can need, or are not there, and StateError
-    where the store cannot be asked.
+    Every check raises StateCorrupt if an object is missing or too large, and StateError if the store does not answer.
     """
 
     def __init__(self, address: str) -> None:
@@ -63,18 +61,18 @@ class Unfolding:
         return store_of(self._address)
 
     def check_snapshot(self, snapshot: str) -> None:
-        """Before a snapshot is opened."""
+        """Check a snapshot before it is opened."""
         if snapshot not in self._snapshots:
-            self._snapshots[snapshot] = self._unfolded("snapshots", snapshot)
+            self._snapshots[snapshot] = self._decompressed_bytes("snapshots", snapshot)
 
-    def made(self, snapshot: str) -> None:
-        """What was committed here may be opened."""
+    def trust(self, snapshot: str) -> None:
+        """Accept a snapshot that this process committed."""
         self._snapshots[snapshot] = 0
 
     def check_manifests(self, snapshot: SnapshotInfo) -> None:
-        """Before chunks of a snapshot that was checked are looked up.
+        """Check the manifests of a checked snapshot before its chunks are looked up.
 
-        Of a manifest no more bytes are requested than the snapshot says it has.
+        Icechunk requests no more bytes of a manifest than the snapshot claims.
         """
         lengths: dict[str, int] = {}
         for one in snapshot.manifests:
@@ -82,7 +80,7 @@ class Unfolding:
         self._check_sum(self._snapshots[snapshot.id], lengths, LIMIT_BYTES)
 
     def check_all(self) -> None:
-        """Before it is found out what no branch holds any more: every snapshot and manifest that is there."""
+        """Check every snapshot and manifest before garbage collection."""
         store, prefix = self._place
         with _asking(), explained(self._address):
             found = {
@@ -95,23 +93,22 @@ class Unfolding:
         self._check_sum(sum(self._snapshots.values()), found["manifests"], REPOSITORY_LIMIT_BYTES)
 
     def _check_sum(self, total: int, manifests: dict[str, int], limit: int) -> None:
-        """Whether `total` and what manifests of these lengths unfold to stay below a limit; the longest are fetched."""
+        """Check that `total` and the decompressed manifests, given by length, stay below a limit. Fetch the longest."""
         fetched = []
         for manifest, length in sorted(manifests.items(), key=lambda one: one[1]):
-            if total + (most := _most_unfolded(length)) <= limit:
+            if total + (most := _most_decompressed(length)) <= limit:
                 total += most
             else:
                 fetched.append(manifest)
         with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
-            for manifest, takes in zip(
-                fetched, pool.map(lambda one: self._unfolded("manifests", one), fetched), strict=True
-            ):
-                total += takes
+            sizes = pool.map(lambda one: self._decompressed_bytes("manifests", one), fetched)
+            for manifest, size in zip(fetched, sizes, strict=True):
+                total += size
                 if total > limit:
                     raise _too_large(f"manifests/{manifest}", limit)
 
-    def _unfolded(self, kind: str, name: str) -> int:
-        """Bytes that an object unfolds to; StateCorrupt if they are more than the limit."""
+    def _decompressed_bytes(self, kind: str, name: str) -> int:
+        """Return the decompressed bytes of an object; StateCorrupt if they exceed the limit."""
         key = f"{kind}/{name}"
         if not _ID.fullmatch(name):
             raise StateCorrupt(f"the repository is damaged ({shown(key)}: no such name is given)")
@@ -130,7 +127,7 @@ class Unfolding:
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """What keeps an object from being read keeps the state from being read."""
+    """Turn an error of the store into a StateError."""
     try:
         yield
     except SourceError as error:
@@ -152,8 +149,8 @@ def _counted(key: str, data: memoryview) -> int:
     return total
 
 
-def _most_unfolded(length: int) -> int:
-    """What an object of this length can become at most."""
+def _most_decompressed(length: int) -> int:
+    """Return the most bytes that an object of this length can decompress to."""
     return max(length, (length - _HEADER_BYTES) // _SHORTEST_BLOCK * _BLOCK_BYTES)
 
 

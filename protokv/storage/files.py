@@ -1,9 +1,8 @@
-"""What all forms in a file system share: a lock beside the state, and earlier commits under names of their own.
+"""The base of all forms in the file system: a lock beside the state, and kept commits under names of their own.
 
-`video.safetensors` has `video.safetensors@000123.000s` and so on beside it, each a complete state that a commit gave a
-second name; who collects states by `*.safetensors` does not collect them. Reading begins again when a commit came in
-between. A form adds how one state is put in place and read; `FileForm` leaves to it what bytes there are. Knows nothing
-of what the tensors mean.
+`video.safetensors` has its kept commits beside it as `video.safetensors@000123.000s`; each is a complete state, and
+`*.safetensors` does not match it. `LocalForm` handles names, locks and reading; `FileForm` adds what all forms of a
+single file share. Subclasses write and read the bytes.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from protokv.core.snapshot import Found, Header, State, check_tensor_names, pars
 from protokv.errors import StateCorrupt, StateError, shown
 from protokv.storage.commit import keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
-from protokv.storage.form import MOMENT, Form, Stored, settled
+from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
 from protokv.storage.lock import Lock
 
 T = TypeVar("T")
 
-# A real header takes some 20 kB.
+# A typical header takes 20 kB.
 HEADER_LIMIT_BYTES = 1 << 20
 
-# Systems allow 255 bytes; the names of kept commits and of what a commit makes add at most so many.
+# Systems allow names of 255 bytes; kept commits and temporary files append at most 48.
 _LONGEST_NAME_BYTES = 255 - 48
 
 
@@ -39,8 +38,8 @@ class LocalForm(Form):
     """A form in the file system.
 
     Attributes:
-        suffix: what its paths end in.
-        kind: what a state is there: a file, or a folder.
+        suffix: of its paths.
+        kind: "file" or "folder".
     """
 
     suffix: ClassVar[str]
@@ -48,15 +47,15 @@ class LocalForm(Form):
 
     @abstractmethod
     def open(self, target: Path) -> Stored:
-        """The state at a path; what a library raises on what is none may pass through."""
+        """Open the state at a path. Exceptions of a library mean that it is no state."""
 
     @property
     def target(self) -> Path:
-        """The path itself: a link that the user named is followed, and no other."""
+        """The path with links resolved, so that a commit replaces what a link points to."""
         return Path(os.path.realpath(self.path))
 
     def check_target(self) -> None:
-        """Whether a state could be put there; what a link points to is what is replaced."""
+        """Raise StateError if a state cannot be put there."""
         with writing(self.path):
             target, what = self.target, f"cannot write the state {self.path}"
             if not target.parent.is_dir():
@@ -79,17 +78,17 @@ class LocalForm(Form):
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self.locked = False
         self._lock.__exit__()
 
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
-        """What `read` makes of the file or folder that has the name."""
+        """Read the file or folder `at`, or the current state."""
         path = at or self.path
         target = Path(os.path.realpath(path))
 
-        def look() -> tuple[int, ...]:
-            """What tells one state at a path from the next."""
+        def identify() -> tuple[int, ...]:
+            """Return what differs between one state at this path and the next."""
             recover(target)
             found = target.stat()
             kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(found.st_mode), "pipe or device")
@@ -103,17 +102,16 @@ class LocalForm(Form):
             except (StateError, PermissionError):
                 raise
             except Exception as error:
-                # Whatever a library raises on what is no state.
                 raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
-            if look() != seen:
+            if identify() != seen:
                 raise StateError("it was replaced meanwhile")
             return found
 
         with reading(path):
-            return settled(path, look, read_whole)
+            return read_unchanged(path, identify, read_whole)
 
     def kept(self) -> Iterator[tuple[str, Header]]:
-        """Commits beside the state whose name is that of their time, oldest first; no links."""
+        """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
         target = self.target
         with suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
@@ -133,36 +131,35 @@ class LocalForm(Form):
                 keep_as(target, name)
 
     def retire(self, at: str) -> None:
-        """Remove a second name. Somebody may be reading it; then the next commit removes it."""
+        """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
             retire(self.target, Path(at))
 
 
 class FileForm(LocalForm):
-    """A form that is one file: the document with a digest of every tensor, and the tensors."""
+    """A form that is one file: the document, with a digest of every tensor, and the tensors."""
 
     @abstractmethod
     def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write contiguous CPU tensors, and the document; StateError if that takes a head too long to be read."""
+        """Write the document and contiguous CPU tensors. StateError if the header would be too long to read."""
 
     @abstractmethod
     def map(self, target: Path) -> tuple[object, object]:
-        """The document, and the tensors by name as they lie in the file, by the library whose format it is.
+        """Return the document and the memory-mapped tensors by name, as the format's library reads them.
 
-        What is in the file may be anything; what is returned is checked by the caller. Nothing may be allocated
-        because the file claims a size.
+        The caller checks both. Nothing may be allocated because the file claims a size.
         """
 
     def replace(self, state: State) -> None:
         """Put the file in place."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
         check_dtypes(tensors)
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors, state.format_version))
+        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
         with writing(self.path):
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
     def open(self, target: Path) -> Stored:
-        """The file, its tensors mapped."""
+        """Map the file."""
         return _File(*self.map(target), target.stat().st_size)
 
 
@@ -180,7 +177,7 @@ class _File(Stored):
                 raise StateCorrupt(f"tensor {name}: expected a tensor")
             if not one.is_contiguous():
                 raise StateCorrupt(f"tensor {name}: its numbers do not lie in order")
-        # Or bytes that are named many times would unfold.
+        # Tensors that share bytes could take far more memory than the file.
         if (taken := sum(one.nbytes for one in mapped.values())) > size:
             raise StateCorrupt(f"tensors of {taken} bytes do not fit the file")
 
@@ -189,7 +186,7 @@ class _File(Stored):
         return {name: (tuple(one.shape), one.dtype) for name, one in self._mapped.items()}
 
     def tensors(self, verify: bool) -> dict[str, Tensor]:
-        copied = copy_and_digest(self._mapped, self.header.format_version)
+        copied = copy_and_digest(self._mapped)
         for name, (_, digest) in copied.items():
             if verify and digest != self.digests[name]:
                 raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")

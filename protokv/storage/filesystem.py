@@ -1,6 +1,6 @@
-"""The calls to the file system that a commit makes; tests put others in their place, which fail or forget.
+"""The file system calls of a commit. Tests replace them with calls that fail or lose data.
 
-None follows a link: what a commit makes is new, and what it gives a second name or removes is the thing itself.
+No call follows a link: a commit creates new files, and it links, moves and removes the entries themselves.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def create(path: Path) -> BinaryIO:
-    """A new, empty file open for writing; its mode is 0666 less the umask."""
+    """Create an empty file and open it for writing; its mode is 0666 less the umask."""
     return path.open("xb")
 
 
 def sync(file: BinaryIO) -> None:
-    """Bring what was written to the disk."""
+    """Flush a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Let two names change places in one act; False where the system has no such act."""
+    """Swap two names atomically; return False if the system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if call is None:
         return False
@@ -49,14 +49,14 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the folder's entries to the disk, where the system can."""
+    """Flush the entries of a folder to the disk, if the system can."""
     if os.name == "nt":
         return
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
     except OSError as error:
-        # Some network file systems cannot; the rename itself is still one act.
+        # Some network file systems cannot sync a folder; a rename is atomic there all the same.
         if error.errno not in _UNSUPPORTED:
             raise
     finally:
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or link, or a folder with all that is in it."""
+    """Remove a file or link, or a folder with everything in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -72,7 +72,7 @@ def remove(path: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a regular file a second name; a copy where the file system has no such thing."""
+    """Give a regular file a second name; copy it if the file system has no hard links."""
     if not stat.S_ISREG(source.lstat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(source))
     try:
@@ -86,7 +86,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a new file with what `fill` puts into it, and sync it."""
+    """Create a file, let `fill` write it, and sync it."""
     with create(path) as file:
         fill(file)
         sync(file)

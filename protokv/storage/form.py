@@ -1,9 +1,8 @@
-"""What a form of a state must be able to do at one path, wherever that is.
+"""The interface of a storage form, and the choice of a form by the path of a state.
 
-A form is chosen by the path: by its suffix in the file system, by its scheme elsewhere. The module of a form is
-imported when it is first asked for, because some need more than the others. How writers are kept apart is the form's
-own affair: files have a lock beside them (`formats.local`), a repository of an object store has transactions. Which
-commits are kept, and what answers for a time, is not: that is for `api`. Knows nothing of models and memories.
+The suffix of a path chooses a form in the file system, a URL scheme chooses the object store. The module of a form is
+imported when it is first needed. Each form keeps writers apart in its own way: files have a lock beside them, a
+repository in an object store has transactions. `api` decides which commits are kept and which one answers for a time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 StatePath = str | os.PathLike[str]
 
-# Where each class is.
+# The class of each form, as module:class.
 FORMS = {
     ".safetensors": "protokv.storage.safetensors:SafetensorsForm",
     ".zarr": "protokv.storage.zarr:ZarrForm",
@@ -37,20 +36,20 @@ FORMS = {
 DEFAULT_SUFFIX = ".safetensors"
 OBJECT_STORE = "protokv.storage.icechunk:IcechunkForm"
 
-# What the name of a commit that is kept ends in: its stream time.
+# A kept commit has the name of the state with its stream time appended.
 MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
-# A writer that commits faster than a state is read does not last.
+# Give up on a state that is replaced faster than it can be read.
 _ATTEMPTS = 20
 
 
 class Stored(ABC):
-    """A state as it lies in its form: its header and digests are read and verified, its tensors not yet.
+    """A state whose header and digests are read and verified; its tensors are not read yet.
 
     Attributes:
         header: of the state.
-        digests: of everything else, by the names that the form has for it.
+        digests: of everything else, by the names that the form uses.
     """
 
     header: Header
@@ -59,85 +58,84 @@ class Stored(ABC):
     @property
     @abstractmethod
     def found(self) -> Found:
-        """Shape and dtype of the tensors; StateCorrupt if they cannot lie there."""
+        """Shape and dtype of the tensors. StateCorrupt if they do not fit the stored bytes."""
 
     @abstractmethod
     def tensors(self, verify: bool) -> Mapping[str, Tensor]:
-        """Those of `found`, contiguous and on the CPU, in memory of their own; with their digests verified or not."""
+        """Return the tensors of `found`, contiguous CPU copies; check their digests if `verify`."""
 
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that it takes where it is kept."""
+        """Return the stored bytes."""
 
 
 class Form(ABC):
-    """A state at a path, in one form; as a context manager, the right to write there.
+    """A state at a path, in one form. As a context manager: the right to write there.
 
-    The path holds the old or the new state whole at any time. Every method raises `StateError` or one of its kinds and
-    nothing else for whatever is at the path, be it missing (`StateNotFound`), damaged or hostile (`StateCorrupt`,
-    naming the tensor or field where it can), newer than this version reads (`StateMismatch`), or out of reach. Nothing
-    is allocated because the data claims a size.
+    The path holds the old or the new state whole at any time. Every method raises only `StateError` or a subclass:
+    `StateNotFound` if nothing is there, `StateCorrupt` if it is damaged or hostile (naming the tensor or field if
+    possible), `StateMismatch` if a newer version wrote it. No method allocates memory because the data claims a size.
 
     Attributes:
         path: where the state is.
-        locked: whether a second writer is refused. True only between `__enter__` and `__exit__`, and False there too
-            where nothing can keep others out.
+        locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
+            a file system without locks.
     """
 
     locked: bool = False
 
     def __init__(self, path: StatePath) -> None:
-        """Nothing is touched yet."""
+        """Touch nothing yet."""
         self.path = path
 
     @abstractmethod
     def check_target(self) -> None:
-        """StateError if the place is missing, may not be written to, or holds something that is no state."""
+        """Raise StateError if the place is missing or not writable, or holds something other than a state."""
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another writes it."""
+        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
 
     @abstractmethod
     def __exit__(self, *_: Any) -> None:
-        """Give it back."""
+        """Give the right back."""
 
     @abstractmethod
     def replace(self, state: State) -> None:
-        """Put a state in place in one act; it is durable when this returns. Called by one thread at a time.
+        """Put a state in place atomically and durably. One thread at a time may call this.
 
         Raises:
-            StateLocked: somebody else has committed since this was entered (or since its own last commit).
-            StateError: It cannot be written. In both cases what was there before still is.
+            StateLocked: another writer has committed since this form was entered or last committed.
+            StateError: the state cannot be written. In both cases the old state is still there.
         """
 
     @abstractmethod
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
-        """What `read` makes of one of `kept`, or of what is current, that was not replaced meanwhile."""
+        """Return `read(stored)` of the kept commit `at` or the current state; retry if it was replaced meanwhile."""
 
     @abstractmethod
     def kept(self) -> Iterator[tuple[str, Header]]:
-        """The kept commits, of whatever stream: where each is, and its header. What only has such a name is none."""
+        """Yield the place and header of each kept commit, of any stream. Skip files that only have such a name."""
 
     @abstractmethod
     def keep(self, header: Header) -> None:
-        """Let what is current, whose header this is, be a kept commit as well, unless its name is taken. StateError."""
+        """Keep the current state, which has this header, as a commit of its own, unless the name is taken."""
 
     @abstractmethod
     def retire(self, at: str) -> None:
-        """Remove a kept commit. What cannot be removed stays, without an error."""
+        """Remove a kept commit if possible."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read one of `kept`, or where None what is current; all else is as `api.load` has it."""
+        """Read the kept commit `at`, or the current state; see `api.load_state`."""
 
         def read(stored: Stored) -> State:
-            found, there = stored.found, memory_bytes()
+            found, available = stored.found, memory_bytes()
             if admit is not None:
                 admit(stored.header, found)
-            # Files may have holes: what a state says it holds need not have been received.
-            takes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
-            if there is not None and takes > there:
-                raise StateError(f"the state holds {takes} bytes of tensors, this machine has {there} bytes of memory")
+            # Sparse files can claim tensors that were never written.
+            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
+            if available is not None and size > available:
+                raise StateError(f"the state has {size} bytes of tensors, this machine has {available} bytes of memory")
             tensors = stored.tensors(verify)
             for name, tensor in tensors.items():
                 if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
@@ -151,12 +149,12 @@ class Form(ABC):
         return self.look(at, lambda stored: stored.header)
 
     def stored_bytes(self) -> int:
-        """Bytes that the current commit takes where it is kept; kept commits are not counted."""
+        """Return the stored bytes of the current state, without kept commits."""
         return self.look(None, lambda stored: stored.nbytes())
 
 
-def settled(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T:
-    """What `read` makes of what `look` sees, again where that fails and `look` sees something else by then."""
+def read_unchanged(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T:
+    """Return `read(look())`; retry if it fails and `look` returns something else afterwards."""
     for _ in range(_ATTEMPTS):
         seen = look()
         try:
@@ -168,14 +166,16 @@ def settled(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T
 
 
 def is_url(path: StatePath) -> bool:
-    """Whether a path names a place that is not in the file system."""
+    """Return True if a path names a place outside the file system."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
 def form_of(path: StatePath, *, to_read: bool = False) -> Form:
-    """The form of a state at this path. StateError if its suffix names none, or what the form needs is not installed.
+    """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
 
-    What is to be read under another suffix has the default form, which says what it is if it is no state.
+    Raises:
+        UnknownForm: the suffix names no form.
+        StateError: a package that the form needs is not installed.
     """
     suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
     if not suffix and not is_url(path):
@@ -183,16 +183,16 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
         raise UnknownForm(f"expected a path that ends in one of {known}, got {path}", hint="choose another name")
     module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix]).partition(":")
     try:
-        made: Form = getattr(import_module(module), name)(path)
+        form: Form = getattr(import_module(module), name)(path)
     except ImportError as error:
         raise StateError(
-            f"{path} is in an object store, and {error.name or 'what it takes'} is not installed",
+            f"{path} is in an object store, and {error.name or 'a package for it'} is not installed",
             hint="pip install 'protokv[object-store]'",
         ) from error
-    return made
+    return form
 
 
 def suffix_of(path: StatePath) -> str | None:
-    """The suffix of a path by which its form is found, that of a kept commit too; None where there is none."""
+    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
     name = MOMENT.sub("", os.fspath(path).rstrip("/"))
     return next((suffix for suffix in FORMS if name.endswith(suffix)), None)

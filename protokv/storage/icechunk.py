@@ -1,17 +1,11 @@
 """A state in an object store: an Icechunk repository whose main branch holds the hierarchy that `.zarr` has.
 
-A commit is one transaction: chunks that changed are uploaded under names that nothing refers to yet, and one
-conditional update of the branch puts them in place. Whoever commits says on top of which snapshot, the one that it
-found when it began or its own last one, and is refused if there is another by then: so there is one writer at a time
-without a lock. A kept commit is a branch of its own; what no branch holds is collected. What is read is held against
-our own digests, as in every form; what Icechunk itself unpacks is bounded before (`unfolding`).
-
+A commit is one transaction: it uploads changed chunks under new names, and one conditional update of the branch puts
+them in place. The update names the snapshot it builds on and fails if the branch has moved, so there is one writer at
+a time without a lock. A kept commit is a branch of its own. Garbage collection removes what no branch holds. Digests
+are verified as in every form; `decompression_limit` bounds the memory that Icechunk's own metadata take. Credentials,
+region and endpoint come from the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`).
 Icechunk: https://icechunk.io
-
-Icechunk repositories by their address: opened, made, cleaned up, and their errors said in one line.
-
-Credentials, region and endpoint are those of the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`). Knows nothing of what is
-in a repository.
 """
 
 from __future__ import annotations
@@ -32,21 +26,37 @@ from zarr.core.sync import sync
 
 from protokv.core.snapshot import Header, State, not_found, not_ours, reading
 from protokv.errors import StateCorrupt, StateError, StateLocked, shown
-from protokv.storage.decompression_limit import Unfolding
-from protokv.storage.form import Form, StatePath, Stored, settled
-from protokv.storage.objects import ADDRESS, HINT, s3_environment, store_of
+from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
+from protokv.storage.decompression_limit import DecompressionLimit
+from protokv.storage.form import Form, StatePath, Stored, read_unchanged
 from protokv.storage.zarr import ROOT, Hierarchy, write_state
 
 T = TypeVar("T")
 
-# Metadata of a commit by which its writer knows it again.
+MAIN = "main"
+
+# Readers have this long to read a state that was replaced, and writers to upload one.
+GRACE = timedelta(hours=1)
+
+# The empty snapshot that every repository begins with.
+EMPTY = "1CECHNKREP0F1RSTCMT0"
+
+# Metadata of a commit by which its writer recognizes it.
 _MARK = "mark"
 
-# A branch of this name holds the kept commit of this id.
+# The branch of a kept commit is this and the id of its snapshot.
 _KEPT = "kept-"
 
-# Icechunk takes no other between the numbers of a chunk.
+# Icechunk allows no other separator in chunk keys.
 _SEPARATOR = "/"
+
+# Wait this often for another writer that is creating the repository.
+_ATTEMPTS = 5
+
+_NAME = re.compile(r"[^?#]*[^/?#]")
+_GONE = re.compile(r"NoSuchKey|InvalidRange|404 Not Found", re.IGNORECASE)
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out", re.IGNORECASE)
 
 
 class IcechunkForm(Form):
@@ -56,20 +66,23 @@ class IcechunkForm(Form):
         super().__init__(path)
         self._address = os.fspath(path)
         self._repo: Repository | None = None
-        self._unfolding = Unfolding(self._address)
+        self._limit = DecompressionLimit(self._address)
         self._base = ""
         self._collected: datetime | None = None
         # Headers of kept commits do not change.
         self._headers: dict[str, Header] = {}
 
     def check_target(self) -> None:
-        """Whether the store answers and holds nothing else there; the first commit shows if it may be written to."""
+        """Raise StateError if the store does not answer or holds something else there.
+
+        Only the first commit shows whether it is writable.
+        """
         with self._asking("write"):
             if (repo := open_repository(self._address)) is not None:
                 self._check_ours(repo)
 
     def __enter__(self) -> Self:
-        """Open the repository, or make it, and remember what is its newest snapshot."""
+        """Open or create the repository, and remember its newest snapshot."""
         with self._asking("write"):
             if (repo := make_repository(self._address)) is None:
                 raise not_ours(self._address)
@@ -79,32 +92,32 @@ class IcechunkForm(Form):
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Nothing is held."""
+        """Close the repository."""
         self.locked, self._repo = False, None
 
     def replace(self, state: State) -> None:
-        """Upload what changed, and put it in place unless somebody else was first."""
+        """Upload what changed, and put it in place unless another writer was first."""
         with self._asking("write"):
-            session = self._taken.writable_session(MAIN)
+            session = self._open_repo.writable_session(MAIN)
             if session.snapshot_id != self._base:
                 raise self._lost()
             there = Hierarchy(session.store, partial(_sizes, session.store)).digests if self._base != EMPTY else {}
             now = write_state(state, session.store, _SEPARATOR, there)
-            # Arrays and groups that are no more. Chunks that an array no longer has go with its metadata.
+            # Remove former arrays and groups; superfluous chunks go with the metadata of their array.
             for key in sorted(there.keys() - now.keys()):
                 if key.endswith(f"/{ROOT}"):
                     sync(session.store.delete_dir(key.removesuffix(f"/{ROOT}")))
             if session.has_uncommitted_changes:
-                self._base = self._commit(self._taken, session, f"{state.clock.stream_time_s:g} s")
-                self._unfolding.made(self._base)
+                self._base = self._commit(self._open_repo, session, f"{state.clock.stream_time_s:g} s")
+                self._limit.trust(self._base)
             if self._collected is None or datetime.now(UTC) - self._collected >= GRACE:
-                # The new state is in place; who may write but not delete goes without.
+                # The new state is in place; a writer that may not delete collects nothing.
                 with suppress(IcechunkError, StateError):
-                    collect(self._taken, self._unfolding)
+                    collect(self._open_repo, self._limit)
                 self._collected = datetime.now(UTC)
 
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
-        """What `read` makes of a snapshot; where None, of the tip of the main branch."""
+        """Read the snapshot `at`, or the tip of the main branch."""
         with self._asking("read"):
             if (repo := self._repo or open_repository(self._address)) is None:
                 raise not_found(self._address)
@@ -114,10 +127,10 @@ class IcechunkForm(Form):
                     raise not_found(self._address)
                 return at or tip
 
-            return settled(self._address, newest, lambda snapshot: read(self._stored(repo, snapshot)))
+            return read_unchanged(self._address, newest, lambda snapshot: read(self._stored(repo, snapshot)))
 
     def kept(self) -> Iterator[tuple[str, Header]]:
-        """What the branches of kept commits hold."""
+        """Yield the snapshots that branches of kept commits hold."""
         with self._asking("read"):
             repo = self._repo or open_repository(self._address)
             for name in sorted(repo.list_branches() if repo is not None else ()):
@@ -128,24 +141,24 @@ class IcechunkForm(Form):
                         yield at, self._headers[at]
 
     def keep(self, header: Header) -> None:
-        """Make a branch of what is the base of the next commit."""
+        """Create a branch at the snapshot that the next commit builds on."""
         with self._asking("write"):
             try:
-                self._taken.create_branch(_KEPT + self._base, self._base)
+                self._open_repo.create_branch(_KEPT + self._base, self._base)
             except IcechunkError:
-                # A commit that failed has made it already, or it cannot be made; who may write need not list.
-                if self._taken.lookup_branch(_KEPT + self._base) != self._base:
+                # A failed commit may have created it; a writer may not be allowed to list branches.
+                if self._open_repo.lookup_branch(_KEPT + self._base) != self._base:
                     raise
         self._headers[self._base] = header
 
     def retire(self, at: str) -> None:
-        """Delete the branch; what it held is collected later."""
+        """Delete the branch; garbage collection removes its snapshot later."""
         with suppress(IcechunkError):
-            self._taken.delete_branch(_KEPT + at)
+            self._open_repo.delete_branch(_KEPT + at)
 
     @property
-    def _taken(self) -> Repository:
-        assert self._repo is not None, "the right to write is taken before"
+    def _open_repo(self) -> Repository:
+        assert self._repo is not None, "enter the form before writing"
         return self._repo
 
     @contextmanager
@@ -154,13 +167,13 @@ class IcechunkForm(Form):
             yield
 
     def _stored(self, repo: Repository, snapshot: str) -> Stored:
-        """A snapshot; what is larger than it may be is not unfolded."""
-        self._unfolding.check_snapshot(snapshot)
+        """Open a snapshot after a check of its decompressed size."""
+        self._limit.check_snapshot(snapshot)
         store = repo.readonly_session(snapshot_id=snapshot).store
 
         def sizes(keys: Collection[str]) -> dict[str, int]:
             if set(keys) != {ROOT}:
-                self._unfolding.check_manifests(repo.lookup_snapshot(snapshot))
+                self._limit.check_manifests(repo.lookup_snapshot(snapshot))
             return _sizes(store, keys)
 
         return Hierarchy(store, sizes)
@@ -170,9 +183,9 @@ class IcechunkForm(Form):
         try:
             return session.commit(message, metadata={_MARK: mark})
         except (ConflictError, IcechunkError) as error:
-            # The store may have taken a commit whose answer was lost; asked again, it refuses it.
+            # The store may have accepted the commit although its answer was lost and the retry was refused.
             tip = repo.lookup_branch(MAIN)
-            self._unfolding.check_snapshot(tip)
+            self._limit.check_snapshot(tip)
             if repo.lookup_snapshot(tip).metadata.get(_MARK) == mark:
                 return tip
             if isinstance(error, ConflictError):
@@ -180,10 +193,10 @@ class IcechunkForm(Form):
             raise
 
     def _check_ours(self, repo: Repository) -> str:
-        """The newest snapshot, StateError if it is no state; nothing at all is as good as one."""
+        """Return the newest snapshot; StateError if it is neither empty nor a state."""
         if (tip := repo.lookup_branch(MAIN)) != EMPTY:
-            self._unfolding.check_snapshot(tip)
-            self._unfolding.check_manifests(repo.lookup_snapshot(tip))
+            self._limit.check_snapshot(tip)
+            self._limit.check_manifests(repo.lookup_snapshot(tip))
             try:
                 self._stored(repo, tip)
             except StateError as error:
@@ -198,7 +211,7 @@ class IcechunkForm(Form):
 
 
 def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:
-    """Bytes by key, 0 for what is not there or cannot be. A session knows them without asking the store."""
+    """Return bytes by key, 0 for a missing or impossible key. A session knows them without a request."""
 
     async def sizes() -> dict[str, int]:
         found = dict.fromkeys(keys, 0)
@@ -210,29 +223,11 @@ def _sizes(store: IcechunkStore, keys: Iterable[str]) -> dict[str, int]:
     return sync(sizes())
 
 
-MAIN = "main"
-
-# As long a reader may take to read a state, and a writer to upload one.
-GRACE = timedelta(hours=1)
-
-_NAME = re.compile(r"[^?#]*[^/?#]")
-
-_GONE = re.compile(r"NoSuchKey|InvalidRange|404 Not Found", re.IGNORECASE)
-_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-_STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out", re.IGNORECASE)
-
-# The snapshot that every repository begins with.
-EMPTY = "1CECHNKREP0F1RSTCMT0"
-
-# A writer that finds a repository half made waits this often for another to finish it.
-_ATTEMPTS = 5
-
-
 def storage_of(address: str) -> Storage:
-    """Where the repository of an address is.
+    """Return the storage of the repository at an address.
 
     Raises:
-        StateError: The address names no such place.
+        StateError: the address names no such place.
     """
     match = ADDRESS.fullmatch(address)
     if match is None or not _NAME.fullmatch(match[3].rstrip("/")):
@@ -241,7 +236,7 @@ def storage_of(address: str) -> Storage:
             hint="expected s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME",
         )
     if "ICECHUNK_LOG" not in os.environ:
-        # What it logs it raises as well.
+        # Icechunk raises what it logs.
         icechunk.set_logs_filter("off")
     scheme, bucket, prefix = match[1], match[2], match[3].rstrip("/")
     if scheme == "gs":
@@ -256,7 +251,7 @@ def storage_of(address: str) -> Storage:
         prefix=prefix,
         region=region,
         endpoint_url=endpoint,
-        # An address that begins with http:// was given on purpose.
+        # An http:// endpoint was given on purpose.
         allow_http=True,
         force_path_style=endpoint is not None,
         from_env=True,
@@ -264,31 +259,31 @@ def storage_of(address: str) -> Storage:
 
 
 def open_repository(address: str) -> Repository | None:
-    """The repository at an address; None where there is none. Call it, and all that follows, within `explained`."""
+    """Return the repository at an address, or None. Call this and use the repository within `explained`."""
     storage = storage_of(address)
-    # `open` asks for something else first, and is not told the reason if that is refused.
+    # Repository.open hides why the store refused its first request.
     return Repository.open(storage) if Repository.exists(storage) else None
 
 
 def make_repository(address: str) -> Repository | None:
-    """The repository at an address, made if there is none; several may make it. None where something else is there."""
+    """Return the repository at an address, and create it if missing. None if something else is there."""
     for _ in range(_ATTEMPTS):
         if (found := open_repository(address)) is not None:
             return found
         try:
             return Repository.create(storage_of(address))
         except IcechunkError as error:
-            # Others are making it or have made it, somebody was killed while making it, or it is something else.
+            # Others are creating it, somebody was killed while creating it, or it is something else.
             if not re.search(r"clean prefixes|update conflict", str(error)):
                 raise
-        _finish(address)
+        _complete_repository(address)
     return None
 
 
-def _finish(address: str) -> None:
-    """Give a repository that holds nothing but its first, empty snapshot the branch that names it.
+def _complete_repository(address: str) -> None:
+    """Create the main branch of a repository that holds only its empty snapshot.
 
-    That is what is left to do when its maker was killed, and Icechunk does not take the place as it is.
+    A killed writer leaves it so, and Icechunk does not accept it.
     """
     with suppress(BaseError, FileExistsError):
         store, prefix = store_of(address.rstrip("/"))
@@ -300,11 +295,11 @@ def _finish(address: str) -> None:
 
 @contextmanager
 def explained(address: str, doing: str) -> Iterator[None]:
-    """Turn what Icechunk raises into one line of ours; `doing` is `read` or `write`.
+    """Turn errors of Icechunk into one-line errors of ours; `doing` is `read` or `write`.
 
     Raises:
-        StateCorrupt: The repository is damaged: an object is missing, or is not what was written.
-        StateError: The store cannot be reached, refuses, or has no such bucket.
+        StateCorrupt: the repository is damaged: an object is missing or not what was written.
+        StateError: the store cannot be reached, refuses, or has no such bucket.
     """
     try:
         yield
@@ -316,7 +311,7 @@ def explained(address: str, doing: str) -> Iterator[None]:
 
 
 def _cause(text: str) -> str:
-    """The last, most particular one of the causes that Icechunk prints, on one line."""
+    """Return the last and most specific of the causes that Icechunk prints, on one line."""
     joined = re.sub(r"\n\s*\|\s{2,}(?=\S)", " ", text)
     causes = re.findall(r"^\s*[|`]->\s*(.+)$", joined, re.MULTILINE) or [joined.strip().removeprefix("x ")]
     last = str(causes[-1]).splitlines()[0].strip()
@@ -325,30 +320,30 @@ def _cause(text: str) -> str:
     return shown(why, 240)
 
 
-def collect(repo: Repository, unfolding: Unfolding, now: datetime | None = None) -> None:
-    """Remove what no branch holds any more, and what was not the state within the last `GRACE`.
+def collect(repo: Repository, limit: DecompressionLimit, now: datetime | None = None) -> None:
+    """Remove what no branch holds and what was not the current state within the last `GRACE`.
 
-    Whoever began to read what was the state then has that long to finish. Uploads that no commit names stay as long,
-    for their commit may be on its way. Clocks that differ by minutes do no harm.
+    So a reader of a replaced state has that long to finish, and so has an upload before its commit. Clocks that differ
+    by minutes do no harm.
 
     Raises:
-        StateError: what must be read for that may not be unfolded.
+        StateError: the metadata exceed the decompression limit.
     """
     horizon = (now or datetime.now(UTC)) - GRACE
-    # The one that was the state at that time, and all after it, stay.
-    standing = next((info for info in _ancestry(repo, unfolding) if info.written_at <= horizon), None)
-    if standing is not None and standing.parent_id is not None:
-        unfolding.check_all()
-        repo.expire_snapshots(older_than=standing.written_at)
+    # Keep the snapshot that was current at that time, and all after it.
+    current = next((info for info in _ancestry(repo, limit) if info.written_at <= horizon), None)
+    if current is not None and current.parent_id is not None:
+        limit.check_all()
+        repo.expire_snapshots(older_than=current.written_at)
         repo.garbage_collect(horizon)
 
 
-def _ancestry(repo: Repository, unfolding: Unfolding) -> Iterator[SnapshotInfo]:
-    """From the newest snapshot back, each of which is checked before it is opened. StateError."""
+def _ancestry(repo: Repository, limit: DecompressionLimit) -> Iterator[SnapshotInfo]:
+    """Yield the snapshots from the newest back; each is checked before it is opened."""
     at: str | None = repo.lookup_branch(MAIN)
     seen: set[str] = set()
     while at is not None and at not in seen:
-        unfolding.check_snapshot(at)
+        limit.check_snapshot(at)
         seen.add(at)
         yield (info := repo.lookup_snapshot(at))
         at = info.parent_id

@@ -1,10 +1,8 @@
-"""One writer a state: the lock of the `filelock` library on a file beside it.
+"""One writer per state: a `filelock` lock on a file beside it.
 
-The lock is the kernel's (`flock`; `LockFile` on Windows) and ends with its process, however that ends: a file that a
-killed process left behind locks nothing, and a forked helper keeps nothing alive. The library follows no link and
-writes nothing to the file. Readers do not look at it. Network file systems: it holds between machines where the server
-keeps locks; where a mount refuses them, `held` is False and nobody is kept out. The library's own way around that, a
-file that stays locked when its owner is killed, is not taken. Knows nothing of what is written.
+The kernel holds the lock (`flock`; `LockFile` on Windows) and frees it when the process ends, however it ends, so a
+leftover lock file locks nothing. Readers ignore the lock. On a network mount that refuses locks, `held` is False and
+other writers are not kept out; `filelock`'s fallback, a file that stays locked when its owner is killed, is disabled.
 https://py-filelock.readthedocs.io
 """
 
@@ -22,7 +20,7 @@ from protokv.errors import StateError, StateLocked
 from protokv.storage.commit import writing
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-# What opening a link, a folder or a device in the place of the lock file ends in.
+# Errors of opening a lock file that is a link, a folder or a device.
 _NOT_OURS = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 
@@ -30,7 +28,7 @@ class Lock:
     """The right to write to `path`, as a context manager; entering it does not wait.
 
     Attributes:
-        held: whether the file system keeps the lock; False as well before and after.
+        held: True while the file system holds the lock.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,10 +39,10 @@ class Lock:
         self._lock = FileLock(self.file, blocking=False, thread_local=False, fallback_to_soft=False)
 
     def __enter__(self) -> Self:
-        """Take it. StateLocked if another holds it, in this process or not; StateError if the file cannot be made."""
+        """Take the lock. StateLocked if any process holds it; StateError if the lock file cannot be created."""
         with writing(self.path):
             try:
-                # The library would make a folder that is not there.
+                # filelock would create a missing folder.
                 self.file.parent.stat()
                 self._lock.acquire()
                 self.held = True
@@ -62,10 +60,10 @@ class Lock:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Give it back and remove the file."""
-        # While it is still locked: the library takes no lock on a file that is gone by then, so nobody who has it open
-        # is let in beside the next one. Windows removes no open file; there it stays and does no harm.
-        # A forked child, which has lost the lock, removes nothing.
+        """Release the lock and remove its file."""
+        # Unlink while locked: filelock refuses to lock a file that is gone, so nobody who has it open gets in beside
+        # the next owner. Windows cannot remove an open file; there it stays. A forked child has lost the lock and
+        # removes nothing.
         if self._lock.is_locked or not self.held:
             with suppress(OSError):
                 self.file.unlink()

@@ -1,9 +1,8 @@
 """A state as one `.pt` file: `{"protokv": document, "tensors": {name: tensor}}`, written by torch.save.
 
-A file of torch.save is a zip file with a pickle in it, and a pickle is a program. It is read by
-`torch.load(weights_only=True, mmap=True)` and nothing else: that runs no code, and takes every tensor from where it
-lies in the file, so that none can be larger than the file. What could still make it allocate on a claim is refused
-before: compressed members, a long pickle, and a pickle that names more than tensors need.
+A file of torch.save is a zip archive with a pickle in it, and a pickle can run code. `torch.load(weights_only=True,
+mmap=True)` runs none and maps every tensor, so no tensor is larger than the file. What could still make torch.load
+allocate memory is refused first: compressed members, a long pickle, and a pickle that names more than tensors need.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from protokv.storage.files import HEADER_LIMIT_BYTES, FileForm
 
 _MOST_MEMBERS = 4096
 
-# What weights_only allows besides can allocate: a bytearray of any size, tensors that are not in the file.
+# weights_only allows more, such as a bytearray of any size and tensors that are not in the file.
 _GLOBALS = re.compile(
     "torch (Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
     r"|torch\._utils _rebuild_tensor_v2|collections OrderedDict"
@@ -37,19 +36,19 @@ class PtForm(FileForm):
     suffix = ".pt"
 
     def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
-        """What torch.save makes of both."""
-        # Names stand in both; the rest of a tensor takes some 150 bytes.
+        """Write the file with torch.save."""
+        # The document and the pickle both hold the names; the pickle takes 150 bytes more for each tensor.
         check_length(2 * len(document) + 400 * len(tensors), HEADER_LIMIT_BYTES)
         try:
-            torch.save({KEY: document, "tensors": _apart(tensors)}, file)
+            torch.save({KEY: document, "tensors": _separate(tensors)}, file)
         except RuntimeError as error:
-            # How torch stumbled over the error of the file.
+            # torch hides the error of the file behind its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def map(self, target: Path) -> tuple[object, object]:
-        """Nothing is read but the pickle."""
+        """Read the pickle and map the tensors."""
         try:
-            _check_program(target)
+            _check_pickle(target)
         except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
         content = torch.load(target, map_location="cpu", weights_only=True, mmap=True)
@@ -58,28 +57,28 @@ class PtForm(FileForm):
         return content[KEY], content["tensors"]
 
 
-def _check_program(target: Path) -> None:
-    """ValueError for what torch.load could be made to allocate by."""
+def _check_pickle(target: Path) -> None:
+    """Raise ValueError if the file could make torch.load allocate memory."""
     with zipfile.ZipFile(target) as archive:
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS or any(one.compress_type or one.flag_bits & 1 for one in members):
             raise ValueError("a member is compressed or encrypted")
-        programs = [one for one in members if one.filename.rpartition("/")[2] == "data.pkl"]
-        if len(programs) != 1 or programs[0].file_size > HEADER_LIMIT_BYTES:
+        pickles = [one for one in members if one.filename.rpartition("/")[2] == "data.pkl"]
+        if len(pickles) != 1 or pickles[0].file_size > HEADER_LIMIT_BYTES:
             raise ValueError("it has not one short pickle")
-        for code, argument, _ in pickletools.genops(archive.read(programs[0])):
+        for code, argument, _ in pickletools.genops(archive.read(pickles[0])):
             if "GLOBAL" in code.name and not _GLOBALS.fullmatch(str(argument)):
                 raise ValueError(f"its pickle refers to {argument}")
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each with a storage of its own and of its size: torch.save writes whole storages, once."""
-    apart: dict[str, Tensor] = {}
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each tensor a storage of its own size: torch.save writes whole storages, and shared ones once."""
+    separate: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, one in sorted(tensors.items()):
-        storage = one.untyped_storage()
-        if storage.nbytes() != one.nbytes or storage.data_ptr() in taken:
+        memory = one.untyped_storage()
+        if memory.nbytes() != one.nbytes or memory.data_ptr() in taken:
             one = one.clone(memory_format=torch.contiguous_format)
         taken |= {one.untyped_storage().data_ptr()} - {0}
-        apart[name] = one
-    return apart
+        separate[name] = one
+    return separate

@@ -1,9 +1,9 @@
-"""A state as one `.safetensors` file: readable by every safetensors library, verified by ours.
+"""A state as one `.safetensors` file, readable by every safetensors library.
 
-The document goes into `__metadata__` under "protokv". The file is read by the library, which holds every offset and
-shape against the file and maps the tensors. It is written here, to the library's layout, because the library's
-`save_file` takes its own way to the disk: 3.2 s for 550 MB where a plain write takes 0.8 s (0.8.0, with fsync, Linux),
-and no error of it can be told from another. Layout: https://github.com/huggingface/safetensors#format
+The document is the entry "protokv" of `__metadata__`. The library reads the file: it checks offsets and shapes against
+the file and maps the tensors. This module writes it, in the library's layout, because the library's `save_file` takes
+3.2 s for 550 MB (a plain write with fsync takes 0.8 s) and hides why a write failed.
+Layout: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SafetensorsForm(FileForm):
     suffix = ".safetensors"
 
     def fill(self, file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
-        """Length of the head, head, tensors."""
-        # Widest elements first, so that every tensor begins at a multiple of its element size.
+        """Write the length of the head, the head and the tensors."""
+        # The widest dtypes come first, so that every tensor is aligned to its element size.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         begin, described = 0, {}
         for name in order:
@@ -45,7 +45,7 @@ class SafetensorsForm(FileForm):
             file.write(raw(tensors[name]).data)
 
     def map(self, target: Path) -> tuple[object, object]:
-        """Nothing is read but the head, whose length is checked before."""
+        """Read the head, after a check of its length, and map the tensors."""
         with target.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
         if length > min(HEADER_LIMIT_BYTES, target.stat().st_size - 8):

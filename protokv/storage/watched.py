@@ -1,13 +1,9 @@
-"""What a state says that it has watched: each source, from when to when, and what could not be read of it.
+"""The records of what a stream has watched, in `Header.source`: each source, its time span and its damage.
 
-A state is data from somewhere else, so what is no such record is left out. Knows no models, memories and files.
-
-What a stream has watched, in order: how `Header.source` lists one video or several.
-
-A state of one video holds what is known of it and nothing else. Where others were watched before, three fields are
-added: `earlier`, the same kind of record for each of them in order, and `first_step` and `start_s`, where in the stream
-the last one begins. From this follows whether two states are of one stream. Knows nothing of videos: a record is a JSON
-object, and its `fingerprint` tells it from others.
+The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
+records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
+record identifies the source; `same_stream` and `is_before` compare states by it. A state is untrusted, so a field that
+makes no sense is refused or left out.
 """
 
 from __future__ import annotations
@@ -24,12 +20,94 @@ from protokv.mini import WORLD_MARK, is_embedded
 from protokv.video import Damage
 
 
-def sources_of(header: Header) -> list[dict[str, Any]]:
-    """A record per source, in order, plain JSON.
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The part of a stream that comes from one source.
 
-    Each has `name`, `decoder`, `decoders` (frames that each gave), `start_s` and `end_s` (stream time), `complete`
-    (it was watched to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` in
-    the time of the source.
+    Attributes:
+        first_step: its first step in the stream.
+        start_s: stream time of its beginning.
+        earlier: records of the sources before it, in order.
+        done: True if the stream has watched it to its end.
+    """
+
+    first_step: int = 0
+    start_s: float = 0.0
+    earlier: tuple[Mapping[str, Any], ...] = ()
+    done: bool = False
+
+    def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of `Header.source` while this source is watched."""
+        if not self.earlier:
+            return dict(source)
+        earlier = [dict(one) for one in self.earlier]
+        return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
+
+
+def segment_of(header: Header) -> Segment:
+    """Return the segment of the last source of a state.
+
+    Raises:
+        StateCorrupt: its record makes no sense; the field is named.
+    """
+    record = header.source or {}
+    earlier = record.get("earlier", [])
+    first_step, start_s = record.get("first_step", 0), record.get("start_s", 0.0)
+    if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
+        raise StateCorrupt("source.earlier: expected a list of objects")
+    if type(first_step) is not int or not 0 <= first_step <= header.clock.steps:
+        raise StateCorrupt(f"source.first_step: expected a step of the stream, got {first_step!r}")
+    if type(start_s) is not float or not 0 <= start_s <= header.clock.stream_time_s:
+        raise StateCorrupt(f"source.start_s: expected a time of the stream, got {start_s!r}")
+    return Segment(first_step, start_s, tuple(earlier), done=header.complete)
+
+
+def next_segment(header: Header) -> Segment:
+    """Return the segment of a source that follows everything a state has watched. Raises as `segment_of`."""
+    before = segment_of(header)
+    last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
+    return Segment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
+
+
+def records_of(header: Header) -> tuple[Mapping[str, Any], ...]:
+    """Return the records of all sources of a state, in order. Raises as `segment_of`."""
+    return (*segment_of(header).earlier, header.source or {})
+
+
+def fingerprints(header: Header) -> tuple[object, ...]:
+    """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `segment_of`."""
+    return tuple(one.get("fingerprint") for one in records_of(header))
+
+
+def is_before(past: Header, now: Header) -> bool:
+    """Return True if one state is an earlier moment of the stream of another. Raises as `segment_of`."""
+    if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
+        return False
+    return same_stream(past, now) and len(fingerprints(past)) <= len(fingerprints(now))
+
+
+def same_stream(a: Header, b: Header) -> bool:
+    """Return True if two states have the same model, settings and sources, as far as both have watched.
+
+    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `segment_of`.
+    """
+    same = all(x is not None and x == y for x, y in zip(fingerprints(a), fingerprints(b), strict=False))
+    return same and _identity(a) == _identity(b)
+
+
+def _identity(header: Header) -> str:
+    """Return what never changes within a stream, as JSON: a list and a tuple are the same setting there."""
+    model = asdict(header.backbone)
+    # A model may have moved.
+    del model["name"], model["revision"]
+    return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)
+
+
+def sources_of(header: Header) -> list[dict[str, Any]]:
+    """Return a plain JSON record of each source, in order.
+
+    Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
+    to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
     records = records_of(header)
     starts_s = [_number(one.get("start_s")) or 0.0 for one in records]
@@ -54,12 +132,12 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
 
 
 def is_beyond(model: str, comment: object) -> bool:
-    """Whether a model cannot make sense of a source: an embedded one of what its world has not drawn."""
+    """Return True if a model cannot understand a source: an embedded model knows only videos of its own world."""
     return is_embedded(model) and comment != WORLD_MARK
 
 
 def beyond_model(header: Header) -> list[str]:
-    """Names of the sources of a state that its model cannot make sense of. Frames from a program are its own affair."""
+    """Return the names of the sources that the model of a state cannot understand; frames from a program have none."""
     return [
         str(one["name"])
         for one in records_of(header)
@@ -68,16 +146,16 @@ def beyond_model(header: Header) -> list[str]:
 
 
 def end_of(reached_s: float, start_s: float, duration_s: object, clock: StreamClock) -> float:
-    """Stream time at which a source ended whose last step, which may reach beyond it, ended at `reached_s`."""
+    """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
     length_s = _number(duration_s)
     if length_s is None or not reached_s - clock.step_seconds < start_s + length_s < reached_s:
         return reached_s
     return start_s + length_s
 
 
-def frames_by_decoder(said: object) -> dict[str, int]:
-    """How many of the watched frames each decoder gave, as a state says it; none where that makes no sense."""
-    pairs = said.items() if isinstance(said, dict) else ()
+def frames_by_decoder(record: object) -> dict[str, int]:
+    """Return the number of watched frames from each decoder, without entries that make no sense."""
+    pairs = record.items() if isinstance(record, dict) else ()
     return {name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0}
 
 
@@ -87,86 +165,3 @@ def _number(value: object) -> float | None:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The part of a stream that a source fills.
-
-    Attributes:
-        first_step: the step of the stream that is its first one.
-        start_s: stream time at its beginning.
-        earlier: records of what was watched before it, in order.
-        done: the stream has watched it to its end.
-    """
-
-    first_step: int = 0
-    start_s: float = 0.0
-    earlier: tuple[Mapping[str, Any], ...] = ()
-    done: bool = False
-
-    def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """What goes into `Header.source` while this source is watched."""
-        if not self.earlier:
-            return dict(source)
-        earlier = [dict(one) for one in self.earlier]
-        return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
-
-
-def segment_of(header: Header) -> Segment:
-    """Where the last source of a state stands.
-
-    Raises:
-        StateCorrupt: its record makes no sense; the field is named.
-    """
-    record = header.source or {}
-    earlier = record.get("earlier", [])
-    first_step, start_s = record.get("first_step", 0), record.get("start_s", 0.0)
-    if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
-        raise StateCorrupt("source.earlier: expected a list of objects")
-    if type(first_step) is not int or not 0 <= first_step <= header.clock.steps:
-        raise StateCorrupt(f"source.first_step: expected a step of the stream, got {first_step!r}")
-    if type(start_s) is not float or not 0 <= start_s <= header.clock.stream_time_s:
-        raise StateCorrupt(f"source.start_s: expected a time of the stream, got {start_s!r}")
-    return Segment(first_step, start_s, tuple(earlier), done=header.complete)
-
-
-def next_segment(header: Header) -> Segment:
-    """Where a source stands that is watched after everything that a state has watched. Raises as `segment_of`."""
-    before = segment_of(header)
-    last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
-    return Segment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
-
-
-def records_of(header: Header) -> tuple[Mapping[str, Any], ...]:
-    """What a state says of each source that it has watched, in order. Raises as `segment_of`."""
-    return (*segment_of(header).earlier, header.source or {})
-
-
-def fingerprints(header: Header) -> tuple[object, ...]:
-    """What tells the sources of a state apart, in order; None for one that says nothing. Raises as `segment_of`."""
-    return tuple(one.get("fingerprint") for one in records_of(header))
-
-
-def is_before(past: Header, now: Header) -> bool:
-    """Whether one state is an earlier moment of the stream of another."""
-    if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
-        return False
-    return same_stream(past, now) and len(fingerprints(past)) <= len(fingerprints(now))
-
-
-def same_stream(a: Header, b: Header) -> bool:
-    """Whether two states are moments of one stream: what one of them has watched begins as what the other has.
-
-    A source without a fingerprint (a camera, frames from a program) is equal to none. Raises as `segment_of`.
-    """
-    same = all(x is not None and x == y for x, y in zip(fingerprints(a), fingerprints(b), strict=False))
-    return same and _identity(a) == _identity(b)
-
-
-def _identity(header: Header) -> str:
-    """What stays the same through a stream, as text: a list and a tuple are the same setting."""
-    model = asdict(header.backbone)
-    # Where it was found.
-    del model["name"], model["revision"]
-    return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)

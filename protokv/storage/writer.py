@@ -1,15 +1,15 @@
-"""The one writer of a state: holds the right to it, commits to it, and does so behind the stream where that pays.
+"""Commit to a state as its only writer, keep earlier commits, and write in the background if tensors are on a GPU.
 
-With tensors on an accelerator a commit copies them there (one more copy of the state on the device, and one on the
-host while it is written) and returns; a thread brings the copy to the host and writes it while the stream goes on. At
-most one write is in flight: the next commit waits for it, before it copies, so that as many commits are made as were
-asked for and never more than one copy exists. With tensors on the CPU a commit is written at once: hashing and writing
-would only take the cores that the model computes on. The bytes are the same either way. Knows nothing of sessions.
+On a GPU a commit copies the tensors there and returns; a thread brings the copy to the host and writes it while the
+stream goes on. At most one write is in flight: the next commit waits for it. That costs one copy of the state on the
+device and one on the host. On a CPU a commit is written at once: a thread would only take cores from the model. The
+stored bytes are the same.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -17,14 +17,43 @@ import torch
 from torch import Tensor
 
 from protokv.core.snapshot import State
-from protokv.errors import ConfigError
-from protokv.storage.api import commit
-from protokv.storage.form import StatePath, form_of
+from protokv.errors import ConfigError, StateError
+from protokv.storage.form import Form, StatePath, form_of
+from protokv.storage.watched import is_before, same_stream
+
+
+def commit(form: Form, state: State, keep: int | None = None) -> None:
+    """Save a state and keep the last `keep` commits, including this one. With None, keep and remove nothing.
+
+    The old state gets a name of its own before it is replaced, and the oldest commits are removed last. So a crash
+    leaves at most one commit too many, and the next commit removes it.
+
+    Raises:
+        StateLocked: another writer has committed meanwhile.
+        StateError: it cannot be written; the old state is still there.
+    """
+    if keep is not None and keep > 1:
+        try:
+            before = form.read_header()
+        except StateError:
+            before = None
+        if before is not None and is_before(before, state):
+            form.keep(before)
+    form.replace(state)
+    if keep is None:
+        return
+    # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
+    with suppress(StateError):
+        ours = [(header, at) for at, header in form.kept() if same_stream(header, state)]
+        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
+        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
+        for at in {at for _, at in ours} - stay:
+            form.retire(at)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A state that is on disk: its steps, its stream time and its bytes there."""
+    """A state on disk: its steps, stream time in seconds and bytes."""
 
     steps: int
     stream_time_s: float
@@ -35,12 +64,12 @@ class Writer:
     """The right to write to a path, as a context manager."""
 
     def __init__(self, path: StatePath, *, keep: int | None = None, background: bool | None = None) -> None:
-        """Nothing is touched yet.
+        """Touch nothing yet.
 
         Args:
             path: where the state goes.
-            keep: how many commits to keep, the current one included; where None none is kept or removed.
-            background: whether to write in a thread; where None, if tensors are on a CUDA device.
+            keep: number of commits to keep, including the current one; with None, keep and remove nothing.
+            background: write in a thread; with None, only if tensors are on a CUDA device.
 
         Raises:
             ConfigError: `keep` is below 1.
@@ -52,20 +81,20 @@ class Writer:
         self._background = background
         self._form, self._keep = form_of(path), keep
         self._pool: ThreadPoolExecutor | None = None
-        self._flying: Future[Committed] | None = None
+        self._in_flight: Future[Committed] | None = None
 
     @property
     def locked(self) -> bool:
-        """Whether a second writer is refused; not so where a file system has no locks."""
+        """True if a second writer is refused; False on a file system without locks."""
         return self._form.locked
 
     def __enter__(self) -> Self:
-        """Take it. StateError if a state could not be written there; StateLocked if somebody else writes it."""
+        """Take the right to write. StateError if a state cannot be written there; StateLocked if another has it."""
         self._form.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Wait for the write in flight and give the right back. Raises what that write failed with."""
+        """Wait for the write in flight and give the right back. Raise what that write failed with."""
         try:
             if self._pool is not None:
                 self._pool.shutdown()
@@ -75,40 +104,38 @@ class Writer:
             self._form.__exit__()
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
-        """Save a state whose tensors may change as soon as this returns.
+        """Save a state; its tensors may change as soon as this returns.
 
         Args:
             state: what to save.
             wait: return when it is on disk.
 
         Returns:
-            What has come to be on disk since this was last asked, oldest first.
+            The commits that reached the disk since the last call, oldest first.
 
         Raises:
-            StateLocked: somebody else has committed meanwhile, where others are not kept out but found out.
-            StateError: this one or the one in flight cannot be written; what was there before still is.
+            StateLocked: another writer has committed meanwhile.
+            StateError: this write or the one in flight failed; the old state is still there.
         """
         landed = self.landed(wait=True)
-        on_device = {tensor.device for tensor in state.tensors.values() if tensor.is_cuda}
-        if wait or not (bool(on_device) if self._background is None else self._background):
+        devices = {tensor.device for tensor in state.tensors.values() if tensor.is_cuda}
+        if wait or not (bool(devices) if self._background is None else self._background):
             return [*landed, self._write(state)]
-        # Where they are, in memory of their own.
-        copied = {name: tensor.detach().clone() for name, tensor in state.tensors.items()}
-        copy = replace(state, tensors=copied)
-        ready = {device: torch.cuda.current_stream(device).record_event() for device in on_device}
+        copy = replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
+        ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
         self._pool = self._pool or ThreadPoolExecutor(1, "protokv-commit")
-        self._flying = self._pool.submit(self._bring_and_write, copy, ready)
+        self._in_flight = self._pool.submit(self._fetch_and_write, copy, ready)
         return landed
 
     def landed(self, *, wait: bool = False) -> list[Committed]:
-        """The write that was in flight, if it has ended. Raises what it failed with."""
-        if self._flying is None or not (wait or self._flying.done()):
+        """Return the write that was in flight if it has ended. Raise what it failed with."""
+        if self._in_flight is None or not (wait or self._in_flight.done()):
             return []
-        flying, self._flying = self._flying, None
-        return [flying.result()]
+        write, self._in_flight = self._in_flight, None
+        return [write.result()]
 
-    def _bring_and_write(self, state: State, ready: dict[torch.device, torch.cuda.Event]) -> Committed:
-        # On streams of its own, or the copy to the host would wait for the model and the model for it.
+    def _fetch_and_write(self, state: State, ready: dict[torch.device, torch.cuda.Event]) -> Committed:
+        # Use separate streams, so that the copy to the host and the model do not wait for each other.
         streams = {device: torch.cuda.Stream(device) for device in ready}  # type: ignore[no-untyped-call]
         tensors: dict[str, Tensor] = {}
         for name, tensor in state.tensors.items():

@@ -1,20 +1,14 @@
-"""A state as a `.zarr` folder: a Zarr v3 hierarchy that every zarr library opens, replaced whole.
-
-A commit writes a complete hierarchy beside the old one and lets the two change places. A hierarchy that is read is
-data: folders and files only, no links, every file exactly as large as the sealed document leads to. What is in the
-files is for `hierarchy`.
-
-How a state lies in a Zarr v3 hierarchy, in whatever store of the zarr library: its groups, arrays and document.
+"""A state as a Zarr v3 hierarchy that every zarr library opens: a `.zarr` folder, or inside another store.
 
     zarr.json                   the root group; its attribute "protokv" is the sealed document
     bank/zarr.json              a group for each first part of the tensors' names
     bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and meaning
-    bank/key_center/c.0.0.1.0   a chunk: a few MiB, cut along the longest axis, little-endian, uncompressed
+    bank/key_center/c.0.0.1.0   a chunk: a few MiB, split along the longest axis, little-endian, uncompressed
 
-bfloat16 is kept as uint16, and the attribute `torch_dtype` says so. The document holds the header of the state and the
-digest of all else by its key. The zarr library writes and reads, several chunks at a time, through stores that take the
-digests on the way. Before it reads, each array's metadata are held against those that we would write for its shape,
-and the sizes of its chunks against its shape: no hierarchy unfolds.
+bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. The document holds the header and the digest of
+everything else by its key. A commit writes a complete folder and swaps it with the old one. A reader trusts nothing:
+folders and files only, no links, array metadata exactly as this module writes them for the shape, and chunks of exactly
+the size that the shape gives, so nothing decompresses or grows.
 Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 """
 
@@ -53,11 +47,30 @@ from protokv.storage.commit import replace, writing
 from protokv.storage.files import LocalForm
 from protokv.storage.form import Stored
 
-# Far more than a state has; a folder of millions would only cost time.
+# The metadata file of a group or an array.
+ROOT = "zarr.json"
+
+# Small enough that a step changes few chunks, large enough that a state of gigabytes has only hundreds.
+CHUNK_BYTES = 4 << 20
+
+# Enough for 200 GB of tensors; parsed JSON may take twenty times its length in memory.
+DOCUMENT_LIMIT_BYTES = 4 << 20
+_METADATA_LIMIT_BYTES = 1 << 16
+
+# Far more files than a state has.
 _MOST_FILES = 1 << 18
 
-# Files that are written and synced at a time: more wait for the disk together.
-_AT_ONCE = 4
+# Threads that write and sync files.
+_WRITERS = 4
+
+# Digest smaller data without a thread.
+_SMALL_BYTES = 1 << 16
+
+_Sizes = Sequence[int]
+_NOTHING: Mapping[str, str] = {}
+_BUFFERS = default_buffer_prototype()
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
 
 
 class ZarrForm(LocalForm):
@@ -67,27 +80,27 @@ class ZarrForm(LocalForm):
     kind = "folder"
 
     def check_target(self) -> None:
-        """Whether a hierarchy could be put there: nothing is there, or one of ours, damaged or not."""
+        """Raise StateError unless nothing is there, or a state, damaged or not."""
         super().check_target()
         with writing(self.path):
-            strange = _strange(self.target)
-        if strange:
-            raise not_ours(self.path, f", or holds more ({shown(strange)})")
+            foreign = _find_foreign(self.target)
+        if foreign:
+            raise not_ours(self.path, f", or holds more ({shown(foreign)})")
 
     def replace(self, state: State) -> None:
-        """Put the hierarchy in place."""
+        """Put the folder in place."""
         self.check_target()
         with writing(self.path):
-            replace(self.target, lambda folder: _write(state, folder))
+            replace(self.target, lambda folder: _write_folder(state, folder))
 
     def open(self, target: Path) -> Stored:
-        """The folder, once all of its files are seen."""
-        sizes = _files(target)
+        """Open the folder after a look at all of its files."""
+        sizes = _file_sizes(target)
         return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
 
 
-class _Folder(LocalStore):
-    """A new folder that the zarr library writes into: every file is written once, synced, and by a few threads."""
+class _NewFolder(LocalStore):
+    """A new folder for the zarr library to write into; a few threads write and sync every file once."""
 
     def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
         super().__init__(root)
@@ -95,7 +108,7 @@ class _Folder(LocalStore):
         filesystem.make_folder(root)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a file. Tensors of one group share its metadata."""
+        """Write a file, unless it is the metadata of a group that is there already."""
         file = self.root / key
         for folder in reversed(file.relative_to(self.root).parents):
             if self.root / folder not in self.folders:
@@ -106,19 +119,18 @@ class _Folder(LocalStore):
             await asyncio.wrap_future(self._pool.submit(filesystem.write_file, file, lambda out: out.write(data)))
 
 
-def _write(state: State, root: Path) -> None:
-    """A new hierarchy, synced. No thread writes when this has returned or raised."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        store = _Folder(root, pool)
+def _write_folder(state: State, root: Path) -> None:
+    """Write and sync a new hierarchy. All threads have ended when this returns or raises."""
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        store = _NewFolder(root, pool)
         write_state(state, store)
     for folder in reversed(store.folders):
         filesystem.sync_folder(folder)
 
 
-def _files(root: Path) -> dict[str, int]:
-    """Bytes of every file, by its path from the root; anything but files and folders is refused."""
+def _file_sizes(root: Path) -> dict[str, int]:
+    """Return the bytes of every file by its path from the root. Links and other special files are refused."""
     sizes: dict[str, int] = {}
-    # No link is followed.
     for n, path in enumerate(root.rglob("*")):
         key, status = path.relative_to(root).as_posix(), path.lstat()
         if stat.S_ISREG(status.st_mode):
@@ -130,15 +142,15 @@ def _files(root: Path) -> dict[str, int]:
     return sizes
 
 
-def _strange(target: Path) -> str:
-    """What stands there and is not of a state of ours, whole or damaged, so that none of it may be replaced."""
+def _find_foreign(target: Path) -> str:
+    """Return a file there that belongs to no state of ours; empty if the folder may be replaced."""
     if not target.is_dir() or not any(target.iterdir()):
         return ""
     root = target / ROOT
     ours = root.is_file() and not root.is_symlink() and root.stat().st_size <= DOCUMENT_LIMIT_BYTES
     if not ours or f'"{KEY}"'.encode() not in root.read_bytes():
         return ROOT
-    # A link to a folder is not walked into, and goes with the state.
+    # os.walk does not enter a link to a folder; the link goes with the state.
     for folder, _, files in os.walk(target):
         for name in files:
             if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
@@ -146,47 +158,33 @@ def _strange(target: Path) -> str:
     return ""
 
 
-# The metadata of a group or an array, in its place.
-ROOT = "zarr.json"
-
-# Small enough that a step changes few of them, large enough that a state of gigabytes has only hundreds.
-CHUNK_BYTES = 4 << 20
-
-# Enough for 200 GB of tensors; what JSON becomes in memory may take twenty times its length.
-DOCUMENT_LIMIT_BYTES = 4 << 20
-_METADATA_LIMIT_BYTES = 1 << 16
-
-# Below this a thread costs more than the digest.
-_SMALL_BYTES = 1 << 16
-
-_Sizes = Sequence[int]
-_NOTHING: Mapping[str, str] = {}
-_BUFFERS = default_buffer_prototype()
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
-_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
-
-
 def write_state(
     state: State, store: Store, separator: str = ".", there: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
-    """Write a state into a store; the root's metadata, and so the document, come last.
+    """Write a state into a store; the root's metadata, with the document, come last.
 
-    What the store holds already, digests by key in `there`, is not written again. `separator` stands in the keys of
-    chunks. Returns the digests of all but the root's metadata.
+    Args:
+        state: what to write.
+        store: where to write it.
+        separator: between the numbers in the keys of chunks.
+        there: digests of what the store holds, by key; what is the same is not written again.
+
+    Returns:
+        The digests of everything but the root's metadata, by key.
 
     Raises:
-        StateError: the state could not be read again. Nothing is written then.
+        StateError: the state could not be read again; nothing was written.
     """
     check_dtypes(state.tensors)
     seal(state, DOCUMENT_LIMIT_BYTES // 2, {})
-    return sync(_write_hierarchy(state, _Noting(store, there), separator))
+    return sync(_write_hierarchy(state, _DigestingStore(store, there), separator))
 
 
-async def _write_hierarchy(state: State, store: _Noting, separator: str) -> dict[str, str]:
+async def _write_hierarchy(state: State, store: _DigestingStore, separator: str) -> dict[str, str]:
     for name, tensor in sorted(state.tensors.items()):
         values = tensor.detach().cpu()
         attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
-        # Axes are named after the tensor where there is no legend, or one of another tensor.
+        # Axes are named after the tensor if there is no legend, or one with another number of axes.
         dims: Sequence[str] = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
         legend = state.legends.get(name)
         if legend is not None and len(legend.dims) == tensor.dim():
@@ -210,36 +208,36 @@ class Hierarchy(Stored):
     """A state in a store of the zarr library. StateCorrupt if the root group is not that of a state."""
 
     def __init__(self, store: Store, sizes: Callable[[Collection[str]], Mapping[str, int]]) -> None:
-        """Read the document; `sizes` tells bytes by key, 0 for what is not in the store."""
+        """Read the document. `sizes` returns the bytes of each key, 0 for a missing key."""
         found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
         if found is None:
             raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
         group = parse_json(found.to_bytes())
-        told = group.get("attributes")
-        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(told, dict):
+        attributes = group.get("attributes")
+        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
             raise StateCorrupt("not a group of zarr version 3")
-        if not isinstance(document := told.get(KEY), dict):
+        if not isinstance(document := attributes.get(KEY), dict):
             raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
         self.header, self.digests = unseal(document)
         self._store, self._sizes = store, sizes
 
     @cached_property
     def found(self) -> Found:
-        """Shape and dtype of the arrays; their metadata, and the sizes of their chunks, are held against these."""
-        found = sync(_described(_Checking(self._store, self.digests, verify=False), self._sizes(self.digests)))
+        """Shape and dtype of the arrays, after a check of their metadata and of the sizes of their chunks."""
+        found = sync(_find_arrays(_VerifyingStore(self._store, self.digests, verify=False), self._sizes(self.digests)))
         check_tensor_names(found)
         return found
 
     def tensors(self, verify: bool) -> Mapping[str, Tensor]:
-        """The arrays."""
-        return sync(_read(_Checking(self._store, self.digests, verify), self.found))
+        """Read the arrays."""
+        return sync(_read(_VerifyingStore(self._store, self.digests, verify), self.found))
 
     def nbytes(self) -> int:
-        """Bytes of the root and of all that it names."""
+        """Return the bytes of the root and of everything that it names."""
         return sum(self._sizes([ROOT, *self.digests]).values())
 
 
-async def _described(store: _Checking, sizes: Mapping[str, int]) -> Found:
+async def _find_arrays(store: _VerifyingStore, sizes: Mapping[str, int]) -> Found:
     found = {}
     for key in store.digests:
         if key.endswith(f"/{ROOT}"):
@@ -249,11 +247,11 @@ async def _described(store: _Checking, sizes: Mapping[str, int]) -> Found:
             metadata = parse_json(data.to_bytes())
             if metadata.get("node_type") != "group":
                 name = key.removesuffix(f"/{ROOT}").replace("/", ".")
-                found[name] = await _checked(name, metadata, sizes)
+                found[name] = await _check_array(name, metadata, sizes)
     return found
 
 
-async def _read(store: _Checking, found: Found) -> dict[str, Tensor]:
+async def _read(store: _VerifyingStore, found: Found) -> dict[str, Tensor]:
     tensors = {}
     for name, (shape, dtype) in found.items():
         array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")
@@ -264,7 +262,7 @@ async def _read(store: _Checking, found: Found) -> dict[str, Tensor]:
 
 
 def _chunk_shape(tensor: Tensor) -> list[int]:
-    """Cut along the longest axis, which is that of the tokens in all that is large; it may grow, and the cut stays."""
+    """Split the longest axis, which is the tokens' in every large tensor; chunks stay the same when it grows."""
     shape = [max(1, size) for size in tensor.shape]
     if shape:
         longest = max(shape)
@@ -287,45 +285,44 @@ async def _create(
         compressors=None,
         filters=None,
         chunk_key_encoding={"name": "default", "separator": separator},
-        # A chunk of zeros is a chunk: one that is missing is damage.
+        # Write chunks of zeros too: a missing chunk is damage.
         config={"write_empty_chunks": True},
         **told,
     )
 
 
-async def _checked(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> tuple[_Shape, torch.dtype]:
-    """Shape and dtype of an array whose metadata are such as we write, and whose chunks are there in their size."""
+async def _check_array(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> tuple[_Shape, torch.dtype]:
+    """Return shape and dtype of an array if its metadata are as we write them and its chunks have the right sizes."""
     where = f"tensor {shown(name)}"
     try:
         shape = msgspec.convert(metadata.get("shape"), _Shape)
         chunks = msgspec.convert(metadata["chunk_grid"]["configuration"]["chunk_shape"], _Shape)
-        kept_as, told = metadata["data_type"], metadata["attributes"].get("torch_dtype")
-        dtype = torch.bfloat16 if (kept_as, told) == ("uint16", "bfloat16") else _DTYPES[kept_as]
+        stored_dtype, torch_dtype = metadata["data_type"], metadata["attributes"].get("torch_dtype")
+        dtype = torch.bfloat16 if (stored_dtype, torch_dtype) == ("uint16", "bfloat16") else _DTYPES[stored_dtype]
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
     if len(chunks) != len(shape) or 0 in chunks:
         raise StateCorrupt(f"{where}: no tensor is cut like this")
     separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
     made: dict[str, Buffer] = {}
-    array = await _create(MemoryStore(made), name, shape, chunks, kept_as, separator)
+    array = await _create(MemoryStore(made), name, shape, chunks, stored_dtype, separator)
     expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
     for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
         if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
             raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
     if array.nchunks > len(sizes):
         raise StateCorrupt(f"{where}: chunks of it are missing")
-    takes = math.prod(chunks) * dtype.itemsize
-    for place in np.ndindex(*array.cdata_shape):
-        key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(place)}"
-        if (size := sizes.get(key, 0)) != takes:
-            raise StateCorrupt(
-                f"{where}: its chunk {shown(key)} is {f'{size} bytes instead of {takes}' if size else 'missing'}"
-            )
+    chunk_bytes = math.prod(chunks) * dtype.itemsize
+    for index in np.ndindex(*array.cdata_shape):
+        key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(index)}"
+        if (size := sizes.get(key, 0)) != chunk_bytes:
+            problem = f"{size} bytes instead of {chunk_bytes}" if size else "missing"
+            raise StateCorrupt(f"{where}: its chunk {shown(key)} is {problem}")
     return shape, dtype
 
 
-class _Noting(WrapperStore[Store]):
-    """What a writer writes through: it notes the digest of everything, and leaves out what is there."""
+class _DigestingStore(WrapperStore[Store]):
+    """A store for writing: it records the digest of everything and skips what is there already."""
 
     def __init__(self, store: Store, there: Mapping[str, str]) -> None:
         super().__init__(store)
@@ -333,7 +330,7 @@ class _Noting(WrapperStore[Store]):
         self.digests: dict[str, str] = {}
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> None:
-        """Nothing: what is there is written over, and the rest of a chunk that a tensor does not fill is zeros."""
+        """Return nothing: chunks are overwritten, and the part of a chunk outside the tensor is zeros."""
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         if key != ROOT and key not in self.digests:
@@ -345,8 +342,8 @@ class _Noting(WrapperStore[Store]):
             await self._store.set(key, value)
 
 
-class _Checking(WrapperStore[Store]):
-    """What a reader reads through: everything comes as it was saved, or not at all."""
+class _VerifyingStore(WrapperStore[Store]):
+    """A store for reading: it returns only what was saved, and verifies metadata always, chunks if `verify`."""
 
     def __init__(self, store: Store, digests: Mapping[str, str], verify: bool) -> None:
         super().__init__(store)
@@ -356,11 +353,11 @@ class _Checking(WrapperStore[Store]):
         data = await self._store.get(key, prototype, byte_range)
         if key not in self.digests:
             return None
-        place = f"tensor {shown(key.rpartition('/')[0].replace('/', '.'))}"
+        where = f"tensor {shown(key.rpartition('/')[0].replace('/', '.'))}"
         if data is None:
-            raise StateCorrupt(f"{place}: {shown(key)} is missing")
+            raise StateCorrupt(f"{where}: {shown(key)} is missing")
         if (self._verify or key.endswith(ROOT)) and await _digest(data) != self.digests[key]:
-            raise StateCorrupt(f"{place}: its bytes are not those that were saved")
+            raise StateCorrupt(f"{where}: its bytes are not those that were saved")
         return data
 
 
@@ -370,5 +367,5 @@ async def _digest(data: Buffer) -> str:
 
 
 def as_bytes(data: Buffer) -> memoryview:
-    """What is in a buffer of the zarr library, not copied."""
+    """Return the bytes of a buffer of the zarr library, without a copy."""
     return memoryview(data.as_numpy_array().data).cast("B")

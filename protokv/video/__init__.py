@@ -1,7 +1,7 @@
-"""Reading video: one `Source` for every kind of input, and the steps that a model is fed with.
+"""Read video: one `Source` for every kind of input, and the steps that a model is fed with.
 
-`open_source` opens; `sample` and `steps` go from frames to steps by time stamps. Frames are numpy arrays; nothing
-here knows of models or memory, and nothing is decoded or imported before it is needed.
+`open_source` opens a source; `sample` and `steps` turn its frames into steps by time stamps. Frames are numpy arrays.
+Knows no models and no memory, and imports a decoder only when it is needed.
 """
 
 from __future__ import annotations

@@ -13,16 +13,16 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from protokv.errors import SourceUnreadable
-from protokv.storage.objects import is_object
+from protokv.object_store import is_object
 
 NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
 DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
 PIPE = "pipe"
 
-# These have no end of their own; what is on a web server may have one.
+# These have no end of their own; a video on a web server may have one.
 LIVE = {PIPE, *NETWORK, *DEVICES} - {"http", "https"}
 
-# Parameters of cameras and of FFmpeg's protocols that say which picture is meant, and nothing else.
+# Parameters of cameras and of FFmpeg's protocols that are no secrets.
 _HARMLESS = {
     *("camera", "cam", "channel", "chan", "ch", "subtype", "stream", "profile", "res", "resolution", "track"),
     *("codec", "mode", "type", "pkt_size", "buffer_size", "fifo_size", "localaddr", "listen", "timeout", "latency"),
@@ -32,7 +32,7 @@ _PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
 
 
 def kind_of(source: str) -> str:
-    """The kind of source that a text names: one of the above, `file`, or a scheme that nothing here reads."""
+    """Return the kind of source that a text names: one of the above, `file`, or a scheme that nothing here reads."""
     if source == "-" or re.fullmatch(r"pipe:\d*", source):
         return PIPE
     if re.fullmatch(r"/dev/video\d+", source):
@@ -44,7 +44,7 @@ def kind_of(source: str) -> str:
 
 
 def listens(source: str, options: Mapping[str, str]) -> bool:
-    """Whether FFmpeg waits there for whoever publishes, by options for it, which `tcp://` has in the address too."""
+    """Return True if FFmpeg waits at this address for a publisher, by its options; `tcp://` has them in the address."""
     given = dict(options)
     if kind_of(source) == "tcp":
         given |= parse_qsl(source.partition("?")[2], keep_blank_values=True)
@@ -52,12 +52,16 @@ def listens(source: str, options: Mapping[str, str]) -> bool:
 
 
 def descriptor(source: str) -> int:
-    """The file descriptor that an address of the kind `pipe` names: 0, which is stdin, where it names none."""
+    """Return the file descriptor that a `pipe` address names; 0, which is stdin, by default."""
     return int(source.partition(":")[2] or 0)
 
 
 def duplicate(source: str) -> int:
-    """Another number, above those of the standard streams, for the descriptor of a pipe. SourceUnreadable."""
+    """Duplicate the descriptor of a pipe, to a number above those of the standard streams.
+
+    Raises:
+        SourceUnreadable: the descriptor is closed.
+    """
     try:
         number = os.dup(descriptor(source))
         while number < 3:
@@ -68,7 +72,7 @@ def duplicate(source: str) -> int:
 
 
 def shown(source: str) -> str:
-    """The address as it may stand in states, logs and errors; `stdin` of a pipe, the name alone of a file."""
+    """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
     kind = kind_of(source)
     if kind == PIPE:
         return "stdin"
@@ -86,12 +90,12 @@ def shown(source: str) -> str:
 
 
 def told(source: str) -> str:
-    """The source in messages: the path of a file or an object as it is, an address without its secrets."""
+    """Return the source for messages: the whole path of a file or an object, an address without its secrets."""
     return source if kind_of(source) == "file" or is_object(source) else shown(source)
 
 
 def stem(source: str) -> str:
-    """A file name, without suffix, for the state of a source: `camera-1` of `rtsp://camera/1`."""
+    """Return a file name without suffix for the state of a source: `camera-1` for `rtsp://camera/1`."""
     if kind_of(source) == "file":
         return Path(source).stem
     text = shown(source).partition("://")[2] or shown(source)

@@ -1,7 +1,7 @@
-"""One connection to a stream: which options FFmpeg needs for a kind of address, and opening it with PyAV.
+"""Connect to a stream with PyAV, with the options that FFmpeg needs for this kind of address.
 
-FFmpeg may speak the protocols of that kind and no other: a playlist or a description of a session names no file of
-this machine. The options that a user adds go to FFmpeg as they are. Errors never hold the address as it was given.
+FFmpeg may speak only the protocols of that kind, so a playlist or a session description cannot name a file of this
+machine. A user's own options go to FFmpeg unchanged. Errors show the address without its secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import av
 
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
-from protokv.video.container import REFUSED, SHOWING_MEMORY, reason
+from protokv.video.container import REFUSED, limit_decoder, reason
 from protokv.video.pipe import Incoming, from_descriptor, growing
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
@@ -35,7 +35,7 @@ class Kind:
         protocols: that FFmpeg may speak.
         format: FFmpeg's input format, where the address does not say it.
         options: of that format or protocol.
-        slack_s: how far the stream's own time stamps may be from the arrival of its frames (`Stamps`).
+        slack_s: how far a frame's time stamp may be from its arrival (`Stamps`).
     """
 
     protocols: str
@@ -63,10 +63,10 @@ KINDS = {
     "screen": Kind("file", "x11grab", {"framerate": "10"}, slack_s=0.5),
 }
 
-# FFmpeg would look at five seconds of a stream before it gives anything.
+# FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
 ANALYSE_US = "1000000"
 
-# Segments come as a whole, and the first ones are minutes old.
+# HLS delivers whole segments, and the first ones are minutes old.
 HLS_SLACK_S = 60.0
 
 
@@ -74,20 +74,20 @@ HLS_SLACK_S = 60.0
 def connected(
     source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, *, follow: bool
 ) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container and its video stream, closed afterwards.
+    """Connect; give PyAV's container and its video stream, and close them afterwards.
 
     Args:
         source: the address; with `follow` the path of a file that grows.
         extra: options for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
         max_pixels: the most that a frame may have.
-        follow: read the file on while it grows.
+        follow: read a file on while it grows.
 
     Raises:
-        SourceNotFound: no such device or file.
-        SourceDenied: it wants another user or password.
+        SourceNotFound: there is no such device or file.
+        SourceDenied: the user or the password is wrong.
         SourceUnreadable: it cannot be opened, or has no pictures.
-        ConfigError: no such kind of address in this build.
+        ConfigError: this build of FFmpeg cannot read such an address.
     """
     name = address.shown(source)
     with ExitStack() as held:
@@ -100,12 +100,7 @@ def connected(
         stream = next((one for one in container.streams.video if one.codec_context is not None), None)
         if stream is None:
             raise SourceUnreadable(f"{name} has no pictures", hint="check the address")
-        context = stream.codec_context
-        context.thread_count = 1
-        checks = {"max_pixels": str(max_pixels)}
-        if context.name in SHOWING_MEMORY:
-            checks["err_detect"] = "explode"
-        context.options = checks
+        limit_decoder(stream.codec_context, max_pixels)
         yield container, stream
 
 
@@ -121,13 +116,13 @@ def _open(
             )
             held.callback(incoming.close)
             incoming.check()
-            # No protocol: nothing that comes in can name another file.
+            # No protocol: the incoming bytes cannot name another file.
             options["protocol_whitelist"] = "none"
             return av.open(incoming, "r", options={**options, **extra}, metadata_errors="surrogateescape")
         how = KINDS[kind]
         options |= {"protocol_whitelist": how.protocols, "analyzeduration": ANALYSE_US, **how.options, **extra}
         if "listen" in options.get("rtsp_flags", ""):
-            # FFmpeg 8 refuses its own default, which is to wait for ever.
+            # FFmpeg 8 refuses its own default, which is to wait without end.
             options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
         where, form = _device(source, kind), how.format
         if form is not None and form not in {n for one in av.formats_available for n in one.split(",")}:
@@ -159,7 +154,7 @@ def _open(
 
 
 def why(error: BaseException, timeout_s: float) -> str:
-    """The error in a few words, without the address."""
+    """Return the error in a few words, without the address."""
     if isinstance(error, av.error.ExitError):
         return f"nothing came for {timeout_s:g} s"
     return reason(error) if getattr(error, "strerror", None) else type(error).__name__
@@ -182,7 +177,7 @@ def _instead(kind: str) -> str:
 
 
 def _device(source: str, kind: str) -> str:
-    """What FFmpeg calls a device; an address of the network as it is."""
+    """Return FFmpeg's name of a device; a network address unchanged."""
     if kind not in address.DEVICES or source.startswith("/"):
         return source
     rest = source.partition(":")[2]

@@ -1,13 +1,13 @@
-"""decord as a video source: it reads the file itself, and gives what PyAV gives, frame for frame, or hands over to it.
+"""Read a video file with decord: the frames that PyAV gives, byte for byte; PyAV takes over at the first doubt.
 
-What is known of decord 0.6.0, and how it is guarded:
+Known of decord 0.6.0, and how it is guarded:
 
 - It decodes ahead without bound while its reader pauses (2 minutes of 720p took 5 GB). Frames are read in chunks of
-  at most `CHUNK_BYTES` of images that are wanted, and a seek after each ends the decoding ahead.
-- Where it cannot decode it raises, conceals, or repeats the last good frame. A chunk counts only once all its frames
-  came, none equal to the one before; from the first doubt on PyAV reads, and every frame says who decoded it. Damage
-  that decord conceals by another picture goes unnoticed: PyAV is for files of unknown origin.
-- Seeking into groups of pictures that refer to the one before makes it lose count: such files are PyAV's.
+  at most `CHUNK_BYTES` of wanted images, and a seek after each chunk ends the decoding ahead.
+- Where it cannot decode, it raises, conceals, or repeats the last good frame. A chunk counts only if all its frames
+  came and none equals the one before; else PyAV reads on, and every frame says who decoded it. Damage that decord
+  conceals by another picture goes unnoticed: use PyAV for files of unknown origin.
+- After a seek into groups of pictures that refer to the group before, its count is wrong: PyAV reads such files.
 - It turns frames by the file's display matrix itself; nothing is turned here.
 - Its times are float32 and its count may be off: PyAV's demultiplexer lists the times, which costs no decoding.
 """
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import expected_s, opened, packets
+from protokv.video.container import opened, packets
 from protokv.video.probe import Probe
 from protokv.video.pyav_source import PyAVSource, Wanted
+from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, Image
-from protokv.video.stamps import HOLE_S, DecodeReport
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
 CHUNK_BYTES = 128 << 20
@@ -48,12 +48,12 @@ class Shown(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Whether decord could be imported; it is not."""
+    """Return True if decord could be imported, without importing it."""
     return importlib.util.find_spec("decord") is not None
 
 
 def unsuited(probe: Probe) -> str:
-    """Why decord should not read this file; empty where it may."""
+    """Return why decord should not read this file; empty if it may."""
     if not is_installed():
         return "decord is not installed"
     if not probe.has_pts:
@@ -68,9 +68,9 @@ def unsuited(probe: Probe) -> str:
 
 
 class DecordSource(PyAVSource):
-    """Reads one file with decord, and with PyAV what decord cannot. See `Source` for the contract.
+    """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
 
-    Raises SourceUnreadable where `unsuited` gives a reason, or decord cannot be loaded.
+    Raises SourceUnreadable if `unsuited` gives a reason, or decord cannot be loaded.
     """
 
     decoder = "decord"
@@ -115,16 +115,19 @@ class DecordSource(PyAVSource):
             first = end
 
     def _listed(self, report: DecodeReport) -> list[Shown] | None:
-        """Every frame of the file in order of presentation; None where packets and frames are not one to one, or
-        a key frame is followed by one that is shown before it, or there is a hole that is to be judged."""
+        """Return every frame of the file in order of presentation; None if decord may count or time them otherwise.
+
+        That is so where packets and frames are not one to one, where a frame after a key frame is shown before it, and
+        where time stamps leap.
+        """
         listed: list[Shown] = []
         key_s = float("-inf")
         with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
             for packet in packets(self.probe, container, stream, 0.0, report):
-                time_s = expected_s(self.probe, packet)
+                time_s = self.probe.expected_s(packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
                     return None
-                if time_s - (listed[-1].time_s if listed else 0.0) > HOLE_S:
+                if self.probe.timeline.leaps(listed[-1].time_s if listed else 0.0, time_s):
                     return None
                 key_s = time_s if packet.is_keyframe else key_s
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
@@ -133,7 +136,7 @@ class DecordSource(PyAVSource):
         return listed if all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
 
     def _reader(self, listed: list[Shown]) -> Any | None:
-        """decord's reader, where it counts the same frames at the same times."""
+        """Return decord's reader if it counts the same frames at the same times, else None."""
         try:
             reader = self._decord.VideoReader(str(self.probe.path), ctx=self._decord.cpu(0), num_threads=1)
             if len(reader) != len(listed):
@@ -149,7 +152,7 @@ class DecordSource(PyAVSource):
     def _chunk(
         self, reader: Any, first: int, end: int, keep: np.ndarray, before: Image | None
     ) -> dict[int | None, Image] | None:
-        """The wanted images of the frames from `first` to `end`, and the last image as None; None on any doubt."""
+        """Return the wanted images of frames `first` to `end`, and the last one under None; None on any doubt."""
         images: dict[int | None, Image] = {}
         size = (self.info.height, self.info.width, 3)
         try:
@@ -173,7 +176,7 @@ class DecordSource(PyAVSource):
 
 
 def _looked_at(listed: list[Shown], wanted: Wanted) -> np.ndarray:
-    """Which frames are shown at a multiple of `1 / fps`, and the last; bool `[n]`."""
+    """Return which frames are shown at a multiple of `1 / fps`, and the last one; bool `[n]`."""
     keep = np.ones(len(listed), bool)
     if wanted.fps is None:
         return keep
@@ -193,7 +196,7 @@ def _equal(a: Image, b: Image) -> bool:
 
 
 def _chunk_end(keep: np.ndarray, first: int, images: int) -> int:
-    """Where a chunk from `first` on ends that holds at most so many images that are kept."""
+    """Return the end of a chunk from `first` on that holds at most this many images to keep."""
     kept = np.flatnonzero(keep[first : first + CHUNK_FRAMES])
     return first + (int(kept[images]) if len(kept) > images else min(CHUNK_FRAMES, len(keep) - first))
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 KIB = 1 << 10
 
-# Up to 64 MiB are read, whatever the size: a fraction of a second.
+# At most 64 MiB are read, whatever the size: a fraction of a second.
 PIECES, PIECE = 1024, 64 * KIB
 
 
 def fingerprint(path: Path, size: int | None = None) -> str:
-    """Hex sha256 of the size and the content: of the first `size` bytes, where given, as of a file that ends there.
+    """Return the hex sha256 of size and content; of the first `size` bytes, if given, as of a file that ends there.
 
-    A file of up to 64 MiB is hashed whole. Of a larger one these are the first and the last 64 KiB and 1,022 evenly
-    spaced pieces between them: a change of the size, or of a run of bytes longer than 1/1022 of the file, is seen;
-    a shorter one may not be.
+    A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly
+    spaced ones between them. A change of the size, or of a run of bytes longer than 1/1022 of the file, is seen; a
+    shorter one may not be.
     """
     size = path.stat().st_size if size is None else size
     digest = hashlib.sha256(size.to_bytes(8, "little"))

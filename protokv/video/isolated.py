@@ -1,13 +1,8 @@
-"""A source that is read in a process of its own: `Source` on this side, `protokv.video.worker` on the other.
+"""Read a source in a process of its own: `IsolatedSource` here, `protokv.video.worker` in that process.
 
-A decoder that crashes, hangs or takes too much memory takes only that process with it, a waiting reader can be told to
-stop, and the next frames are decoded while the caller works on the last ones: at most a handful, in order, the
-same as without. What a dead decoder did not give is damage. Starting the process costs about a third of a second.
-
-The handle of a decoding process (`protokv.video.worker`): starting it, asking it, taking its messages, ending it.
-
-A thread takes messages from the pipe, so that a waiting reader can be told to stop and a process that hangs is found
-out, on every platform. Knows nothing of sources.
+A decoder that crashes, hangs or takes too much memory takes only that process with it; frames that it did not give are
+damage. A waiting reader can be told to stop. The process decodes a few frames ahead, in order, the same as without it.
+Starting it costs about a third of a second.
 """
 
 from __future__ import annotations
@@ -34,22 +29,30 @@ from protokv.video.address import PIPE, duplicate, kind_of, shown
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, never
 from protokv.video.worker import LENGTH
 
-# A decoder that says nothing for so long hangs.
+# A decoder that sends nothing for this long hangs.
 STALL_S = 30.0
+
+# Messages that wait to be taken: this many frames are decoded ahead.
+WAITING = 4
+
+# Seconds between two questions of a waiting reader whether to stop.
+ASK_S = 0.1
+
+Message = tuple[dict[str, Any], Image | None]
 
 
 class IsolatedSource(Closing):
-    """Reads what `opener` opens, in a process of its own. See `Source` for the contract.
+    """Read a source in a process of its own. See `Source` for the contract.
 
     Args:
         source: the source's text.
         opener: `module:function` that opens it there, called with `source` and `kwargs`.
         stall_s: seconds without a sign of life after which the process is ended.
-        should_stop: asked while waiting for the source to open; once it says yes, that is given up.
+        should_stop: asked while waiting for the source to open; once it returns True, opening is given up.
         kwargs: plain JSON.
 
     Raises:
-        SourceError: As the opener; SourceUnreadable where it made the process die or hang.
+        SourceError: as the opener; SourceUnreadable if opening made the process die or hang.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class IsolatedSource(Closing):
         self._source = os.fspath(source)
         self._piped: int | None = None
         if kind_of(self._source) == PIPE:
-            # Stdin of the process is for requests, so what comes in at ours needs a number of its own.
+            # Stdin of the process is for requests, so our pipe needs a number of its own.
             self._piped = duplicate(self._source)
         inherited = self._source if self._piped is None else f"{PIPE}:{self._piped}"
         self._opening = {"source": inherited, "opener": opener, "kwargs": kwargs}
@@ -74,7 +77,7 @@ class IsolatedSource(Closing):
 
     @property
     def damage(self) -> Damage:
-        """What the latest reading has lost so far."""
+        """See `Source`."""
         return self._damage
 
     def frames(
@@ -85,7 +88,7 @@ class IsolatedSource(Closing):
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
-        """See `Source`. With `fps`, only what is shown at multiples of `1 / fps` passes between the processes."""
+        """See `Source`. With `fps`, only frames shown at multiples of `1 / fps` pass between the processes."""
         self._check_open(self.info.name)
         request = {"start_s": float(start_s), "fps": fps, "from_beginning": from_beginning}
         return self._read(request, lambda: self._closed or should_stop())
@@ -150,21 +153,12 @@ class IsolatedSource(Closing):
 
 
 def _cut_short(damage: Damage, info: SourceInfo, at_s: float, why: str) -> Damage:
-    """The damage of a reading that ended after `at_s` because the decoder did."""
+    """Add the rest of the source to the damage of a reading that ended after `at_s` with its decoder."""
     rest_s = (info.duration_s or 0.0) - at_s
     lost = max(1, round(rest_s * (info.rate_fps or 1.0)))
     message = f"{damage.message + '; ' if damage.message else ''}{why} after {at_s:.2f} s, and the rest was not read"
     from_s = at_s if damage.lost_from_s is None else damage.lost_from_s
     return replace(damage, frames_lost=damage.frames_lost + lost, lost_from_s=from_s, message=message)
-
-
-# Messages that wait to be taken: so many frames are decoded ahead.
-AHEAD = 4
-
-# How often a waiting reader asks whether to stop.
-ASK_S = 0.1
-
-Message = tuple[dict[str, Any], Image | None]
 
 
 class Dead(Exception):
@@ -175,47 +169,35 @@ class Stopped(Exception):
     """The caller asked to stop."""
 
 
-def start_process(descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """`protokv.video.worker`, with pipes for requests and messages, that inherits these descriptors too."""
-    # Found where this package was found; behind everything else, so that it shadows nothing.
-    home = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process alone
-            pass_fds=descriptors,
-        )
-    except OSError as error:
-        raise SourceUnreadable(
-            f"no process can be started to decode in: {error.strerror or error}",
-            hint="open the source with open_source, which decodes in this process, and hand it to ingest",
-        ) from error
-
-
 class Worker:
-    """The process, and a thread that takes its messages from the pipe."""
+    """The process, and a thread that takes its messages from the pipe.
+
+    With the thread, a waiting reader can be told to stop and a process that hangs is found out, on every platform.
+    """
 
     def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
         self.process = start_process(descriptors)
         self.busy = False
         self._heard = time.monotonic()
-        self._messages: queue.Queue[Message | None] = queue.Queue(AHEAD)
+        self._messages: queue.Queue[Message | None] = queue.Queue(WAITING)
         self._ended = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Send a request; `take` gets its answers."""
+        """Send a request; `take` gives its answers."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # a process that died is found out by who waits for its answer
+        with contextlib.suppress(OSError):  # `take` finds out that the process died
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
 
     def take(self, stall_s: float, should_stop: ShouldStop) -> Message:
-        """The next message that says something. Stopped; Dead; the error that the process sent."""
+        """Return the next message that is more than a sign of life.
+
+        Raises:
+            Stopped: `should_stop` returned True.
+            Dead: the process died, or sent nothing for `stall_s`.
+            SourceError: as the process sent it.
+        """
         asked = time.monotonic()
         while True:
             if should_stop():
@@ -238,7 +220,7 @@ class Worker:
             return message
 
     def end(self) -> None:
-        """Kill the process, whatever it does. May be called more than once."""
+        """Kill the process. May be called more than once."""
         self._ended.set()
         self.process.kill()
         self.process.wait()
@@ -258,15 +240,36 @@ class Worker:
                 message = None
             self._heard = time.monotonic()
             if message is not None and not message[0]:
-                continue  # no more than a sign of life
+                continue  # only a sign of life
             while not self._ended.is_set():
                 with contextlib.suppress(queue.Full):
                     self._messages.put(message, timeout=ASK_S)
                     break
 
 
+def start_process(descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start `protokv.video.worker`, with pipes for requests and messages, which inherits these descriptors too."""
+    # Import the same package there; at the end of the path, so that its folder shadows nothing.
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from protokv.video.worker import main; main()"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process alone
+            pass_fds=descriptors,
+        )
+    except OSError as error:
+        raise SourceUnreadable(
+            f"no process can be started to decode in: {error.strerror or error}",
+            hint="open the source with open_source, which decodes in this process, and hand it to ingest",
+        ) from error
+
+
 def receive(pipe: io.BufferedReader) -> Message | None:
-    """One message; None at the end of the pipe."""
+    """Read one message; None at the end of the pipe."""
     length = pipe.read(LENGTH.size)
     if len(length) < LENGTH.size:
         return None

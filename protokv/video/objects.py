@@ -1,8 +1,8 @@
-"""Videos in object stores: an object is copied into a temporary file, and read from there as a file is.
+"""Read videos from object stores: copy the object into a temporary file and read that file.
 
-A decoder seeks, and FFmpeg's own readers of object stores know neither our credentials nor our endpoints; so the disk
-must hold one video per source that is open. The fingerprint is made of what the store says of the object, not of its
-bytes: it is known without a copy, and is another than that of the same video in a file.
+Decoders seek, and FFmpeg's own readers of object stores do not know our credentials and endpoints. So the disk must
+hold one video per open source. The fingerprint comes from what the store says of the object, not from its bytes: it is
+known without a copy, and differs from that of the same video in a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.storage.objects import fetch, scheme_of
+from protokv.object_store import fetch, scheme_of
 from protokv.video.registry import Decoder, open_source
 from protokv.video.source import Closing, Damage, Frame, ShouldStop, never
 
@@ -51,7 +51,7 @@ class ObjectSource(Closing):
 
     @property
     def damage(self) -> Damage:
-        """What the latest reading has lost so far."""
+        """See `Source`."""
         return self._file.damage
 
     def frames(

@@ -1,7 +1,7 @@
-"""A part of a source, as a source of its own: from one time on, for so long, with times that begin at 0.
+"""`Part`: a part of a source as a source of its own, with times that begin at 0.
 
-It is told from the whole and from other parts by its fingerprint, which names them. What is damaged before or behind it
-is not its damage. Knows no files and no decoders.
+Its fingerprint names start and duration, so it differs from the whole and from other parts. Damage before or after the
+part does not count. Knows no files and no decoders.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class Part(Closing):
     """See `Source` for the contract.
 
     Args:
-        source: what it is a part of; closed with it.
-        start_s: where it begins, in the time of the source.
+        source: the whole source; closed with the part.
+        start_s: where the part begins, in the time of the source.
         duration_s: how long it is; None: to the end of the source.
 
     Raises:
-        ConfigError: the source cannot be read from a time on, or is over by then.
+        ConfigError: the source is not seekable, or ends before the part begins.
     """
 
     def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
@@ -50,12 +50,12 @@ class Part(Closing):
 
     @property
     def info(self) -> SourceInfo:
-        """That of the source, with the part's own name, duration and fingerprint."""
+        """The info of the source, with the part's own name, duration and fingerprint."""
         return self._info
 
     @property
     def damage(self) -> Damage:
-        """Of the latest reading, in the part's own time."""
+        """See `Source`; in the part's own time."""
         found = self._source.damage
         if found.lost_from_s is None:
             return found
@@ -70,7 +70,7 @@ class Part(Closing):
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
         """See `Source`."""
-        # Sampling times of the part are those of the source only where it begins at one.
+        # The part has the sampling times of the source only if it begins at one.
         aligned = fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) < 1e-9
         frames = self._source.frames(
             self._start_s + start_s,

@@ -1,7 +1,7 @@
-"""Bytes that come as they are made: a pipe, or a file that is still written. As files that FFmpeg reads through.
+"""Bytes that come in while they are made, from a pipe or a growing file, as a file object that FFmpeg reads.
 
-Nothing can be sought in them, so an MP4 whose index stands behind its pictures cannot be read: that is told at once,
-from its first boxes. Knows no decoder.
+Such a file cannot seek, so an MP4 whose index comes after its pictures cannot be read: `check` tells from its first
+boxes. Knows no decoder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from protokv.errors import SourceNotFound, SourceUnreadable
 
-# How often a growing file is looked at.
+# Seconds between two looks at a growing file.
 LOOK_S = 0.2
 
 _HEADER = 16
@@ -22,21 +22,25 @@ _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.
 
 
 class Incoming:
-    """A readable file object over bytes that come in time."""
+    """A readable file object over incoming bytes."""
 
     def __init__(self, read: Callable[[int], bytes], name: str, close: Callable[[], None] = lambda: None) -> None:
         self._read, self._name, self.close = read, name, close
         self._held = b""
 
     def read(self, n: int) -> bytes:
-        """Up to `n` bytes, at least one unless it is the end."""
+        """Return up to `n` bytes; none only at the end."""
         if self._held:
             given, self._held = self._held[:n], self._held[n:]
             return given
         return self._read(n)
 
     def check(self) -> None:
-        """Refuse what cannot be read from front to back. SourceUnreadable."""
+        """Refuse a file that cannot be read from front to back.
+
+        Raises:
+            SourceUnreadable: nothing came, or it is an MP4 with its index at the end.
+        """
         at = 0
         while True:
             head = self._peek(at, _HEADER)
@@ -63,7 +67,7 @@ class Incoming:
 
 
 def from_descriptor(number: int, name: str) -> Incoming:
-    """What comes in at an open file descriptor. SourceUnreadable where there is none."""
+    """Read from an open file descriptor. SourceUnreadable if it is closed."""
     try:
         os.fstat(number)
     except OSError as error:
@@ -79,7 +83,7 @@ def from_descriptor(number: int, name: str) -> Incoming:
 
 
 def growing(path: Path, patience_s: float) -> Incoming:
-    """A file to its end, and on while it grows: it has ended once nothing was added for `patience_s`."""
+    """Read a file, and go on while it grows; it ends once nothing was added for `patience_s`."""
     try:
         file: BinaryIO = path.open("rb", buffering=0)
     except FileNotFoundError:

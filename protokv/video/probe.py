@@ -1,18 +1,13 @@
-"""What a video file says of itself, and what its first frame shows.
+"""Look into a video file: what it says of itself, and what its first frame shows.
 
-The origin of stream time is the start of the video stream. The first frame is decoded, so that a file from which no
-picture can be had is refused on opening.
-
-What tells one file from another by its content: small files whole, large ones by pieces spread over all of it.
-
-Videos in files: what must be true of the path before a decoder sees it, and which decoder that is.
+The first frame is decoded, so that a file without a picture is refused on opening. Stream time begins at the start of
+the video stream.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,22 +16,23 @@ from typing import Any
 import av
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.video import scale
 from protokv.video.container import MAX_PIXELS, comment_of, opened, reason
 from protokv.video.fingerprint import fingerprint
-from protokv.video.holes import PacketLookahead, beginning_s
-from protokv.video.stamps import HOLE_S, Timeline
+from protokv.video.stamps import Timeline
 
-# AVI has no presentation times: FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
+# AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
 
-# Their header declares an end, apart from the times of the frames.
-_DECLARING = {"avi", "matroska"}
+# The header of these declares an end, apart from the times of the frames.
+DECLARING = {"avi", "matroska"}
+
+# Packets in a row that may fail before the first frame.
+MOST_FAILURES = 256
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What opening found out. Times and ticks: `time_s = (ticks - origin) * time_base`."""
+    """What opening a file found out. Times and ticks: `time_s = (ticks - origin) * time_base`."""
 
     path: Path
     container: str
@@ -49,14 +45,13 @@ class Probe:
     rate_fps: float | None
     time_base: Fraction
     origin: int
-    indexed: bool  # the container has an index of all packets, to hold what was read against
+    indexed: bool  # the container has an index of all packets, to compare with what was read
     promised_s: float | None  # stream time of the end that the file declares
     size_bytes: int
     fingerprint: str
     timeline: Timeline
     comment: str | None = None
     max_pixels: int = MAX_PIXELS
-    stretched: float = 1.0  # how many times as long as `time_base` a tick is said to be: not 1 where that is damaged
 
     @property
     def has_pts(self) -> bool:
@@ -64,21 +59,32 @@ class Probe:
         return self.container not in WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:
-        """Stream time of a tick."""
+        """Return the stream time of a tick."""
         return float((ticks - self.origin) * self.time_base)
 
     def ticks(self, time_s: float) -> int:
-        """The tick at or before a stream time."""
+        """Return the tick at or before a stream time."""
         return self.origin + int(Fraction(time_s) / self.time_base)
 
-    def clock(self, frame: Any) -> int | None:
-        """Presentation ticks of a decoded frame."""
-        ticks = frame.dts if not self.has_pts else frame.pts if frame.pts is not None else frame.dts
-        return None if ticks is None else int(ticks)
+    def stamp(self, frame: Any) -> int | None:
+        """Return the presentation ticks of a decoded frame; None if it has none."""
+        return _stamp(self.container, frame)
+
+    def expected_s(self, packet: Any) -> float | None:
+        """Return the stream time of the frame that a packet should give; None if none is due or it cannot be told."""
+        if packet.pts is None or packet.is_discard or not self.has_pts:
+            return None
+        if self.codec == "vp8" and not bytes(packet)[0] & 0x10:
+            return None  # a reference frame that is never shown
+        return self.time_s(packet.pts)
 
 
 def probe(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
-    """Look into the file. SourceUnreadable where no picture can be had, or one of more than `max_pixels`."""
+    """Look into a file.
+
+    Raises:
+        SourceUnreadable: no picture can be had, or one of more than `max_pixels`.
+    """
     path = Path(path)
     with opened(path, max_pixels) as (container, stream):
         try:
@@ -95,20 +101,18 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
     context = stream.codec_context
     first = _first_frame(container, stream, path)
     name = container.format.name.split(",")[0]
-    whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
-    base = _time_base(name, stream, path, whole_s)
-    stretched = float(stream.time_base / base)
+    base = stream.time_base
     rate = stream.average_rate
-    indexed = _is_indexed(name, stream)
-    if whole_s is not None and name in _DECLARING:
-        whole_s /= stretched
-    promised_s = _promised_end_s(container, stream, base, whole_s)
+    # `frames` is 0 for fragmented files, whose index grows while they are read.
+    indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
+    whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
+    promised_s = _promised_end_s(container, stream, whole_s)
     # Elsewhere the end is guessed from the last time stamps, or from the bytes per second.
-    end_s = promised_s if indexed or name in _DECLARING else None
+    end_s = promised_s if indexed or name in DECLARING else None
     if end_s is not None and name == "matroska" and whole_s is not None:
         end_s = max(end_s, whole_s)  # a copied tag of the stream may say less
     timeline = Timeline(end_s)
-    origin = _origin(name, container, stream, first, base, timeline)
+    origin = _origin(name, stream, first, timeline)
     if promised_s is not None and name == "matroska":
         promised_s = max(0.0, promised_s - max(0.0, float(origin * base)))  # Matroska counts from 0, not from the start
     return Probe(
@@ -121,7 +125,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         rotation=round(first.rotation / 90) % 4 * 90,
         # 0 is unknown, 1 progressive.
         interlaced=bool(first.interlaced_frame) or context.field_order > 1,
-        rate_fps=(float(rate) * (stretched if name in WITHOUT_PTS else 1)) if rate else None,
+        rate_fps=float(rate) if rate else None,
         time_base=base,
         origin=origin,
         indexed=indexed,
@@ -131,64 +135,13 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         timeline=timeline,
         comment=comment_of(container),
         max_pixels=max_pixels,
-        stretched=stretched,
     )
-
-
-def _time_base(name: str, stream: Any, path: Path, whole_s: float | None) -> Fraction:
-    stated: Fraction = stream.time_base
-    if name == "matroska":
-        return scale.of_matroska(stated, whole_s, _tag_s(stream.metadata))
-    if name == "avi":
-        with path.open("rb") as file:
-            return scale.of_avi(stated, file.read(scale.AVI_HEAD_BYTES))
-    if _is_indexed(name, stream):
-        with path.open("rb") as file:
-            return scale.of_mp4(stated, _Ticks(stream.index_entries), scale.movie_s(file))
-    return stated
-
-
-class _Ticks(Sequence[int]):
-    """Those of the entries of an index that are shown, looked up one by one: there may be millions."""
-
-    def __init__(self, entries: Any) -> None:
-        self._entries = entries
-        # What only leads up to the first frame of an edit comes first.
-        self._first = next((i for i in range(len(entries)) if not entries[i].is_discard), 0)
-
-    def __len__(self) -> int:
-        return len(self._entries) - self._first
-
-    def __getitem__(self, i: Any) -> Any:
-        return self._entries[self._first + i].timestamp
-
-
-def _origin(name: str, container: Any, stream: Any, first: Any, base: Fraction, timeline: Timeline) -> int:
-    ticks = first.dts if name in WITHOUT_PTS else first.pts if first.pts is not None else first.dts
-    origin = int(ticks or 0)
-    if stream.start_time is None or name in WITHOUT_PTS:
-        return origin
-    stated = int(stream.start_time)
-    # A start that is far from the first frame is as damaged as a gap in the middle.
-    if not timeline.leaps(0.0, float((origin - stated) * base)):
-        origin = min(origin, stated)
-    if origin * base <= HOLE_S:
-        return origin
-    first_s, step_s = float(origin * base), min(HOLE_S, float(1 / (stream.average_rate or 25)))
-    ahead = PacketLookahead(
-        container.demux(stream), lambda packet: None if packet.pts is None else float(packet.pts * base)
-    )
-    try:
-        begin_s = beginning_s(first_s, ahead.times(), step_s)
-    except Exception:  # PyAV raises more than its own errors; reading goes on behind them
-        return origin
-    return origin if begin_s == first_s else round(begin_s / base)
 
 
 def _first_frame(container: Any, stream: Any, path: Path) -> Any:
     demux = container.demux(stream)
     failures = 0
-    while failures <= 256:
+    while failures <= MOST_FAILURES:
         try:
             packet = next(demux)
             for frame in packet.decode():
@@ -204,24 +157,30 @@ def _first_frame(container: Any, stream: Any, path: Path) -> Any:
     )
 
 
-def _is_indexed(name: str, stream: Any) -> bool:
-    # `frames` is 0 for fragmented files, whose index grows while they are read.
-    return name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
+def _stamp(container: str, frame: Any) -> int | None:
+    ticks = frame.dts if container in WITHOUT_PTS or frame.pts is None else frame.pts
+    return None if ticks is None else int(ticks)
 
 
-def _promised_end_s(container: Any, stream: Any, base: Fraction, whole: float | None) -> float | None:
-    own: float | None = None
+def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:
+    origin = _stamp(name, first) or 0
+    if stream.start_time is None or name in WITHOUT_PTS:
+        return origin
+    stated = int(stream.start_time)
+    # A start that is far from the first frame is as damaged as a gap in the middle.
+    far = timeline.leaps(0.0, float((origin - stated) * stream.time_base))
+    return origin if far else min(origin, stated)
+
+
+def _promised_end_s(container: Any, stream: Any, whole_s: float | None) -> float | None:
+    own_s: float | None = None
     if stream.duration:
-        own = float(stream.duration * base)
-    elif (tag := _tag_s(stream.metadata)) is not None:
-        own = tag
-    if own is not None:
-        return own if whole is None else min(own, whole)
+        own_s = float(stream.duration * stream.time_base)
+    else:
+        tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
+        if match := re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag):
+            own_s = int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3])
+    if own_s is not None:
+        return own_s if whole_s is None else min(own_s, whole_s)
     # With other streams beside it, the whole may be longer than the video.
-    return whole if len(container.streams) == 1 else None
-
-
-def _tag_s(metadata: dict[str, str]) -> float | None:
-    tag = next((value for key, value in metadata.items() if key.upper() == "DURATION"), "")
-    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
-    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None
+    return whole_s if len(container.streams) == 1 else None

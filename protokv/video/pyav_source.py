@@ -1,7 +1,6 @@
-"""PyAV as a video source: one pass over the file, which decodes and accounts for what was lost.
+"""Read a video file with PyAV: one pass, which decodes and counts what is lost.
 
-Goes on after packets that cannot be decoded and counts the frames that stayed away. Frames are converted to
-RGB only when somebody looks at them, so memory and time do not depend on how many are skipped.
+Reading goes on after packets that cannot be decoded. Frames are converted to RGB only when somebody looks at them.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import WITHOUT_INDEX, expected_s, opened, packets, reason, skip_to_key
-from protokv.video.holes import Clock, PacketLookahead
+from protokv.video.container import WITHOUT_INDEX, opened, packets, reason, skip_to_key
 from protokv.video.probe import Probe
+from protokv.video.report import DecodeReport
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
-from protokv.video.stamps import DecodeReport
+from protokv.video.stamps import FileClock
 
-# Seconds to look back, in turn, where a seek did not land at or before the wanted time.
+# Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
 
 
 class Wanted(NamedTuple):
-    """What `frames` was asked for."""
+    """The arguments of `frames`."""
 
     start_s: float
     fps: float | None
@@ -43,7 +42,7 @@ class PyAVSource(Closing):
 
     @property
     def info(self) -> SourceInfo:
-        """What opening found out; the same for every reading."""
+        """See `Source`."""
         p = self.probe
         turned = p.rotation in (90, 270)
         return SourceInfo(
@@ -65,7 +64,7 @@ class PyAVSource(Closing):
 
     @property
     def damage(self) -> Damage:
-        """What the latest reading has lost so far."""
+        """See `Source`."""
         return self._report.damage
 
     def frames(
@@ -76,7 +75,7 @@ class PyAVSource(Closing):
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
-        """See `Source`. SourceUnreadable once the source is closed."""
+        """See `Source`."""
         self._check_open(self.probe.path.name)
         wanted = Wanted(max(0.0, float(start_s)), fps, from_beginning, lambda: self._closed or should_stop())
         return self._read(wanted)
@@ -88,7 +87,7 @@ class PyAVSource(Closing):
             return
         given_s = -1.0
         for frame in self._from_key(wanted):
-            # How a decoder conceals damage depends on all that it has seen: only the whole way leads to the same.
+            # A decoder conceals damage by what it has seen before, so only the whole way gives the same frames.
             if self._report.met:
                 break
             given_s = frame.time_s
@@ -104,7 +103,7 @@ class PyAVSource(Closing):
             yield from from_shown_at(frames, wanted.start_s)
 
     def _from_key(self, wanted: Wanted) -> Iterator[Frame]:
-        """Decoding from a key frame at or before the start; from the beginning where no seek leads to one."""
+        """Decode from a key frame at or before the start; from the beginning if no seek leads to one."""
         by_reading = self.probe.container in WITHOUT_INDEX
         for from_s in (0.0,) if by_reading else _starts(wanted.start_s):
             self._report = report = DecodeReport(wanted.start_s)
@@ -147,23 +146,21 @@ def decode(
 ) -> Iterator[Frame]:
     """Decode packets in order, to the last one or until told to stop, and tell the report.
 
-    `drop_leading`, after a seek: pictures shown before the first key frame need packets that are not here.
-    Such pictures are not counted as lost in any case. A frame marked as corrupt may show, where nothing could
-    be decoded, what the decoder's memory held before: that depends on which frames the caller still keeps.
+    With `drop_leading`, after a seek, frames shown before the first key frame are dropped: they need packets that are
+    not here, and never count as lost. A frame marked as corrupt may show what the decoder's memory held before: that
+    depends on which frames the caller still keeps.
     """
     context = stream.codec_context
     context.flush_buffers()
     key_s: float | None = None
     last_ticks: int | None = None
-    last_s = max(0.0, report.start_s if drop_leading else 0.0)
     interval_s = 1 / (probe.rate_fps or 25.0)
-    marked: set[float] = set()
-    ahead = PacketLookahead(packets, lambda packet: expected_s(probe, packet))
-    clock = Clock(probe.timeline, ahead, last_s)
-    for packet in chain(ahead, [None]):
+    clock = FileClock(probe.timeline, report.start_s if drop_leading else 0.0)
+    marked: set[float] = set()  # times of frames whose packets the container marked as corrupt
+    for packet in chain(packets, [None]):
         if should_stop():
             return
-        due_s = None if packet is None else expected_s(probe, packet)
+        due_s = None if packet is None else probe.expected_s(packet)
         if packet is not None:
             if key_s is None and packet.is_keyframe:
                 key_s = due_s if due_s is not None else float("-inf")
@@ -178,7 +175,7 @@ def decode(
                 report.failed(due_s, reason(error))
             continue
         for frame in frames:
-            ticks = probe.clock(frame)
+            ticks = probe.stamp(frame)
             if ticks is None:
                 # AVI gives no times for the last frames: they follow at the stated rate.
                 step = 1 / (probe.rate_fps or 1.0) / float(probe.time_base)
@@ -189,18 +186,13 @@ def decode(
             stamped_s = probe.time_s(ticks)
             if drop_leading and key_s is not None and stamped_s < key_s:
                 continue
-            time_s, moved = clock.place(stamped_s, interval_s, report.awaited)
-            if moved:
-                report.moved(time_s, f"time stamps jump to {stamped_s:.0f} s")
-            elif probe.stretched != 1:
-                report.moved(time_s, f"by its header all takes {probe.stretched:.3g} times as long")
-            if probe.timeline.leaps(last_s, time_s):
-                report.leapt(last_s, time_s)
-                continue
+            time_s, leaps = clock.place(stamped_s, interval_s)
+            if leaps:
+                report.damaged(time_s, f"time stamps jump to {stamped_s:.0f} s")
             if not report.shown(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
                 continue
             marked.discard(stamped_s)
-            last_ticks, last_s = ticks, time_s
+            last_ticks = ticks
             stated_s = float(frame.duration * probe.time_base) if frame.duration else None
             yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
     report.finish()
@@ -220,12 +212,12 @@ def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
 
 
 def unreadable(probe: Probe, error: Exception) -> SourceUnreadable:
-    """What PyAV raised in the middle of a file, as an error that a user can be told."""
+    """Turn what PyAV raised in the middle of a file into an error for users."""
     return SourceUnreadable(
         f"{probe.path.name} cannot be read on: {reason(error)}", hint="the file is damaged; copy or repair it"
     )
 
 
 def turned(image: Image, rotation: int) -> Image:
-    """The picture turned counter-clockwise by `rotation` degrees, contiguous."""
+    """Turn a picture counter-clockwise by `rotation` degrees; the result is contiguous."""
     return np.ascontiguousarray(np.rot90(image, rotation // 90)) if rotation else image

@@ -1,7 +1,7 @@
-"""Which kinds of video source there are, and which decoders read files: the registries and `open_source`.
+"""`open_source`, and the registries of kinds of sources and of decoders of files.
 
-A source is told by its text (`protokv.video.connection`). Adding a kind is a module with a function that opens it,
-and a line here. Nothing is imported before it is needed: decord only where it is asked for.
+A new kind of source is a module with a function that opens it, and a line here. Nothing is imported before it is
+needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.storage.objects import is_object
+from protokv.object_store import is_object
 from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SOURCES = {
     **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
 }
 
-# decoder of files -> module and class; `auto` is the one that reads every file
+# decoder of files -> module and class; `auto` reads every file
 DECODERS = {
     "auto": ("protokv.video.pyav_source", "PyAVSource"),
     "pyav": ("protokv.video.pyav_source", "PyAVSource"),
@@ -36,7 +36,7 @@ Decoder = Literal["auto", "pyav", "decord"]
 
 
 def registered_kind(source: str | os.PathLike[str]) -> str:
-    """The kind that a source's text names: one of `SOURCES`, or a scheme that nothing here reads."""
+    """Return the kind that a source's text names: one of `SOURCES`, or a scheme that nothing here reads."""
     text = os.fspath(source)
     prefix = text.partition(":")[0]
     return prefix if ":" in text and prefix in SOURCES else kind_of(text)
@@ -55,16 +55,16 @@ def open_source(
         source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or a text of another kind of
             `SOURCES`.
         decoder: one of `DECODERS`. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary
-            files, gives the same frames, and leaves to PyAV what it cannot read beyond doubt; its wheel carries an
-            FFmpeg of 2021, so choose it for files that you trust.
-        max_pixels: the most that a frame may have, checked before it is decoded; 8K where None.
-        isolate: read in a process of its own, which decodes ahead, and whose crash, hang or hunger for memory is
-            damage of the source and nothing worse (`protokv.video.isolated`).
+            files, gives the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so
+            choose it only for files that you trust.
+        max_pixels: the most that a frame may have, checked before it is decoded; None: 8K.
+        isolate: read in a process of its own, which decodes ahead. If it crashes, hangs or takes too much memory, that
+            is damage of the source and nothing worse (`protokv.video.isolated`).
 
     Raises:
-        SourceNotFound: Nothing is there.
-        SourceUnreadable: No video can be read from it, or not by this decoder; or there is no such kind of source.
-        ConfigError: There is no such decoder.
+        SourceNotFound: nothing is there.
+        SourceUnreadable: no video can be read from it, or not by this decoder; or there is no such kind of source.
+        ConfigError: there is no such decoder.
     """
     if decoder not in DECODERS:
         raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
@@ -88,7 +88,7 @@ def open_source(
 
 
 def _check_slashes(source: str) -> None:
-    """Refuse an address that a slash is missing from, which FFmpeg reads as it likes. SourceNotFound."""
+    """Refuse an address that lacks a slash, which FFmpeg would guess. SourceNotFound."""
     scheme, colon, rest = source.partition(":")
     if colon and scheme.lower() in NETWORK and not rest.startswith("//"):
         raise SourceNotFound(

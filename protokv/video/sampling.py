@@ -1,8 +1,8 @@
-"""From frames in time to the steps a model is fed with.
+"""Sample frames by their time stamps and group them into the steps that a model is fed with.
 
-The k-th sampling time is exactly `k / fps`; what is sampled there is the frame shown at that time, by
-timestamps. So a video of variable rate is right, a slow one repeats frames, and reading from a later start
-gives what an uninterrupted reading would have given. Knows nothing of files, decoders or models.
+The k-th sampling time is exactly `k / fps`, and the sample is the frame shown at that time. So a video of variable rate
+is right, a slow one repeats frames, and reading from a later start gives the steps of an uninterrupted reading. Knows
+no files, decoders or models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLACK_S = 1e-3
 
 
 class Sample(NamedTuple):
-    """What is shown at `time_s`: uint8 RGB `[h, w, 3]`, and which decoder gave it."""
+    """The picture shown at `time_s`: uint8 RGB `[h, w, 3]`, and the decoder that gave it."""
 
     time_s: float
     image: Image
@@ -34,15 +34,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a model is fed with at once.
+    """The frames that a model is fed with at once.
 
     Attributes:
         index: counts from 0 at the start of the source.
         time_s: the sampling time of the first image.
         images: uint8 `[F, h, w, 3]`.
-        decoders: what decoded each image.
-        damage: what the reading had lost when it had given this step.
-        mark: crc32 of the last image: who resumes behind this step can tell whether the same was read before it.
+        decoders: the decoder of each image.
+        damage: of the reading up to this step.
+        mark: crc32 of the last image, to check on resuming that the same step was read before.
     """
 
     index: int
@@ -54,12 +54,14 @@ class Step:
 
 
 def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
-    """The frame shown at each `k / fps` with `start_s <= k / fps < until_s`, up to the end of the last frame.
+    """Give the frame shown at each `k / fps` with `start_s <= k / fps < until_s`, up to the end of the last frame.
 
-    The last frame ends after its own duration; where it has none, after the gap before it, but after `1 / fps` at
-    the latest: so who begins one sample earlier sees that gap, and finds the same end. Before the first frame (a
+    The last frame ends after its own duration. If it has none, it lasts as long as the gap before it, but at most
+    `1 / fps`: a reading that begins one sample earlier sees that gap and finds the same end. Before the first frame (a
     damaged beginning) the first frame is shown.
-    ConfigError where fps is not a positive number.
+
+    Raises:
+        ConfigError: fps is not a positive number.
     """
     _check_rate(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
@@ -84,7 +86,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
 
 
 def thin(frames: Iterable[Frame], fps: float) -> Iterator[Frame]:
-    """The frames that `sample` looks at, and the first and the last: sampling what is left gives the same samples."""
+    """Give the frames that `sample` looks at, and the first and the last: sampling them gives the same samples."""
     held: Frame | None = None
     k, gap_s, first = 0, None, True
     for frame in frames:
@@ -105,8 +107,11 @@ def thin(frames: Iterable[Frame], fps: float) -> Iterator[Frame]:
 
 
 def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
-    """Groups of `frames_per_step` samples; a last group that is short repeats its last frame, as Qwen's
-    processor does. ConfigError where frames_per_step is not positive."""
+    """Group samples into steps of `frames_per_step`; a short last step repeats its last frame, as in Qwen's processor.
+
+    Raises:
+        ConfigError: frames_per_step is not positive.
+    """
     if frames_per_step < 1:
         raise ConfigError(f"expected at least one frame a step, got frames_per_step={frames_per_step}")
     index = first_index
@@ -131,18 +136,18 @@ def read_steps(
     mark: int | None = None,
     should_stop: ShouldStop = never,
 ) -> Iterator[Step]:
-    """The steps of a source from `first_index` on: equal to those of a reading from the start, found by seeking.
+    """Read the steps of a source from `first_index` on: by seeking, but equal to those of a reading from the start.
 
     Args:
-        source: what is read.
+        source: the source to read.
         fps: samples a second.
         frames_per_step: samples that make a step.
-        first_index: the first step wanted.
-        until_s: where to end; within a step it makes that step a short, filled one, like the end of the video.
-        from_beginning: as `Source.frames` says. A damaged file needs it to give the same steps again.
-        mark: that of the step before the first one wanted, where it is known: if a seek does not lead to the picture
-            that was there, the source is read from its beginning instead.
-        should_stop: asked between frames and while waiting for one; nothing is made of what was read of a step.
+        first_index: index of the first step to give.
+        until_s: where to end; the step around it is filled like one at the end of the video.
+        from_beginning: as for `Source.frames`. A damaged file needs it to give the same steps again.
+        mark: `Step.mark` of the step before, if it is known: a seek that does not lead to that picture is replaced by a
+            reading from the beginning.
+        should_stop: asked between frames and while waiting for one; a step that has begun is then dropped.
     """
     _check_rate(fps)
     start_s = first_index * frames_per_step / fps
@@ -189,7 +194,7 @@ def _mark(image: Image) -> int:
 
 
 def make_step(index: int, group: list[Sample], frames_per_step: int) -> Step:
-    """A step of one to `frames_per_step` samples; one that is short repeats its last image."""
+    """Make a step of one to `frames_per_step` samples; a short one repeats its last image."""
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
     decoders = tuple(one.decoder for one in group)

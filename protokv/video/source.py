@@ -1,9 +1,9 @@
-"""What a video source is: frames in strictly increasing time, what is known beforehand, what was lost.
+"""`Source`, the interface of all video sources: frames in strictly increasing time, their info, and their damage.
 
-Times are seconds from the start of the stream, taken from time stamps, never from `index / rate`. A file may be read
-as often as wanted: every call of `frames` reads afresh, and `damage` speaks of the latest reading. What cannot be
-read twice (a pipe, a camera) is not `seekable`, and may have no duration, size or fingerprint. Pixels are uint8 RGB
-`[h, w, 3]`, turned the way the source says. Knows nothing of models, sampling or memory.
+Times are seconds from the start of the stream, from time stamps and never from `index / rate`. A file may be read more
+than once: every call of `frames` reads afresh, and `damage` is that of the latest reading. A pipe or a camera is not
+`seekable` and may have no duration, size or fingerprint. Pixels are uint8 RGB `[h, w, 3]`, turned the way the source
+says. Knows no models, sampling or memory.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def never() -> bool:
 
 
 class Frame:
-    """One frame: `time_s` when it appears, `duration_s` how long it says it stays (None: not said).
+    """One frame: `time_s` when it appears, `duration_s` how long it says that it stays (None: not said).
 
-    `image` is uint8 RGB `[h, w, 3]`. It may be given as a function, which is then called at most once, on
-    first use: a frame that nobody looks at is never converted to RGB. `decoder` is what really decoded it.
+    `image` is uint8 RGB `[h, w, 3]`. It may be given as a function, which is called at most once, on first use: a frame
+    that nobody looks at is never converted to RGB. `decoder` is the one that really decoded it.
     """
 
     __slots__ = ("_image", "decoder", "duration_s", "time_s")
@@ -58,11 +58,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """What is known of a source when it is opened. The same file gives the same info, however it is read."""
+    """Facts about a source, known when it is opened. The same file gives the same info, however it is read."""
 
     name: str  # file name without its folder
     kind: str  # one of `protokv.video.registry.SOURCES`
-    decoder: str  # the decoder that was asked for; who really decoded is in `Step.decoders`
+    decoder: str  # the requested decoder; `Step.decoders` names those that really decoded
     container: str  # FFmpeg's name of the container format
     codec: str  # FFmpeg's name of the codec
     pixel_format: str
@@ -74,7 +74,7 @@ class SourceInfo:
     size_bytes: int | None = None
     fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
     seekable: bool = True  # whether it can be read more than once, and from a later time
-    comment: str | None = None  # what the file says of itself, the beginning of it
+    comment: str | None = None  # the beginning of the file's comment
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -83,7 +83,7 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class Damage:
-    """What a reading could not give. `message` is one sentence for a user, empty where all is well."""
+    """Frames that a reading could not give. `message` is one sentence for a user, empty if nothing is damaged."""
 
     frames_lost: int = 0  # frames that the source holds or promises and that no decoder gave
     frames_damaged: int = 0  # frames given that their container or decoder had marked as corrupt
@@ -97,7 +97,7 @@ class Damage:
 
     @classmethod
     def from_dict(cls, data: object) -> Damage:
-        """The inverse of `to_dict`; nothing was damaged where `data` is no such record."""
+        """Invert `to_dict`; give no damage if `data` is no such record."""
         record = data if isinstance(data, dict) else {}
         lost, damaged, from_s = (record.get(name) for name in ("frames_lost", "frames_damaged", "lost_from_s"))
         found = cls(
@@ -114,16 +114,16 @@ class Damage:
 
 
 class Source(Protocol):
-    """A readable video. A context manager; `close` may be called more than once."""
+    """A readable video, and a context manager. `close` may be called more than once."""
 
     @property
     def info(self) -> SourceInfo:
-        """What opening found out; the same for every reading."""
+        """Facts that opening found out; the same for every reading."""
         ...
 
     @property
     def damage(self) -> Damage:
-        """Of the latest reading, so far; final once `frames` is exhausted. Times before its start do not count."""
+        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
         ...
 
     def frames(
@@ -134,16 +134,16 @@ class Source(Protocol):
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
-        """Frames in strictly increasing time, beginning with the one shown at `start_s`.
+        """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
 
         Args:
             start_s: stream time to begin at.
-            fps: only what is shown at multiples of `1 / fps` will be looked at: a source may leave out the rest, but
+            fps: the caller looks only at frames shown at multiples of `1 / fps`. A source may leave out the others, but
                 not the last frame.
-            from_beginning: do not seek but decode all that comes before `start_s`, and account for it in `damage`:
-                so a damaged file gives the very frames that an uninterrupted reading gives.
-            should_stop: asked between frames and, at least every second, while waiting for one; once it says yes,
-                the frames end.
+            from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
+                gives the frames of an uninterrupted reading.
+            should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
+                returns True.
 
         Raises:
             SourceUnreadable: the source is closed, or gone.
@@ -162,7 +162,7 @@ class Source(Protocol):
 
 
 class Closing:
-    """What closing means to every source: whoever closes it, or leaves its context, ends any reading."""
+    """Base of sources: closing one, or leaving its context, ends any reading."""
 
     _closed = False
 
@@ -179,13 +179,13 @@ class Closing:
         self.close()
 
     def _check_open(self, name: str) -> None:
-        """SourceUnreadable once the source is closed."""
+        """Raise SourceUnreadable if the source is closed."""
         if self._closed:
             raise SourceUnreadable(f"{name} was closed", hint="open the source again")
 
 
 def from_shown_at(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
-    """Drop what is over before `start_s`: the first frame given is the last one with `time_s <= start_s`."""
+    """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
     held: Frame | None = None
     for frame in frames:
         if frame.time_s <= start_s:

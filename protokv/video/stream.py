@@ -1,9 +1,8 @@
-"""A stream as a source: one connection, its frames as they come, and the count of what could not be decoded.
+"""Read a stream with PyAV: one connection, its frames as they come, and a count of what could not be decoded.
 
-Cameras, network streams and pipes are read once, and their times are those of `Stamps`; with `fps` only the first
-frame of each `1 / fps` is given, so that nothing waits for the next one. What declares an end (a video on a web
-server), and a file that is still written, are read like files: every reading connects anew, and begins at the
-beginning.
+Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. With `fps`, only the
+first frame of each `1 / fps` is given, so that none waits for the next one. A video on a web server, which declares an
+end, and a file that is still written are read like files: every reading connects again and begins at the beginning.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import hashlib
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -27,22 +25,19 @@ from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
 from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
 from protokv.video.fingerprint import fingerprint
-from protokv.video.holes import Clock, PacketLookahead
 from protokv.video.pyav_source import turned
+from protokv.video.report import CORRUPT
 from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
-from protokv.video.stamps import Stamps, Timeline
+from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
 
-# Packets whose decoding times run back by more than this begin a new count.
+# Packets whose decoding times run back by more than this many seconds begin a new count.
 ANEW_S = 1.0
 
-# A stream that ends earlier than this before its declared end is not cut short: ends are rounded, and guessed.
+# A stream that ends this many seconds before its declared end is not cut short: ends are rounded, and guessed.
 HONEST_S = 2.0
-
-# No decoder holds back more frames than this.
-MOST_SENT = 32
 
 
 def open_stream(
@@ -56,15 +51,15 @@ def open_stream(
     follow: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> StreamSource:
-    """Connect to a stream, and wait for its first frame.
+    """Connect to a stream and wait for its first frame.
 
     Args:
-        source: an address (`protokv.video.connection`), or with `follow` the path of a file.
-        decoder: PyAV, whatever is asked for: nothing else reads streams.
-        max_pixels: the most that a frame may have; 8K where None.
+        source: an address (`protokv.video.address`); with `follow`, the path of a file.
+        decoder: ignored: only PyAV reads streams.
+        max_pixels: the most that a frame may have; None: 8K.
         options: for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
-        size: width and height of the frames to give; those of the first frame where None.
+        size: width and height of the frames to give; None: those of the first frame.
         follow: read a file on while it grows, until nothing was added for `timeout_s`.
         clock: for the arrival of frames.
 
@@ -96,10 +91,8 @@ class StreamSource(Closing):
         self._lost = self._damaged = 0
         self._from_s: float | None = None
         self._why = ""
-        self._origin_s: float | None = None
-        self._moved = False
         self._decoded = self._connect()
-        # A file is told by what it held when it was opened.
+        # A growing file is identified by what it held when it was opened.
         self._size_bytes = Path(wanted.source).stat().st_size if wanted.follow else None
         first = next(self._decoded, None)
         if first is None:
@@ -114,7 +107,7 @@ class StreamSource(Closing):
 
     @property
     def damage(self) -> Damage:
-        """What could not be decoded so far."""
+        """See `Source`."""
         if not self._lost and not self._damaged:
             return Damage()
         from_s = self._from_s or 0.0
@@ -129,7 +122,7 @@ class StreamSource(Closing):
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
-        """See `Source`. What is not seekable goes on where it stands, whatever `start_s` is."""
+        """See `Source`. A source that is not seekable goes on where it stands and ignores `start_s`."""
         self._check_open(self._name)
 
         def stop() -> bool:
@@ -154,21 +147,11 @@ class StreamSource(Closing):
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._wanted.clock)
         slot, last_s = -1, 0.0
-        base = self._stream.time_base
-        self._origin_s = None
         for frame in frames:
             if frame is None:
-                # Time stamps that leapt, and were not believed, only come back.
-                if not self._moved:
-                    stamps.begin_anew()
-                    self._origin_s = None
+                stamps.begin_anew()
                 continue
-            own_s = float(frame.pts * base) if frame.pts is not None else None
-            with suppress(ValueError):
-                self._sent.remove(own_s)
-            if math.isinf(slack_s) and own_s is not None:
-                own_s = self._placed(own_s, last_s)
-            time_s = stamps(own_s)
+            time_s = stamps(None if frame.pts is None else float(frame.pts * self._stream.time_base))
             if should_stop():
                 return
             if time_s is None:
@@ -176,7 +159,7 @@ class StreamSource(Closing):
             last_s = time_s
             if frame.is_corrupt:
                 self._damaged += 1
-                self._note(time_s, "a frame is marked as corrupt")
+                self._note(time_s, CORRUPT)
             if fps is not None:
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
@@ -190,71 +173,44 @@ class StreamSource(Closing):
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
         wanted = self._wanted
         self._held.close()
-        self._container, stream = self._held.enter_context(
+        self._container, self._stream = self._held.enter_context(
             connected(wanted.source, wanted.options, wanted.timeout_s, wanted.max_pixels, follow=wanted.follow)
         )
-        self._stream = stream
         self._should_stop = should_stop
-        self._sent: deque[float | None] = deque(maxlen=MOST_SENT)
-        self._ahead = PacketLookahead(self._packets(self._container, stream), self._own_s)
-        return self._decode(stream)
+        return self._decode(self._container, self._stream)
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
         packets = container.demux(stream)
         while not self._should_stop():
             try:
                 packet = next(packets, None)
-            except IndexError:  # of a stream that appeared meanwhile
+            except IndexError:  # a packet of a stream that appeared meanwhile
                 packets = container.demux(stream)
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
-                # The connection is lost; whoever reads decides what comes next.
+                # The connection is lost; the caller decides what comes next.
                 self._note(None, why(error, self._wanted.timeout_s))
                 return
             if packet is None:
                 return
             yield packet
 
-    def _own_s(self, packet: Any) -> float | None:
-        """Time of a packet since the first frame of its count."""
-        if packet.pts is None or self._origin_s is None:
-            return None
-        return float(packet.pts * self._stream.time_base) - self._origin_s
-
-    def _placed(self, own_s: float, last_s: float) -> float:
-        """The own time of a frame, unless it leaps and neither the clock nor what follows speaks for that."""
-        now_s = self._wanted.clock()
-        if self._origin_s is None:
-            self._origin_s, self._arrived_s = own_s, now_s
-            self._clock = Clock(Timeline(self.info.duration_s), self._ahead, whole=False)
-        # What is read again must be placed as before, however fast it came.
-        waited_s = 0.0 if self.info.seekable else now_s - self._arrived_s
-        self._arrived_s = now_s
-        interval_s = 1 / (self.info.rate_fps or 25.0)
-        awaited = [one - self._origin_s for one in self._sent if one is not None]
-        placed_s, self._moved = self._clock.place(own_s - self._origin_s, interval_s, awaited, waited_s)
-        if self._moved:
-            self._damaged += 1
-            self._note(last_s, f"time stamps jump to {own_s:.0f} s")
-        return self._origin_s + placed_s
-
-    def _decode(self, stream: Any) -> Iterator[Any]:
-        """Frames as the decoder gives them, and None where time stamps begin anew.
+    def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Give frames as the decoder gives them, and None where time stamps begin anew.
 
         A packet that cannot be decoded is counted, and the next one is tried.
         """
         last_dts: int | None = None
-        for packet in self._ahead:
+        for packet in self._packets(container, stream):
             if packet.dts is not None:
                 if last_dts is not None and (last_dts - packet.dts) * stream.time_base > ANEW_S:
                     if packet.is_keyframe:
-                        # What the decoder still holds belongs to the old count.
+                        # Frames that the decoder still holds belong to the old count.
                         with suppress(Exception):
                             yield from stream.codec_context.decode(None)
                         stream.codec_context.flush_buffers()
                     yield None
                 last_dts = packet.dts
-            self._sent.append(None if packet.pts is None else float(packet.pts * stream.time_base))
             try:
                 frames = stream.codec_context.decode(packet if packet.size else None)
             except av.error.EOFError:
@@ -314,7 +270,7 @@ class StreamSource(Closing):
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:
-        """Of the content so far where it is a file; by address, size and length where a server has it."""
+        """Return that of the content so far for a file; for a server's video, one of address, size and length."""
         if self._size_bytes is not None:
             return fingerprint(Path(self._wanted.source), self._size_bytes)
         return hashlib.sha256(f"{self._name} {self._container.size} {duration_s}".encode()).hexdigest()

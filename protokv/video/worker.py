@@ -1,10 +1,9 @@
-"""The process that decodes: reads a source and sends the frames that are wanted to the process that started it.
+"""The process that decodes: it reads a source and sends the wanted frames to the process that started it.
 
-It is started by `protokv.video.isolated`, which may kill it at any time; it ends when that process does. Requests come
-as lines of JSON on stdin, answers go to stdout: the length of a JSON header, the header, and the bytes of one image.
-No pickle passes between the two, so that a decoder that was taken over can send nothing but pictures and numbers.
-While a frame takes long the process says every second that it is alive: from between the packets, so that a decoder
-that hangs says nothing.
+`protokv.video.isolated` starts it and may kill it at any time; it ends when that process does. Requests come as lines
+of JSON on stdin. Answers go to stdout: the length of a JSON header, the header, and the bytes of one image. No pickle
+passes between the two, so a compromised decoder can send only pictures and numbers. While a frame takes long, the
+process sends a sign of life every second, between packets, so that a decoder that hangs sends none.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from protokv.video.source import Source
 LENGTH = struct.Struct("<I")
 ALIVE_S = 1.0
 
-# Address space for a decoder: what the interpreter and FFmpeg need, and the frames that a stream may refer to.
+# Address space for a decoder: the interpreter and FFmpeg, and the frames that a stream may refer to.
 BASE_BYTES, BYTES_PER_PIXEL = 2 << 30, 64
 
 
@@ -60,7 +59,7 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
     frames = source.frames(
         request["start_s"], fps=request["fps"], from_beginning=request["from_beginning"], should_stop=alive
     )
-    # What cannot be read twice is thinned by its source: a frame held back until the next one would come too late.
+    # A live source thins its frames itself: `thin` would hold a frame back until the next one comes.
     if request["fps"] is not None and source.info.seekable:
         frames = thin(frames, request["fps"])
     for frame in frames:
@@ -84,7 +83,7 @@ def _damage(source: Source) -> dict[str, Any]:
 
 
 def send(out: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
-    """One message."""
+    """Send one message."""
     data = json.dumps(header).encode()
     out.write(LENGTH.pack(len(data)) + data)
     if payload:
@@ -108,14 +107,13 @@ def _limit_memory(max_pixels: int | None) -> None:
 def _listen(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in sys.stdin.buffer:
         requests.put(json.loads(line))
-    # Whoever started this process is gone, or done; the decoder may hang, so nothing is waited for.
+    # The parent is gone or done. The decoder may hang, so wait for nothing.
     os._exit(0)
 
 
 def main() -> None:
     """Serve until stdin ends."""
-    # Ctrl-C, a closed terminal and a service that is stopped are for the process that started this one: it finishes its
-    # step, and closes this one's stdin.
+    # Ctrl-C, a closed terminal and a stopped service are for the parent: it finishes its step and closes our stdin.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.phrases import EVERY_TEMPLATE
+from protokv.mini.phrases import TEMPLATES
 from protokv.mini.questions import Fact, find_facts, phrase, pick
-from protokv.mini.vocabulary import encode, token_ids
 from samples.training.compose import Composer, Seen, Video
 from samples.training.curriculum import Stage
 from samples.training.forward import QUESTION_TOKENS
 from samples.training.model import TOKENS
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
+from samples.training.vocabulary import encode, token_ids
 
 IGNORED: Final = -100
 LARGEST_BATCH: Final = 72
@@ -138,7 +138,7 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
     Q = stage.questions
     B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))
     weights = drift(stage.weights, stage.weights_end, progress)
-    types = [t for t in EVERY_TEMPLATE if t in weights and (span > 2 or t not in _NEEDS_TIME)]
+    types = [t for t in TEMPLATES if t in weights and (span > 2 or t not in _NEEDS_TIME)]
     share = share_of(types, weights)
 
     videos: list[Video] = []

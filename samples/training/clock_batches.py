@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 import torch
 
-from protokv.mini.vocabulary import words
 from samples.training.batches import IGNORED, LONGEST_SHIFT
 from samples.training.compose import Composer
 from samples.training.links import BOUNDS, LinkLabels
@@ -16,6 +15,7 @@ from samples.training.model import TOKENS
 from samples.training.order_batches import OrderBatch
 from samples.training.order_curriculum import OrderStage
 from samples.training.visual_tokens import N_PREFIX, VisualTokens
+from samples.training.vocabulary import words
 
 VISUAL: Final = 60
 WORDS: Final = 8

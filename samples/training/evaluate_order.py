@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.phrases import EVERY_CHANCE, EVERY_TEMPLATE, TIME_TEMPLATES, TIME_TYPES
+from protokv.mini.phrases import CHANCE, TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Question
-from protokv.mini.vocabulary import split
 from protokv.mini.world import World
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
@@ -32,6 +31,7 @@ from samples.training.model import TOKENS
 from samples.training.order_worlds import ASKED, ASKED_TWICE, PLACES, TWICE, ask_order, make_order_world
 from samples.training.time_worlds import ask_time, make_time_world
 from samples.training.visual_tokens import show_whole_steps
+from samples.training.vocabulary import split
 
 RESAMPLES: Final = 10_000
 BLOCK: Final = 64
@@ -51,11 +51,11 @@ def find_known_types(folder: Path, kinds: Sequence[str] = EVERY_TYPE) -> tuple[s
     """
     known = set(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
     fill = {"shape": "", "other": "", "colour": "", "place": ""}
-    together = tuple(chain.from_iterable(TIME_TEMPLATES.values()))
+    together = tuple(chain.from_iterable(TEMPLATES[kind] for kind in TIME_TYPES))
     return tuple(
         kind
         for kind in kinds
-        for templates in (together if kind in TIME_TYPES else EVERY_TEMPLATE[kind],)
+        for templates in (together if kind in TIME_TYPES else TEMPLATES[kind],)
         if known.issuperset(word for template in templates for word in split(template.format(**fill)))
     )
 
@@ -133,7 +133,7 @@ def format_order_table(verdicts: Verdicts) -> Iterator[str]:
             continue
         low, high = bootstrap(together)
         accuracy = f"{right / asked:.3f} | {low:.3f} to {high:.3f}"
-        yield f"| {kind} | {EVERY_CHANCE[kind]:.2f} | {' | '.join(shown)} | {accuracy} | {asked} |"
+        yield f"| {kind} | {CHANCE[kind]:.2f} | {' | '.join(shown)} | {accuracy} | {asked} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig, GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones.embedded import IDENTITY
-from protokv.backbones.identity import hash_config
-from protokv.mini.vocabulary import Extent, token_ids
+from protokv.backbones.files import hash_config
 from samples.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
 from samples.training.tokenizer import build_tokenizer
+from samples.training.vocabulary import Extent, token_ids
 
 WEIGHTS = "model.safetensors"
 

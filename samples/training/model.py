@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.vocabulary import PADDED_SIZE, token_ids
+from samples.training.vocabulary import PADDED_SIZE, token_ids
 
 FPS: Final = 2.0
 """Frames per second that the model is fed."""

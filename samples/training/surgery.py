@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.vocabulary import Extent, words
 from samples.training.model import make_config
+from samples.training.vocabulary import Extent, words
 
 SECTIONS: Final = (12, 2, 2)
 """With theta 2e4 the slowest pair of time turns once in 5,700 steps; of (8, 4, 4), once in 480."""

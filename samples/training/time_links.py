@@ -14,10 +14,10 @@ import numpy as np
 
 from protokv.mini.questions import MOST_COUNTED
 from protokv.mini.sprites import PLACES, SHAPES
-from protokv.mini.vocabulary import token_ids
 from samples.training.links import BOUNDS, LINKS, SHAPE_OF, Link, LinkLabels, mark_look
 from samples.training.sparse import SparseVideo
 from samples.training.time_surgery import GATHER_LAYER, LEAD, ONSET_LAYER, TIME_INSERTED
+from samples.training.vocabulary import token_ids
 
 _GAIN: Final = 8.0
 

@@ -14,7 +14,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.phrases import TIME_TYPES
 from protokv.mini.sprites import SHAPES
-from protokv.mini.vocabulary import token_ids
 from samples.training.batches import IGNORED
 from samples.training.forward import normalise, read_questions
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze
@@ -41,6 +40,7 @@ from samples.training.time_surgery import (
 )
 from samples.training.traces import measure_traces
 from samples.training.visual_tokens import N_PREFIX
+from samples.training.vocabulary import token_ids
 
 LEAD_GROUP: Final = 1
 """The group of heads of the first layer that looks at the word in front of a shape word."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from protokv.mini.vocabulary import CHAT_TEMPLATE, SPECIAL, Extent, token_ids
+from samples.training.vocabulary import CHAT_TEMPLATE, SPECIAL, Extent, token_ids
 
 
 def build_tokenizer(extent: Extent = "content") -> PreTrainedTokenizerFast:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.vocabulary import token_ids
 from samples.training.bank import Bank
 from samples.training.batches import IGNORED, Batch, judge_answers, make_batch
 from samples.training.compose import Composer
@@ -20,6 +19,7 @@ from samples.training.forward import compute_logits
 from samples.training.loop import Loop, Outcome
 from samples.training.model import make_model
 from samples.training.stages import Say
+from samples.training.vocabulary import token_ids
 
 _EMBEDDING = "model.language_model.embed_tokens.weight"
 

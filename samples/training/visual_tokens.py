@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.mini.vocabulary import encode
 from samples.training.model import TOKENS
+from samples.training.vocabulary import encode
 
 PREFIX: Final = tuple(encode("<|im_start|> user <|vision_start|>"))
 """Token ids in front of the video."""

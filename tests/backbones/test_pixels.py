@@ -1,52 +1,97 @@
-"""Frames become the patches that transformers' own PIL processor makes."""
+"""Frames become the pixels of transformers' own PIL processors, for Qwen towers and for LLaVA-OneVision."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_resize
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from protokv.backbones.llava_onevision import FrameConfig, normalise
 from protokv.backbones.pixels import PixelConfig, patchify, smart_resize
-from protokv.errors import SourceUnreadable
+from protokv.errors import ModelError, SourceUnreadable
 from tests.backbones.pictures import picture, sample_frames
 
+SIGLIP = {"size": {"height": 384, "width": 384}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+SHAPES = [(1, 150), (84, 84), (360, 640), (641, 361), (9, 5), (1080, 31), (720, 1280)]
 
-@pytest.mark.parametrize(
-    ("height", "width", "low", "high"),
-    [
-        (1, 150, 3136, 60000),
-        (84, 84, 7056, 7056),
-        (360, 640, 3136, 60000),
-        (641, 361, 3136, 60000),
-        (9, 5, 3136, 60000),
-        (2160, 3840, 100352, 602112),
-    ],
-    ids=lambda v: str(v),
-)
+
+def expected_patches(image: np.ndarray, low: int, high: int) -> tuple[Tensor, list[list[int]]]:
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
+    found = processor(images=[image], input_data_format="channels_last", return_tensors="pt")
+    return found["pixel_values"], found["image_grid_thw"].tolist()
+
+
+def expected_frame(image: np.ndarray) -> Tensor:
+    """The first tile of transformers' image processor: the whole image at the size of a tile."""
+    processor = LlavaOnevisionImageProcessorPil(**SIGLIP)
+    return processor(images=[image], input_data_format="channels_last", return_tensors="pt")["pixel_values"][0, 0]
+
+
+@pytest.mark.parametrize(("height", "width"), SHAPES, ids=str)
+@pytest.mark.parametrize(("low", "high"), [(3136, 60000), (7056, 7056)], ids=["range", "one size"])
 def test_patches_equal_those_of_transformers(height: int, width: int, low: int, high: int) -> None:
-    config = PixelConfig(min_pixels=low, max_pixels=high)
     image = picture(height, width)
-    patches, (rows, columns) = patchify(np.stack([image, image]), config)
-    theirs = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
-    expected = theirs(images=[image], input_data_format="channels_last", return_tensors="pt")
-    assert expected["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
-    torch.testing.assert_close(patches, expected["pixel_values"], rtol=0, atol=1e-6)
+    patches, (rows, columns) = patchify(np.stack([image, image]), PixelConfig(min_pixels=low, max_pixels=high))
+    expected, grid = expected_patches(image, low, high)
+    assert grid == [[1, rows * 2, columns * 2]]
+    torch.testing.assert_close(patches, expected, rtol=0, atol=1e-6)
 
 
-def test_patches_of_a_real_video_equal_those_of_transformers() -> None:
+@pytest.mark.parametrize(("height", "width"), SHAPES, ids=str)
+def test_frames_equal_those_of_transformers(height: int, width: int) -> None:
+    image = picture(height, width)
+    ours = normalise(image[None], FrameConfig.from_files(SIGLIP))
+    assert ours.shape == (1, 3, 384, 384)
+    torch.testing.assert_close(ours[0], expected_frame(image), rtol=0, atol=1e-6)
+
+
+def test_pixels_of_a_real_video_equal_those_of_transformers() -> None:
     config = PixelConfig()
-    theirs = Qwen2VLImageProcessorPil(size={"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels})
-    for image in sample_frames():
+    for image in sample_frames(1):
         patches, _ = patchify(np.stack([image, image]), config)
-        expected = theirs(images=[image], return_tensors="pt")["pixel_values"]
+        expected, _ = expected_patches(image, config.min_pixels, config.max_pixels)
         torch.testing.assert_close(patches, expected, rtol=0, atol=1e-6)
+        ours = normalise(image[None], FrameConfig.from_files(SIGLIP))[0]
+        torch.testing.assert_close(ours, expected_frame(image), rtol=0, atol=1e-6)
 
 
-def test_a_gray_frame_has_equal_channels_up_to_their_normalisation() -> None:
+def test_pixels_of_a_real_video_are_those_of_torchs_kernel_but_for_rounding() -> None:
+    config = FrameConfig(mean=(0.0,) * 3, std=(1.0,) * 3, rescale=1.0)
+    for image in sample_frames(1):
+        ours = normalise(image[None], config)
+        pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+        theirs = torch.nn.functional.interpolate(pixels, size=(384, 384), mode="bicubic", antialias=True)
+        difference = (ours - theirs.round().clamp(0, 255)).abs()
+        assert difference.max() <= 3
+        assert difference.mean() < 0.3
+
+
+@pytest.mark.parametrize("resample", [0, 2, 3], ids=["nearest", "bilinear", "bicubic"])
+def test_the_settings_of_the_file_are_those_in_use(resample: int) -> None:
+    settings = {
+        "size": {"height": 56, "width": 98},
+        "image_mean": [0.1, 0.4, 0.7],
+        "image_std": [0.2, 0.5, 0.9],
+        "rescale_factor": 1 / 128,
+        "resample": resample,
+    }
+    image = picture(111, 63)
+    ours = normalise(image[None], FrameConfig.from_files(settings))[0]
+    theirs = SiglipImageProcessorPil(**settings)(images=[image], return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_gray_frame_has_equal_channels() -> None:
+    image = picture(90, 160)[..., :1].repeat(3, axis=2)
+    red, green, blue = normalise(image[None], FrameConfig.from_files(SIGLIP))[0]
+    assert torch.equal(red, green)
+    assert torch.equal(red, blue)
     config = PixelConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
-    image = picture(200, 300)[..., :1].repeat(3, axis=2)
     red, green, blue = patchify(np.stack([image, image]), config)[0].reshape(-1, 3, 2 * 14 * 14).unbind(1)
     assert torch.equal(red, green)
     assert torch.equal(red, blue)
@@ -77,3 +122,24 @@ def test_both_spellings_of_the_pixel_limits_are_read() -> None:
     old = PixelConfig.from_files({"min_pixels": 3136, "max_pixels": 7056})
     new = PixelConfig.from_files({"size": {"shortest_edge": 3136, "longest_edge": 7056}})
     assert old == new == PixelConfig(min_pixels=3136, max_pixels=7056)
+
+
+def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
+    ours, Theirs = FrameConfig.from_files({}), LlavaOnevisionImageProcessorPil
+    assert (ours.mean, ours.std) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
+    assert {"height": ours.height, "width": ours.width} == Theirs.size
+    assert ours.resample == Theirs.resample
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"size": {"shortest_edge": 384}}, "shortest_edge"),
+        ({"do_center_crop": True}, "do_center_crop"),
+        ({"do_normalize": False}, "do_normalize"),
+    ],
+    ids=["shortest edge", "crop", "not normalised"],
+)
+def test_preprocessing_of_another_kind_is_refused_by_name(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ModelError, match=f"the video processor asks for .*{named}"):
+        FrameConfig.from_files(settings)

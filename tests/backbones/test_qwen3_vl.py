@@ -18,7 +18,7 @@ from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
-from tests.backbones.tiny_qwen3_vl import LAYERS_FED, write_qwen3_vl
+from tests.backbones.tiny import LAYERS_FED, write_qwen3_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 

@@ -1,7 +1,7 @@
 """Tiny random models of the real architectures, written as a user's folder: the rows of the conformance matrix.
 
-A family is one builder in `BUILDERS`, one function in `tests.backbones.upstream.INPUTS`, which gives a question about a
-video to transformers' own model, and one line in `FAMILY_PARTS` of `test_transformers.py`.
+A family is one builder in `BUILDERS` and one function in `tests.backbones.upstream.INPUTS`, which makes the inputs of
+transformers' own model from a question about a video.
 """
 
 from __future__ import annotations
@@ -13,39 +13,10 @@ from typing import Any
 
 import torch
 
-from tests.backbones.tiny_qwen3_vl import write_qwen3_vl, write_qwen3_vl_moe
-
-WORDS = [
-    "user",
-    "assistant",
-    "what",
-    "who",
-    "where",
-    "is",
-    "the",
-    "a",
-    "star",
-    "ring",
-    "red",
-    "blue",
-    "first",
-    "last",
-    "one",
-    "two",
-    "three",
-    "?",
-    ".",
-]
+TEXT = "user assistant what who where is the a star ring red blue first last one two three ? ."
+WORDS = TEXT.split()
 END, TURN_END = "<|endoftext|>", "<|im_end|>"
-QWEN_SPECIAL = [
-    END,
-    "<|im_start|>",
-    TURN_END,
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
+QWEN_SPECIAL = [END, "<|im_start|>", TURN_END, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 QWEN_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}{% for c in m['content'] %}"
     "{% if c['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
@@ -61,17 +32,29 @@ LLAVA_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LAYERS, HEAD_SIZE, VOCABULARY = 3, 16, 48
+# Qwen3-VL: its patch, the layers that its tower feeds, the pixels of all frames (4 to 9 tokens a step), time stamps.
+PATCH, LAYERS_FED = 16, 2
+QWEN3_SIZE = {"shortest_edge": 2 * 4 * 1024, "longest_edge": 2 * 9 * 1024}
+STAMP = ["<", ">", "seconds", *"0123456789"]
 
 
-def write_tokenizer(folder: Path, special: Sequence[str], template: str | None) -> dict[str, int]:
-    """A word-level tokenizer with the family's control tokens; returns its vocabulary."""
+def write_tokenizer(
+    folder: Path, special: Sequence[str], template: str | None, *, digits: bool = False
+) -> dict[str, int]:
+    """Write a word-level tokenizer with the family's control tokens; return its vocabulary.
+
+    With `digits`, a number is one token a digit, so that time stamps differ in length.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: i for i, word in enumerate([*special, "<unk>", *WORDS])}
+    vocabulary = {word: i for i, word in enumerate([*special, "<unk>", *WORDS, *(STAMP if digits else [])])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if digits:
+        by_digit = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), by_digit])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="<unk>",
@@ -167,6 +150,42 @@ def write_qwen2_5_vl(
         **qwen_tokens(vocabulary),
     )
     return save_random(Qwen2_5_VLForConditionalGeneration(config), folder)
+
+
+def write_qwen3_vl(
+    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, experts: int = 0
+) -> Path:
+    """A random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
+    import transformers
+
+    vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE, digits=True)
+    pixels = {"size": QWEN3_SIZE, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}
+    statistics = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(pixels | statistics))
+    text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2], mrope_interleaved=True)
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24} if experts else {}
+    name = "Qwen3VLMoe" if experts else "Qwen3VL"
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text | {"head_dim": 16} | mixture,
+        vision_config={
+            "depth": 3,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": heads * 16,
+            "patch_size": PATCH,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": list(range(LAYERS_FED)),
+        },
+        tie_word_embeddings=True,
+        **qwen_tokens(vocabulary),
+    )
+    return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
+
+
+def write_qwen3_vl_moe(folder: Path, **changes: int) -> Path:
+    """The mixture of experts."""
+    return write_qwen3_vl(folder, experts=4, **changes)
 
 
 def write_llava_onevision(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from tests.backbones.tiny_qwen3_vl import qwen3_vl_inputs
+from tests.backbones.tiny import PATCH
 
 Video = Sequence[np.ndarray]
 # Without the format, an image of one or three rows is taken for one of as many channels.
@@ -77,7 +80,9 @@ class Upstream:
 def qwen_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
     """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
     model, config = upstream.model, upstream.model.config
-    pixels, (rows, columns) = qwen_patches(upstream.folder, video)
+    raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
+    limits = {"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]}
+    pixels, (rows, columns) = qwen_patches(video, size=limits)
     before, after = upstream.chat(question)
     n_visual = len(video) * rows * columns // 4
     per_second = getattr(config.vision_config, "tokens_per_second", None)
@@ -94,21 +99,47 @@ def qwen_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds
     }
 
 
-def qwen_patches(folder: Path, video: Video) -> tuple[Tensor, tuple[int, int]]:
+def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor, tuple[int, int]]:
     """Patches of all steps in order, and rows and columns of patches.
 
-    The PIL processor takes still images, each as two equal frames: the second frame's own replaces the copy.
+    The PIL processor takes still images and repeats each: the second frame of a step replaces the copy.
     """
-    raw = json.loads((folder / "preprocessor_config.json").read_text())
-    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]})
+    processor = Qwen2VLImageProcessorPil(patch_size=patch, **settings)
     patches, grid = [], []
     for images in video:
-        first, second = (processor(images=[image], **AS_FRAMES) for image in images)
-        both = first["pixel_values"].reshape(-1, 3, 2, 14, 14)
-        both[:, :, 1] = second["pixel_values"].reshape(-1, 3, 2, 14, 14)[:, :, 1]
+        frames = [processor(images=[image], **AS_FRAMES) for image in images]
+        both = torch.stack([frame["pixel_values"].reshape(-1, 3, 2, patch, patch)[:, :, 0] for frame in frames], 2)
         patches.append(both.flatten(1))
-        grid = first["image_grid_thw"][0].tolist()
+        grid = frames[0]["image_grid_thw"][0].tolist()
     return torch.cat(patches), (grid[1], grid[2])
+
+
+def qwen3_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """Text by the processor, pixels by the PIL image processor, positions by the model."""
+    config, tokenizer = upstream.model.config, upstream.tokenizer
+    raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
+    limits = {edge: pixels // 2 for edge, pixels in raw["size"].items()}
+    statistics = {name: raw[name] for name in ("image_mean", "image_std")}
+    patches, (rows, columns) = qwen_patches(video, PATCH, size=limits, **statistics)
+    grid = torch.tensor([[len(video), rows, columns]])
+    processor = object.__new__(Qwen3VLProcessor)
+    processor.video_token, processor.image_token = "<|video_pad|>", "<|image_pad|>"
+    processor.vision_start_token, processor.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+    processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    metadata = SimpleNamespace(fps=2 / step_seconds, frames_indices=list(range(2 * len(video))))
+    expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[expanded])
+    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": 2 * (ids == config.video_token_id).int(),
+        "pixel_values_videos": patches,
+        "video_grid_thw": grid,
+    }
 
 
 def llava_onevision_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:

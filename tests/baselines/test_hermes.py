@@ -15,9 +15,7 @@ from protokv.backbones.base import Backbone
 from protokv.baselines.hermes import PROBES, Hermes, band_of
 from protokv.config import HermesConfig, SlidingWindowConfig
 from protokv.core.context import SlotContext
-from protokv.core.memory import StepKV
 from protokv.core.session import Session
-from protokv.errors import ConfigError
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
@@ -100,8 +98,6 @@ def test_bands_are_a_tenth_a_middle_and_three_tenths_of_the_layers() -> None:
     assert [band_of(config, layer, 28)[0] for layer in (0, 1, 2, 18, 19, 27)] == [0, 0, 1, 1, 2, 2]
     assert band_of(config, 2, 28)[1] == 0.0
     assert 0.9 < band_of(config, 18, 28)[1] < 1.0
-    with pytest.raises(ConfigError, match="together"):
-        HermesConfig(shallow_share=0.8, deep_share=0.3)
 
 
 def test_a_token_that_the_deep_probe_attends_to_outlives_all_others_in_deep_layers() -> None:
@@ -177,14 +173,3 @@ def test_a_probe_changes_what_is_kept(tiny: Backbone, frames: list[np.ndarray]) 
             session.watch(images)
         kept.append(copy_of(session.memory)["kept.positions"])
     assert not torch.equal(*kept)
-
-
-def test_a_step_larger_than_the_budget_keeps_its_last_tokens() -> None:
-    shape = shape_of(layers=2, heads=1, size=4, components=1)
-    world = World(shape, 1)
-    memory = Hermes(HermesConfig(budget=5), shape, world.rotary)
-    memory.start(*world.sink())
-    memory.append(world.step(0, 3))
-    step: StepKV = world.step(1, 9)
-    memory.append(step)
-    assert torch.equal(memory.tensors()["kept.keys"][:, :, :5], step.keys[:, :, 4:])

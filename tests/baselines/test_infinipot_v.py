@@ -16,7 +16,7 @@ from protokv.core.context import SlotContext
 from protokv.core.memory import MemoryShape, StepKV
 from protokv.core.registry import build_memory
 from protokv.core.step import cell_centres
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import StateCorrupt
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of
 from tests.oracles.infinipot_v import NaiveInfiniPotV
 
@@ -156,42 +156,6 @@ def test_what_changed_and_what_is_large_survives_what_stands_still() -> None:
     assert {2 * 4 + 1, 3 * 4 + 2} <= set(times[0, 0].tolist())
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 7])
-def test_a_compression_keeps_exactly_its_share_in_every_head_and_the_steps_since_the_last_one(tokens: int) -> None:
-    shape, M = shape_of(heads=3, components=1), 40
-    world = World(shape, 0)
-    memory = started(InfiniPotVConfig(budget=M), shape, world)
-    held, since = 0, 0
-    for index in range(60):
-        memory.append(step_on(world, index, 1, tokens))
-        if held + tokens > M:
-            # What 0.25 of what is held has room for, in whole steps.
-            recent = max(1, held // 4 // tokens) * tokens
-            held, since = 30, recent
-        held, since = held + tokens, since + tokens
-        context, times = shown(memory)
-        assert times.shape[2] == held
-        now = (index + 1) * tokens
-        assert (times[:, :, held - since :] == torch.arange(now - since, now)).all()
-        assert context.far.stop - context.far.start == held - since
-        # Each head's far tokens are distinct, in stream order, and older than the near ones.
-        assert (times.diff(dim=2) > 0).all()
-
-
-def test_heads_choose_for_themselves_and_every_slot_holds_the_token_it_names() -> None:
-    shape = shape_of(heads=3, components=1, sink=0)
-    world = World(shape, 0)
-    memory = started(InfiniPotVConfig(budget=30), shape, world)
-    steps = [step_on(world, index, 2, 3) for index in range(20)]
-    for step in steps:
-        memory.append(step)
-    context, times = shown(memory)
-    stream = torch.cat([step.keys for step in steps], 2)
-    index = times[..., None].expand(-1, -1, -1, shape.head_size)
-    assert torch.equal(context.keys[:, :, : times.shape[2]], stream.gather(2, index))
-    assert len({tuple(row) for row in times.flatten(0, 1).tolist()}) == 6
-
-
 def test_nothing_is_far_and_all_is_shown_until_the_budget_is_full() -> None:
     shape = shape_of(heads=2)
     worlds = World(shape, 0), World(shape, 0)
@@ -228,45 +192,6 @@ def test_only_whole_steps_are_exact_once_heads_have_chosen() -> None:
         "oldest_step": memory.tensors()["kept.step"][:, :, 0].min(),
         "layers": [],
     }
-
-
-@pytest.mark.parametrize(("tokens", "left"), [(8, 38), (20, 40), (39, 40), (40, 40), (41, 40), (95, 40)])
-def test_a_large_step_takes_the_room_it_needs_and_one_beyond_the_budget_all_of_it(tokens: int, left: int) -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 0)
-    memory = started(InfiniPotVConfig(budget=40), shape, world)
-    for index in range(8):
-        memory.append(step_on(world, index, 1, 5))
-    memory.append(step_on(world, 8, 1, tokens))
-    _, times = shown(memory)
-    newest = min(tokens, 40)
-    assert times.shape[2] == left
-    assert (times[:, :, -newest:] == torch.arange(40 + tokens - newest, 40 + tokens)).all()
-    for index in range(9, 20):
-        memory.append(step_on(world, index, 1, 5))
-    assert shown(memory)[1].shape[2] <= 40
-
-
-def test_a_new_grid_in_mid_stream_does_not_drop_the_old_one_at_once() -> None:
-    shape = shape_of()
-    world = World(shape, 0)
-    memory = started(InfiniPotVConfig(budget=48), shape, world)
-    for index in range(8):
-        memory.append(step_on(world, index, 2, 3))
-    for index in range(8, 14):
-        memory.append(step_on(world, index, 3, 4, text=1))
-    steps = memory.tensors()["kept.step"]
-    assert ((steps >= 0) & (steps < 8)).any(2).all()
-    assert (steps == 13).sum(2).eq(13).all()
-
-
-def test_the_budget_of_one_token_is_the_last_token() -> None:
-    shape = shape_of()
-    world = World(shape, 0)
-    memory = started(InfiniPotVConfig(budget=1), shape, world)
-    for index, columns in enumerate([1, 1, 4, 1]):
-        memory.append(step_on(world, index, 1, columns))
-        assert shown(memory)[1].tolist() == [[[world.time - 1]]] * 2
 
 
 @pytest.mark.parametrize("components", [1, 3])
@@ -318,14 +243,3 @@ def test_a_state_that_no_stream_leaves_is_refused_and_changes_nothing() -> None:
         memory.load(good | {"kept.step": steps})
     assert same(good, copy_of(memory))
     memory.load(good)
-
-
-def test_its_constants_are_those_of_the_source_and_shares() -> None:
-    config = InfiniPotVConfig(budget=24_000)
-    assert (config.compressed_tokens, config.redundancy_share, config.recent_share) == (18_000, 0.5, 0.25)
-    # 0.29 * 100 is less than 29 to a float.
-    assert InfiniPotVConfig(budget=100, kept_share=0.29).compressed_tokens == 29
-    for name in ("kept_share", "redundancy_share", "recent_share"):
-        for value in (-0.1, 1.01, float("nan")):
-            with pytest.raises(ConfigError, match=name):
-                MemoryConfig.of("infinipot-v", **{name: value})

@@ -13,7 +13,8 @@ from protokv.config import LastFramesConfig, MemoryConfig
 from protokv.core.context import SlotContext
 from protokv.core.registry import build_memory
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import StateCorrupt
+from tests.baselines.conftest import watched
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, feed, same, shape_of
 
@@ -76,13 +77,6 @@ def test_until_it_evicts_it_reads_what_the_full_cache_holds() -> None:
         read.append(plain(memory.recall()))
     for name in ("keys", "values", "bias"):
         assert torch.equal(getattr(read[0], name), getattr(read[1], name))
-
-
-def watched(backbone: Backbone, config: MemoryConfig, frames: list[int]) -> Session:
-    session = Session.start(backbone, config)
-    for frame in frames:
-        session.watch(random_frames(frame))
-    return session
 
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])
@@ -150,9 +144,3 @@ def test_a_state_of_more_steps_than_it_keeps_is_refused_and_changes_nothing() ->
         few.load(copy_of(many))
     assert same(before, copy_of(few))
     few.load(before)
-
-
-def test_its_constant_is_that_of_the_source() -> None:
-    assert LastFramesConfig().last_steps == 4
-    with pytest.raises(ConfigError, match="last_steps"):
-        MemoryConfig.of("last-frames", last_steps=0)

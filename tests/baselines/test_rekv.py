@@ -13,14 +13,13 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.baselines.rekv import ReKV, Retrieval
 from protokv.config import MemoryConfig, ReKVConfig
-from protokv.core.decoding import Decoding
 from protokv.core.memory import MemoryShape, StepKV
 from protokv.core.registry import build_memory
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import StateCorrupt
 from protokv.storage.checkpoint import to_state
-from tests.conftest import random_frames
+from tests.baselines.conftest import watched
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
 
 QUESTION = "what is the first star ?"
@@ -264,8 +263,6 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
 
 
 def test_new_steps_read_a_window_that_is_never_larger_than_the_budget() -> None:
-    assert ReKVConfig(budget=6000).near_tokens == 6000
-    assert ReKVConfig(budget=24_000).near_tokens == 15_000
     shape = shape_of(sink=SINK)
     memory, world = built(shape, budget=20, local_tokens=9)
     feed(memory, world, [4] * 5)
@@ -275,12 +272,11 @@ def test_new_steps_read_a_window_that_is_never_larger_than_the_budget() -> None:
     assert sorted(context.positions()[0, 0, live, 0].tolist()) == [*range(SINK), *range(12, 20)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(LENGTHS, st.integers(5, 30), st.sampled_from([0, 35]), st.integers(0, 9), st.data())
 def test_a_stream_continued_from_a_saved_state_answers_with_the_same_bits(
-    dtype: torch.dtype, lengths: list[int], budget: int, cap: int, seed: int, data: st.DataObject
+    lengths: list[int], budget: int, cap: int, seed: int, data: st.DataObject
 ) -> None:
-    shape = shape_of(layers=2, heads=2, components=3, dtype=dtype)
+    shape = shape_of(layers=2, heads=2, components=3)
     whole, world = built(shape, seed, budget=budget, archive_tokens=cap)
     resumed, _ = built(shape, seed, budget=budget, archive_tokens=cap)
     whole.start(*world.sink())
@@ -295,7 +291,7 @@ def test_a_stream_continued_from_a_saved_state_answers_with_the_same_bits(
     if cut == len(lengths):
         resumed.load(copy_of(whole))
     assert same(copy_of(whole), copy_of(resumed))
-    bare = question(shape, 2, seed).to(dtype)
+    bare = question(shape, 2, seed)
     answers = []
     for memory in (whole, resumed):
         context = recalled(memory)
@@ -391,34 +387,18 @@ def test_an_archive_above_its_cap_is_refused() -> None:
         capped.load(memory.tensors())
 
 
-@pytest.mark.parametrize("settings", [{"archive_tokens": 7}, {"archive_tokens": -1}, {"local_tokens": 0}])
-def test_an_impossible_setting_is_refused_by_name(settings: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        ReKVConfig(budget=8, **settings)
-
-
-def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
-    session = Session.start(backbone, config)
-    for step in range(n_steps):
-        session.watch(random_frames(step))
-    return session
-
-
 @pytest.mark.parametrize("positions", ["compact", "stream"])
-@pytest.mark.parametrize("n_steps", [1, 6])
-def test_until_the_budget_is_exceeded_it_answers_as_the_full_cache(
-    tiny: Backbone, positions: str, n_steps: int
-) -> None:
-    session = watched(tiny, n_steps, MemoryConfig.of("rekv", budget=40, positions=positions))
+def test_until_the_budget_is_exceeded_it_answers_as_the_full_cache(tiny: Backbone, positions: str) -> None:
+    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions=positions), range(6))
     assert session.clock.tokens_seen <= 40
-    expected = watched(tiny, n_steps, MemoryConfig.of("full", budget=40)).prefill(QUESTION)
+    expected = watched(tiny, MemoryConfig.of("full", budget=40), range(6)).prefill(QUESTION)
     # The same tokens; the full cache has empty slots beside them, so sums run in another order.
     torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_above_the_budget_it_does_not(tiny: Backbone) -> None:
-    session = watched(tiny, 14, MemoryConfig.of("rekv", budget=40, positions="stream", local_tokens=40))
-    expected = watched(tiny, 14, MemoryConfig.of("full", budget=40)).prefill(QUESTION)
+    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream", local_tokens=40), range(14))
+    expected = watched(tiny, MemoryConfig.of("full", budget=40), range(14)).prefill(QUESTION)
     assert (session.prefill(QUESTION) - expected).abs().max() > 1e-3
 
 
@@ -432,7 +412,7 @@ def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
         return chosen[-1][2]
 
     monkeypatch.setattr(Retrieval, "_choose", recording)
-    session = watched(tiny, 30, MemoryConfig.of("rekv", budget=40, positions="stream"))
+    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream"), range(30))
     for positions in ("stream", "compact"):
         config = MemoryConfig.of("rekv", budget=40, positions=positions)
         other = Session.resume(tiny, config, to_state(session))
@@ -441,16 +421,3 @@ def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
     assert stream[1] == session.clock.next_position > compact[1]
     # The first layer's query does not depend on what was read: only a rotation that was not removed could.
     assert stream[2] == compact[2] != list(range(len(stream[2])))
-
-
-@pytest.mark.parametrize("positions", ["compact", "stream"])
-def test_asking_changes_nothing(tiny: Backbone, positions: str) -> None:
-    config = MemoryConfig.of("rekv", budget=40, positions=positions)
-    quiet, curious = Session.start(tiny, config), Session.start(tiny, config)
-    for step in range(14):
-        quiet.watch(random_frames(step))
-        curious.watch(random_frames(step))
-        answer = curious.ask(QUESTION, Decoding(max_new_tokens=3))
-        assert answer.context_tokens <= 40 + len(tiny.prefix_ids)
-    assert all(torch.equal(quiet.tensors()[name], t) for name, t in curious.tensors().items())
-    assert torch.equal(quiet.prefill(QUESTION), curious.prefill(QUESTION))

@@ -22,7 +22,7 @@ import torch
 from protokv.config import DurableConfig
 from protokv.core.memory import Memory, MemoryShape, StepKV
 from protokv.core.registry import build_memory
-from tests.benchmarks.paired import write_table
+from tests.benchmarks.results import write_table
 from tests.core.streams import PlainRotary, shape_of
 
 NOTE = (

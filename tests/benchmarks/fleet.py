@@ -23,9 +23,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protokv.fleet import Job, LocalPool, Model, Outcome, Recipe, plan, run_fleet
-from protokv.fleet.outcome import Failure, Verdict
+from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
+from protokv.fleet.records import Failure, Verdict
 from protokv.fleet.run import WorkerDied
+from protokv.ingestion import IngestOptions
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLE = Path(__file__).parents[2] / "samples" / "minute" / "video.mp4"
@@ -100,7 +101,7 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StubModel(Model):
+class StubRecipe(Recipe):
     """No model is needed to find that a video is not there."""
 
     def identify(self, device: str) -> Any:
@@ -111,7 +112,7 @@ def processes(n: int, workers: int) -> dict[str, Any]:
     """Videos that are not there, through real processes: what handing one out and hearing of it costs."""
     gone = [Job(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
     with TemporaryDirectory() as place:
-        recipe = Recipe(place=place, model=StubModel())
+        recipe = StubRecipe(place=place)
         with LocalPool(recipe, workers, ["cpu"]) as pool:
             found = run_fleet(gone, pool, place)
             first = next(found)
@@ -164,7 +165,7 @@ def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
         seconds = []
         for _ in range(2):
             with TemporaryDirectory() as place:
-                worker = Worker(Recipe(place=place, config=DurableConfig(budget=512)), "cpu")
+                worker = Worker(Recipe(place=place, options=IngestOptions(config=DurableConfig(budget=512))), "cpu")
                 worker.load()
                 pairs = [(Job(str(SAMPLE), f"{i}"), Verdict("new")) for i in range(8)]
                 began = time.process_time()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -18,7 +21,6 @@ from typer.testing import CliRunner
 
 from protokv_cli.main import app
 from tests.mock_backbone import MockBackbone
-from tests.warmed import Warmed, WarmedProgram
 
 
 def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frames: int | None = None) -> Path:
@@ -66,6 +68,10 @@ class Result:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+# The tests themselves may run under nohup, which makes children ignore SIGHUP.
+RUN = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from protokv_cli.main import run; run()"
+
+
 class Program:
     """`protokv` called in a folder of its own, with the tiny model, away from the user's settings."""
 
@@ -80,24 +86,47 @@ class Program:
             "OMP_NUM_THREADS": "1",
         }
 
-    def __call__(self, *arguments: object, stdin: str = "", **options: Any) -> Result:
-        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=self.environment, **options)
+    def __call__(self, *arguments: object, stdin: Any = "", **options: Any) -> Result:
+        """Run it in this process."""
+        options = {"env": self.environment, **options}
+        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, **options)
         return Result(result.exit_code, result.stdout, result.stderr)
 
+    @contextmanager
+    def start(self, *arguments: object, new_session: bool = False) -> Iterator[subprocess.Popen[str]]:
+        """Start it as a process, for signals. Its pipes hold one page, so it waits for a test that reads its lines."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pipesize=4096,
+            start_new_session=new_session,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
-def wait_for_commits(process: WarmedProgram, n_commits: int) -> None:
+
+def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
     """Read what a process says until it has committed this often."""
-    for line in process.stdout:
+    for line in process.stdout or ():
         n_commits -= '"type": "commit"' in line
         if not n_commits:
             return
-    pytest.fail(f"it ended before that: {process.stderr.read()}")
+    pytest.fail("it ended before that")
 
 
-@pytest.fixture(scope="session")
-def warmed() -> Iterator[Warmed]:
-    with Warmed() as nursery:
-        yield nursery
+def read_to_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return the rest of stdout and of stderr once the process has ended. What it says on stderr fits into a page."""
+    out, err = process.stdout.read(), process.stderr.read()
+    process.wait(timeout=120)
+    return out, err
 
 
 @pytest.fixture
@@ -107,13 +136,10 @@ def protokv(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def start(protokv: Program, warmed: Warmed) -> Callable[..., WarmedProgram]:
-    """The program as a process, for signals and pipes; else as `protokv`."""
-
-    def start(*arguments: object, new_session: bool = False) -> WarmedProgram:
-        return warmed.start(list(map(str, arguments)), protokv.folder, protokv.environment, new_session=new_session)
-
-    return start
+def embedded(protokv: Program) -> Program:
+    """The program with the embedded model, which loads in a moment."""
+    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
+    return protokv
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pty
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,8 @@ class Seen:
 
 
 @contextmanager
-def pseudo_terminal(typed: str = "") -> Iterator[tuple[IO[str], IO[str], list[bytes], Callable[[str], None]]]:
-    """A terminal of ROWS and COLUMNS: its keyboard, its screen, what was written until now, and typing."""
+def pseudo_terminal(typed: str = "") -> Iterator[tuple[IO[str], IO[str], list[bytes]]]:
+    """A terminal of ROWS and COLUMNS: its keyboard, its screen, and what was written until now."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (ROWS, COLUMNS))
     written: list[bytes] = []
@@ -60,14 +60,10 @@ def pseudo_terminal(typed: str = "") -> Iterator[tuple[IO[str], IO[str], list[by
             open(os.dup(theirs), encoding="utf-8") as keyboard,  # noqa: PTH123
             open(theirs, "w", encoding="utf-8") as screen,  # noqa: PTH123
         ):
-            yield keyboard, screen, written, lambda text: _type(ours, text)
+            yield keyboard, screen, written
     finally:
         reader.join()
         os.close(ours)
-
-
-def _type(terminal: int, text: str) -> None:
-    os.write(terminal, text.encode())
 
 
 def run_on_terminal(
@@ -79,7 +75,7 @@ def run_on_terminal(
 ) -> Seen:
     """Run the program with stdin, stderr and, unless it is sent to a file, stdout on a terminal."""
     variables = {**environment, "TERM": term}
-    with pseudo_terminal(typed) as (keyboard, screen, written, _), mock.patch.dict(os.environ, variables, clear=True):
+    with pseudo_terminal(typed) as (keyboard, screen, written), mock.patch.dict(os.environ, variables, clear=True):
         sent = stdout.open("w", encoding="utf-8") if stdout else screen
         with mock.patch.multiple(sys, stdin=keyboard, stdout=sent, stderr=screen):
             try:

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from protokv.mini.render import render
-from protokv.mini.vocabulary import split, token_ids
 from protokv.mini.world import World, WorldConfig
 from protokv.video import open_source
+from samples.render import render
+from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
-
-
-@pytest.fixture
-def embedded(protokv: Program) -> Program:
-    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
-    return protokv
 
 
 def test_a_video_of_no_world_is_warned_of_when_it_is_watched_and_with_every_answer(

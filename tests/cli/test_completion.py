@@ -6,11 +6,8 @@ import pytest
 
 from protokv.config import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.presets import PRESETS
-from protokv.replay.studies import STUDIES
-from protokv_cli.replay import DATASETS
-from protokv_cli.replay import PRESETS as COMPLETED_TABLES
-from protokv_cli.replay import STUDIES as COMPLETED
+from protokv.replay.studies import SHIPPED
+from protokv_cli.replay import DATASETS, STUDIES
 from tests.cli.conftest import Program
 
 
@@ -29,7 +26,7 @@ def completed(protokv: Program, words: str) -> list[str]:
         ("protokv ingest --memory ", list(CONFIGS)),
         ("protokv ingest --memory dur", ["durable"]),
         ("protokv replay --memory paper,dur", ["paper,durable"]),
-        ("protokv replay --study ", [*STUDIES, *PRESETS]),
+        ("protokv replay --study ", list(SHIPPED)),
         ("protokv ingest --decoder ", ["auto", "pyav", "decord"]),
         ("protokv query --dtype", []),
         ("protokv ingest --positions c", ["compact"]),
@@ -52,6 +49,5 @@ def test_the_script_is_that_of_the_shell_that_is_named(protokv: Program, shell: 
 
 
 def test_the_studies_that_are_completed_are_those_that_there_are() -> None:
-    assert tuple(STUDIES) == COMPLETED
-    assert tuple(PRESETS) == COMPLETED_TABLES
+    assert STUDIES == SHIPPED
     assert tuple(BENCHMARKS) == DATASETS

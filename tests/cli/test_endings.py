@@ -1,115 +1,192 @@
-"""Exit 0 means that the state is there and whole, and what was watched is kept whatever else goes away."""
+"""Exit 0 means that the state is there and whole; what was watched is kept whatever ends the run.
+
+Kills at any instant, of every form, are in `tests/storage/test_crash.py`; locks between processes in `test_lock.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv import storage
-from protokv.ingestion import NEVER, Progress
+from protokv.ingestion import NEVER, IngestOptions, Progress
+from protokv.storage.lock import Lock
 from protokv_cli.exits import Exit
-from protokv_cli.signals import stopping
-from tests.cli.conftest import Program, write_video
-from tests.warmed import WarmedProgram
+from protokv_cli.process import stopping
+from protokv_cli.tables import time_text
+from tests.cli.conftest import Program, read_to_the_end, wait_for_commits, write_video
+from tests.cli.terminal import run_on_terminal
 
 ARGUMENTS = ("--budget", "24", "--json")
+EVERY_STEP = (*ARGUMENTS, "--every", "1steps")
 
 
-def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(
-    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More steps than a page has lines, so that the program waits for its reader."""
+    return write_video(tmp_path_factory.mktemp("long") / "long.mp4", 60, rate=2)
+
+
+def test_a_killed_ingest_answers_and_the_same_command_ends_in_the_bytes_of_one_run(
+    embedded: Program, tmp_path: Path
 ) -> None:
-    video = write_video(tmp_path / "long.mp4", 40, rate=2)
-    with start("ingest", video, *ARGUMENTS, "--every", "1steps") as process:
-        process.stdout.readline()
-        process.stdout.close()
-        err = process.stderr.read()
-        process.wait(timeout=120)
-    assert process.returncode == Exit.DONE, err
-    assert "Error" not in err
-    state = storage.load(protokv.folder / "long.safetensors")
-    assert (state.complete, state.clock.steps) == (True, 40)
+    video = write_video(tmp_path / "video.mp4", 24, rate=2)
+    command = ("ingest", video, *EVERY_STEP, "--keep", 3, "-o", "a.safetensors")
+    with embedded.start(*command) as process:
+        wait_for_commits(process, 3)
+        process.kill()
+        process.wait(timeout=60)
+    assert (embedded.folder / ".a.safetensors.lock").exists()
+    answer = embedded("query", "a.safetensors", "What shape appeared first?", "--json")
+    assert answer.code == 0, answer.err
+    reached = answer.rows()[0]["stream_time_s"]
+    assert reached >= 3.0
+    resumed = embedded(*command)
+    assert resumed.code == 0, resumed.err
+    assert f"continuing a.safetensors at {time_text(reached)}" in resumed.err
+    assert embedded("ingest", video, *ARGUMENTS, "-o", "whole.safetensors").code == 0
+    whole = embedded.folder / "whole.safetensors"
+    assert (embedded.folder / "a.safetensors").read_bytes() == whole.read_bytes()
+    past = ["a.safetensors@000022.000s", "a.safetensors@000023.000s"]
+    found = sorted(path.name for path in embedded.folder.iterdir() if path.name.startswith(("a", ".")))
+    assert found == ["a.safetensors", *past]
+
+
+def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
+    embedded: Program, long: Path
+) -> None:
+    with embedded.start("ingest", long, *EVERY_STEP, new_session=True) as process:
+        wait_for_commits(process, 1)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = read_to_the_end(process)
+    assert process.returncode == Exit.INTERRUPTED, err
+    assert "stopping after this step" in err
+    assert "is committed" in err
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["complete"], summary["damaged"]) == (False, False)
+    assert embedded("ingest", long, *ARGUMENTS).code == 0
+    resumed = (embedded.folder / "long.safetensors").read_bytes()
+    assert embedded("ingest", long, *ARGUMENTS, "-o", "whole.safetensors").code == 0
+    assert (embedded.folder / "whole.safetensors").read_bytes() == resumed
+
+
+@pytest.fixture
+def at_fifth_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Do something behind the fifth step of an ingest."""
+
+    def script(act: Callable[[], object]) -> None:
+        told: list[Progress] = []
+
+        def progress(**values: Any) -> Progress:
+            told.append(Progress(**values))
+            if len(told) == 5:
+                act()
+            return told[-1]
+
+        monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+
+    return script
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """The tests themselves may run under nohup, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("mocked", "hang_up")
+def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
+    protokv: Program, video: Path, at_fifth_step: Any
+) -> None:
+    at_fifth_step(lambda: (signal.raise_signal(signal.SIGHUP), signal.raise_signal(signal.SIGHUP)))
+    assert protokv("ingest", video, *ARGUMENTS).code == Exit.HUNG_UP
+    state = storage.load_state("clip.safetensors")
+    assert (state.complete, state.clock.steps) == (False, 5)
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_signal_is_heard_where_nobody_can_be_told() -> None:
+    def say(_: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with stopping(say) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.exit is Exit.HUNG_UP
+
+
+def test_who_ignores_the_hang_up_goes_on_ignoring_it(hang_up: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stopping(lambda _: None) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop
+
+
+def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(protokv: Program, mocked: None, video: Path) -> None:
+    pipe = protokv.folder / "pipe"
+    os.mkfifo(pipe)
+
+    def read_a_line() -> None:
+        with pipe.open() as out:
+            out.readline()
+
+    reader = threading.Thread(target=read_a_line)
+    reader.start()
+    seen = run_on_terminal(protokv.environment, "ingest", video, *EVERY_STEP, stdout=pipe)
+    reader.join()
+    assert seen.code == Exit.DONE, seen.screen
+    assert "Error" not in seen.screen
+    assert storage.load_state("clip.safetensors").complete
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(protokv: Program, video: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "protokv", "ingest", str(video), *ARGUMENTS, "--model", "protokv/mini"]
-        result = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, env=protokv.environment, timeout=120, check=False
-        )
-    assert result.returncode == Exit.FAILURE
-    assert "Error: stdout cannot be written" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert storage.load(protokv.folder / "clip.safetensors").complete
-
-
-def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
-    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path
+def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(
+    protokv: Program, mocked: None, video: Path
 ) -> None:
-    video = write_video(tmp_path / "long.mp4", 120, rate=2)
-    with start("ingest", video, *ARGUMENTS, "--every", "1steps") as process:
-        process.stdout.readline()
-        process.stdout.readline()
-        process.stderr.close()
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGHUP)
-        process.stdout.read()
-        process.wait(timeout=120)
-    assert process.returncode == Exit.HUNG_UP
-    state = storage.load(protokv.folder / "long.safetensors")
-    assert not state.complete
-    assert state.clock.steps >= 1
+    seen = run_on_terminal(protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full"))
+    assert seen.code == Exit.FAILURE
+    assert "Error: stdout cannot be written" in seen.screen
+    assert storage.load_state("clip.safetensors").complete
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_whole_group_is_a_stop_and_no_damage(
-    start: Callable[..., WarmedProgram], tmp_path: Path, number: signal.Signals
+def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
+    protokv: Program, mocked: None, video: Path
 ) -> None:
-    video = write_video(tmp_path / "long.mp4", 120, rate=2)
-    with start("ingest", video, *ARGUMENTS, "--every", "1steps", new_session=True) as process:
-        process.stdout.readline()
-        process.stdout.readline()
-        os.killpg(process.pid, number)
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, err
-    summary = json.loads(out.splitlines()[-1])
-    assert (summary["complete"], summary["damaged"]) == (False, False)
-
-
-def test_who_ignores_the_hang_up_goes_on_ignoring_it() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopping(lambda _: None) as stop:
-            signal.raise_signal(signal.SIGHUP)
-            assert not stop
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert protokv("ingest", video, *ARGUMENTS).code == 0
+    with Lock("clip.safetensors"):
+        refused = protokv("ingest", video, *ARGUMENTS)
+        assert refused.code == Exit.LOCKED
+        assert refused.err.splitlines()[0] == "Error: the state clip.safetensors is being written by another writer"
+        assert refused.err.splitlines()[1].startswith("Hint: wait for it or write elsewhere")
+        # Neither does the one who wants to begin anew, or to append.
+        assert protokv("ingest", video, *ARGUMENTS, "--force").code == Exit.LOCKED
+        assert protokv("ingest", video, *ARGUMENTS, "--append", "-o", "clip.safetensors").code == Exit.LOCKED
+        assert protokv("query", "clip.safetensors", "what is first ?").code == 0
+        assert protokv("inspect", "clip.safetensors").code == 0
+        # A state of another name is free.
+        assert protokv("ingest", video, *ARGUMENTS, "-o", "other.safetensors").code == 0
 
 
 def test_an_error_keeps_what_was_watched_and_says_so(
-    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
+    protokv: Program, mocked: None, video: Path, at_fifth_step: Any
 ) -> None:
-    told: list[Progress] = []
+    def fail() -> None:
+        raise RuntimeError("the projector is on fire")
 
-    def progress(**values: object) -> Progress:
-        told.append(Progress(**values))  # type: ignore[arg-type]
-        if len(told) == 5:
-            raise RuntimeError("the projector is on fire")
-        return told[-1]
-
-    monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+    at_fifth_step(fail)
     result = protokv("ingest", video, *ARGUMENTS)
     assert result.code == Exit.FAILURE
     assert "Error: RuntimeError: the projector is on fire" in result.err
     assert "Note: clip.safetensors holds what was watched until 5 s" in result.err
-    assert storage.load("clip.safetensors").clock.steps == 5
+    assert storage.load_state("clip.safetensors").clock.steps == 5
 
 
 def test_an_error_in_the_report_keeps_what_was_watched(
@@ -120,9 +197,9 @@ def test_an_error_in_the_report_keeps_what_was_watched(
             raise ZeroDivisionError
         return {}
 
-    monkeypatch.setattr("protokv_cli.progress.asdict", broken)
+    monkeypatch.setattr("protokv_cli.ingest_report.asdict", broken)
     assert protokv("ingest", video, *ARGUMENTS).code == Exit.FAILURE
-    assert storage.load("clip.safetensors").clock.steps == 1
+    assert storage.load_state("clip.safetensors").clock.steps == 1
 
 
 def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
@@ -132,7 +209,10 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     runs = [protokv("ingest", path, *ARGUMENTS) for _ in range(3)]
     assert [run.code for run in runs] == [Exit.PARTIAL] * 3
+    assert f"\nError: {path}: " in runs[0].err
+    assert 0 < runs[0].rows()[-1]["steps"] < 12
     assert len({run.rows()[-1]["damage"] for run in runs}) == 1
+    assert protokv("query", "cut.safetensors", "what is first ?").code == 0
     (document,) = protokv("inspect", "cut.safetensors", "--json").rows()
     assert document["stream"]["damage"] == runs[0].rows()[-1]["damage"]
     assert "damaged" in protokv("inspect", "cut.safetensors", "--format", "table").out
@@ -143,12 +223,12 @@ def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
 ) -> None:
     wanted: list[object] = []
 
-    def spy(*_: object, every: object, **__: object) -> None:
-        wanted.append(every)
+    def spy(*_: object, options: IngestOptions, **__: object) -> None:
+        wanted.append(options.every)
         raise ZeroDivisionError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("protokv_cli.ingest_one.ingest", spy)
+        patch.setattr("protokv.ingestion.ingest", spy)
         protokv("ingest", video)
         protokv("ingest", video, "--every", "never")
     assert wanted == [None, NEVER]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ import pytest
 import torch
 
 from protokv import storage
-from protokv.fleet import Model, Recipe
+from protokv.fleet import Recipe
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
-from tests.fleet.models import MockModel
-from tests.warmed import WarmedProgram
+from tests.fleet.recipes import MockRecipe, remade
 
 SMALL = ("--budget", "24")
 LONG = Path(__file__).parents[2] / "samples" / "long" / "video.mp4"
@@ -41,11 +38,11 @@ class Pools:
 
     def __init__(self) -> None:
         self.made: list[tuple[int, list[str]]] = []
-        self.model: Model | None = MockModel()
+        self.mocked = True
 
     def __call__(self, recipe: Recipe, n: int, devices: list[str]) -> Any:
         self.made.append((n, devices))
-        return nullcontext(InlinePool(recipe if self.model is None else replace(recipe, model=self.model), n))
+        return nullcontext(InlinePool(remade(recipe, MockRecipe) if self.mocked else recipe, n))
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    mine, theirs = (storage.load(path) for path in ("states/one.safetensors", "single.safetensors"))
+    mine, theirs = (storage.load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
@@ -133,15 +130,13 @@ def test_a_worker_per_device_unless_told_otherwise(
     assert pools.made == [made]
 
 
-def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
-    start: Callable[..., WarmedProgram], folder: Path
-) -> None:
+def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: Program, folder: Path) -> None:
     # Quiet, so that a slow machine does not say meanwhile how far it is.
     command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini", "--quiet")
-    with start(*command, new_session=True) as process:
+    with protokv.start(*command, new_session=True) as process:
         assert json.loads(process.stdout.readline())["key"] == "one"
         os.killpg(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=120)
+        out, err = read_to_the_end(process)
     rows, said = [json.loads(line) for line in out.splitlines()], err.splitlines()
     assert process.returncode == Exit.TERMINATED
     assert said == [
@@ -154,10 +149,10 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     assert storage.read_header("states/one.safetensors").complete
 
 
+@pytest.mark.usefixtures("pools", "mocked")
 def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -> None:
     lines = f'{folder}/one.mp4\n{{"source": "{folder}/two.mp4", "key": "named/so"}}\n'
-    options = ("--format", "plain", "--model", "protokv/mini")
-    result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, *options, stdin=lines)
+    result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, "--format", "plain", stdin=lines)
     assert result.code == 0, result.err
     assert sorted(result.out.splitlines()) == ["states/named/so.safetensors", "states/one.safetensors"]
 
@@ -170,9 +165,9 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
         (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append: for one video only"),
         (("a.mp4", "b.mp4", "--chunk", "8", "--follow"), Exit.USAGE, "--chunk and --follow: for one video only"),
         (("a.mp4", "b.mp4", "--timings"), Exit.USAGE, "--timings: for one video only"),
-        (("a.mp4", "--batch", "2"), Exit.USAGE, "--batch: for several videos only"),
+        (("a.mp4", "--batch", "2", "--ray", "auto"), Exit.USAGE, "--batch and --ray: for several videos only"),
         ((), Exit.USAGE, "there is no video to ingest"),
-        (("a.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
+        (("a.mp4", "b.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
         (("--from", "gone.txt"), Exit.NOT_FOUND, "cannot read gone.txt"),
         (("*.mp4",), Exit.NOT_FOUND, "there is no video in *.mp4"),
     ],
@@ -190,7 +185,7 @@ def test_what_makes_no_sense_is_one_line_and_a_hint(
 def test_a_model_that_is_not_there_ends_the_fleet_as_it_ends_one_video(
     protokv: Program, folder: Path, pools: Pools
 ) -> None:
-    pools.model = None
+    pools.mocked = False
     result = protokv("ingest", folder, "-o", "states", "--model", "./nowhere", *SMALL)
     assert result.code == Exit.FAILURE
     assert result.err.splitlines()[0] == "Error: there is no model folder at ./nowhere"
@@ -225,5 +220,6 @@ def test_what_is_for_one_state_is_refused_for_many(protokv: Program) -> None:
     Path("states").mkdir()
     assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
     assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE
-    assert "--timings are told of one state" in protokv("query", "states/", "what ?", "--timings").err
+    for option in ("--timings are", "--evidence is"):
+        assert f"{option} told of one state" in protokv("query", "states/", "what ?", option.split()[0]).err
     assert protokv("inspect", "states", "-o", "x.zarr").code == Exit.USAGE

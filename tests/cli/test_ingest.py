@@ -1,12 +1,10 @@
-"""`protokv ingest`: what it writes, says and ends with."""
+"""`protokv ingest` of one source: what it writes, says and ends with."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,46 +12,43 @@ import pytest
 from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
-from tests.mock_backbone import MockBackbone
-from tests.warmed import WarmedProgram
 
 SMALL = ("--budget", "24", "--json")
 
 
-def test_the_state_stands_here_under_the_name_of_the_video(protokv: Program, video: Path) -> None:
+def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program, video: Path) -> None:
     result = protokv("ingest", video, *SMALL)
     assert result.code == 0, result.err
-    assert (protokv.folder / "clip.safetensors").is_file()
+    state = protokv.folder / "clip.safetensors"
     assert 'protokv query clip.safetensors "..."' in result.err
-
-
-def test_json_lines_end_in_a_commit_and_a_summary(protokv: Program, video: Path) -> None:
-    rows = protokv("ingest", video, *SMALL).rows()
-    assert [row["type"] for row in rows[-2:]] == ["commit", "summary"]
-    assert [row["type"] for row in rows[:2]] == ["started", "progress"]
-    summary = rows[-1]
-    assert summary["complete"] is True
-    assert summary["damaged"] is False
-    assert summary["steps"] == 12
-    assert summary["stream_time_s"] == 12.0
-    assert summary["file_bytes"] == (protokv.folder / "clip.safetensors").stat().st_size
-
-
-def test_plain_output_is_the_path_alone(protokv: Program, video: Path) -> None:
+    rows = result.rows()
+    assert [row["type"] for row in (*rows[:2], *rows[-2:])] == ["started", "progress", "commit", "summary"]
+    expected = {
+        "complete": True,
+        "damaged": False,
+        "steps": 12,
+        "stream_time_s": 12.0,
+        "file_bytes": state.stat().st_size,
+    }
+    assert rows[-1].items() >= expected.items()
+    before = state.read_bytes()
+    # The same command again changes nothing.
     assert protokv("ingest", video, "--budget", "24", "--format", "plain").out == "clip.safetensors\n"
-
-
-def test_a_table_names_the_state_and_its_size(protokv: Program, video: Path) -> None:
-    result = protokv("ingest", video, "--budget", "24", "--format", "table")
-    assert "clip.safetensors" in result.out
-    assert "0:12, 12 steps" in result.out
-
-
-def test_quiet_says_nothing_on_stderr(protokv: Program, video: Path) -> None:
+    table = protokv("ingest", video, "--budget", "24", "--format", "table").out
+    assert "clip.safetensors" in table
+    assert "0:12, 12 steps" in table
     assert protokv("ingest", video, *SMALL, "--quiet").err == ""
+    assert state.read_bytes() == before
 
 
-def test_commits_come_as_often_as_asked(protokv: Program, video: Path) -> None:
+@pytest.mark.usefixtures("mocked")
+def test_a_folder_takes_the_state_of_one_video_under_its_name(protokv: Program, video: Path) -> None:
+    for folder in ("states/", "states"):
+        summary = protokv("ingest", video, *SMALL, "-o", folder).rows()[-1]
+        assert (summary["type"], summary["state"]) == ("summary", "states/clip.safetensors")
+
+
+def test_commits_come_as_often_as_asked(protokv: Program, mocked: None, video: Path) -> None:
     rows = protokv("ingest", video, *SMALL, "--every", "5steps").rows()
     assert [row["steps"] for row in rows if row["type"] == "commit"] == [5, 10, 12]
     rows = protokv("ingest", video, *SMALL, "--every", "4s", "-o", "by-time.safetensors").rows()
@@ -61,17 +56,12 @@ def test_commits_come_as_often_as_asked(protokv: Program, video: Path) -> None:
     assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
 
 
-def test_kept_commits_are_states_that_every_command_reads(protokv: Program, video: Path) -> None:
-    assert protokv("ingest", video, *SMALL, "--every", "4s", "--keep", "3").code == 0
-    kept = sorted(path.name for path in protokv.folder.glob("clip.safetensors*"))
-    # Who collects states does not collect them.
-    assert [path.name for path in protokv.folder.glob("*.safetensors")] == ["clip.safetensors"]
-    assert kept == ["clip.safetensors", "clip.safetensors@000004.000s", "clip.safetensors@000008.000s"]
-    for name, time_s in zip(kept, (12.0, 4.0, 8.0), strict=True):
-        assert protokv("query", name, "what is first ?").rows()[0]["stream_time_s"] == time_s
-        assert protokv("inspect", name, "--json").rows()[0]["stream"]["duration_s"] == time_s
+def test_keeping_commits_without_saying_when_is_warned_of(protokv: Program, mocked: None, video: Path) -> None:
+    assert "--every 30s" in protokv("ingest", video, "--budget", "24", "--keep", "3").err.splitlines()[0]
+    assert "Warning" not in protokv("ingest", video, "--budget", "24", "--keep", "3", "--every", "5s").err
 
 
+@pytest.mark.usefixtures("mocked")
 def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_repeated(
     protokv: Program, video: Path, tmp_path: Path
 ) -> None:
@@ -91,7 +81,6 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
         assert "nothing to do" in result.err
         assert [row["type"] for row in result.rows()] == ["started", "summary"]
     assert (protokv.folder / "clip.safetensors").read_bytes() == before
-    assert protokv("query", "clip.safetensors", "what is first ?").rows()[0]["stream_time_s"] == 17.0
     refused = protokv("ingest", second, "--budget", "32", "--append", "-o", "clip.safetensors")
     assert refused.code == Exit.MISMATCH
     assert "budget is 24, this run's is 32" in refused.err
@@ -104,42 +93,6 @@ def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, 
     assert memory["positions"] == "compact"
     kept = {name: memory["config"][name] for name in ("split", "anchor", "idle_steps", "merge", "budget")}
     assert kept == {"split": [1, 5], "anchor": "average", "idle_steps": 7, "merge": False, "budget": 24}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--set", "anchor"), "NAME=VALUE"),
-        (("--set", "anchor=middle"), "anchor: expected one of"),
-        (("--set", "pseudo_tokens=soon"), "pseudo_tokens: expected int"),
-        (("--set", "kmax=3"), "kmax: there is no such setting of durable"),
-        (("--set", "decay=off"), "decay: there is no such setting of durable"),
-        (("--memory", "elephant"), "there is no memory 'elephant'"),
-        (("--positions", "folded"), "positions: expected one of stream, compact"),
-    ],
-)
-def test_a_wrong_setting_of_the_memory_is_one_clear_line(
-    protokv: Program, video: Path, arguments: tuple[str, ...], said: str
-) -> None:
-    result = protokv("ingest", video, *SMALL, *arguments)
-    assert result.code == Exit.USAGE
-    assert said in result.err.splitlines()[0]
-    assert not list(protokv.folder.glob("*.safetensors"))
-
-
-def test_a_stream_beyond_the_positions_of_the_model_is_told_once_and_goes_on(
-    protokv: Program, video: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(tiny_folder, tmp_path / "short-sighted")
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["max_position_embeddings"] = 10
-    (folder / "config.json").write_text(json.dumps(config))
-    result = protokv("ingest", video, *SMALL, "--model", folder)
-    assert result.code == 0
-    warnings = [line for line in result.err.splitlines() if line.startswith("Warning:")]
-    assert len(warnings) == 1
-    assert "trained on 10" in warnings[0]
-    assert "positions=compact" in warnings[0]
 
 
 @pytest.mark.parametrize("memory", CONFIGS)
@@ -158,7 +111,12 @@ def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: st
         (["{video}", "--keep", "0"], Exit.USAGE, "keep 0"),
         (["{video}", "--append"], Exit.USAGE, "append"),
         (["{video}", "--append", "--force", "-o", "x.safetensors"], Exit.USAGE, "append"),
-        (["{video}", "--memory", "elephant"], Exit.USAGE, "elephant"),
+        (["{video}", "--memory", "elephant"], Exit.USAGE, "there is no memory 'elephant'"),
+        (["{video}", "--set", "anchor"], Exit.USAGE, "NAME=VALUE"),
+        (["{video}", "--set", "anchor=middle"], Exit.USAGE, "anchor: expected one of"),
+        (["{video}", "--set", "pseudo_tokens=soon"], Exit.USAGE, "pseudo_tokens: expected int"),
+        (["{video}", "--set", "decay=off"], Exit.USAGE, "decay: there is no such setting of durable"),
+        (["{video}", "--positions", "folded"], Exit.USAGE, "positions: expected one of stream, compact"),
         (["{video}", "--fps", "0"], Exit.USAGE, "fps"),
         (["{video}", "--fps", "1e9"], Exit.USAGE, "fps"),
         (["{video}", "--budget", "1000000000"], Exit.USAGE, "budget"),
@@ -167,6 +125,7 @@ def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: st
         (["{video}", "--device", "abacus"], Exit.USAGE, "abacus"),
         (["{video}", "-o", "x.npz"], Exit.USAGE, "expected a path that ends in one of"),
         (["{video}", "-o", "absent/x.safetensors", "--budget", "24"], Exit.FAILURE, "absent"),
+        (["{video}", "--start", "1h"], Exit.USAGE, "1"),
         (["rtsp:/camera/1"], Exit.NOT_FOUND, "rtsp:/camera/1"),
         (["{video}", "--resume"], Exit.NOT_FOUND, "clip.safetensors"),
     ],
@@ -184,8 +143,30 @@ def test_a_mistake_is_one_error_line_one_hint_and_its_code(
     assert len(lines) <= 2
     assert all(line.startswith("Hint: ") for line in lines[1:])
     assert result.out == ""
+    assert not list(protokv.folder.glob("*.safetensors"))
 
 
+def test_the_slash_that_an_address_lacks_is_named(protokv: Program) -> None:
+    for address in ("rtsp:/camera/1", "RTSP:camera/1"):
+        assert "rtsp://camera/1" in protokv("ingest", address).err.splitlines()[1]
+    assert "spelling" in protokv("ingest", "c:/absent.mp4").err.splitlines()[1]
+
+
+def test_a_stream_beyond_the_positions_of_the_model_is_told_once_and_goes_on(
+    protokv: Program, video: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "short-sighted")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 10
+    (folder / "config.json").write_text(json.dumps(config))
+    result = protokv("ingest", video, *SMALL, "--model", folder)
+    assert result.code == 0
+    (warning,) = [line for line in result.err.splitlines() if line.startswith("Warning:")]
+    assert "trained on 10" in warning
+    assert "positions=compact" in warning
+
+
+@pytest.mark.usefixtures("mocked")
 def test_another_memory_or_video_is_not_mixed_into_a_state(protokv: Program, video: Path, tmp_path: Path) -> None:
     assert protokv("ingest", video, *SMALL).code == 0
     before = (protokv.folder / "clip.safetensors").read_bytes()
@@ -236,12 +217,6 @@ def test_a_rate_above_that_of_the_source_is_told(protokv: Program, mocked: None,
     assert "Warning" not in protokv("ingest", video, "--budget", "24", "--fps", "8", "--force", "--json").err
 
 
-def test_the_slash_that_an_address_lacks_is_named(protokv: Program) -> None:
-    for address in ("rtsp:/camera/1", "RTSP:camera/1"):
-        assert "rtsp://camera/1" in protokv("ingest", address).err.splitlines()[1]
-    assert "spelling" in protokv("ingest", "c:/absent.mp4").err.splitlines()[1]
-
-
 @pytest.mark.parametrize("name", ["Talk [dQw4w9WgXcQ]", "a [bold]b", "it's [x\\]", "[/red]", "$HOME `x`"])
 def test_any_name_is_shown_as_it_is_and_can_be_pasted(
     protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
@@ -257,43 +232,7 @@ def test_any_name_is_shown_as_it_is_and_can_be_pasted(
     assert odd.name in protokv("inspect", state, "--format", "table").out
 
 
-def test_the_same_command_on_a_finished_state_changes_nothing(protokv: Program, video: Path) -> None:
-    protokv("ingest", video, *SMALL)
-    before = (protokv.folder / "clip.safetensors").read_bytes()
-    assert protokv("ingest", video, *SMALL).code == 0
-    assert (protokv.folder / "clip.safetensors").read_bytes() == before
-
-
-def test_a_truncated_video_keeps_what_could_be_read_and_ends_as_partial(protokv: Program, tmp_path: Path) -> None:
-    path = write_video(tmp_path / "cut.mkv", 12)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    result = protokv("ingest", path, *SMALL)
-    assert result.code == Exit.PARTIAL, result.err
-    assert f"\nError: {path}: " in result.err
-    assert 0 < result.rows()[-1]["steps"] < 12
-    assert protokv("query", "cut.safetensors", "what is first ?").code == 0
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
-    protokv: Program, start: Callable[..., WarmedProgram], tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    long = write_video(tmp_path / "long.mp4", 90, rate=2)
-    arguments = ("ingest", long, "--budget", "24", "--json")
-    with start(*arguments, "--every", "1steps") as process:
-        process.stdout.readline()
-        process.send_signal(number)
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    assert "stopping after this step" in err
-    assert "is committed" in err
-    assert '"complete": false' in out
-    assert protokv(*arguments).code == 0
-    resumed = (protokv.folder / "long.safetensors").read_bytes()
-    assert protokv(*arguments, "-o", "whole.safetensors").code == 0
-    assert (protokv.folder / "whole.safetensors").read_bytes() == resumed
-
-
+@pytest.mark.usefixtures("mocked")
 def test_settings_come_from_flags_then_the_environment_then_the_file(protokv: Program, video: Path) -> None:
     def budget(*arguments: str) -> int:
         result = protokv("ingest", video, "--json", "--force", *arguments)
@@ -307,17 +246,7 @@ def test_settings_come_from_flags_then_the_environment_then_the_file(protokv: Pr
     assert budget("--budget", "24") == 24
 
 
-def test_a_settings_file_that_cannot_be_read_is_named(protokv: Program, video: Path) -> None:
-    (protokv.folder / "protokv.toml").write_text("[ingest\n")
-    result = protokv("ingest", video)
-    assert result.code == Exit.USAGE
-    assert result.err.startswith("Error: protokv.toml cannot be read")
-
-
-def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
-    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protokv.backbones.load_backbone", MockBackbone)
+def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program, mocked: None, video: Path) -> None:
     before = sorted(protokv.folder.iterdir())
     (row,) = protokv("ingest", video, "--budget", "24", "--dry-run", "--json").rows()
     assert sorted(protokv.folder.iterdir()) == before
@@ -339,7 +268,38 @@ def test_a_part_of_a_video_is_watched_and_continued(protokv: Program, mocked: No
     assert "nothing to do" in protokv(*part).err
     stream = protokv("inspect", "p.pt", "--json").rows()[0]["stream"]
     assert stream["source"] == "clip.mp4 from 4 s for 5 s"
-    whole = protokv("ingest", video, "--budget", "24", "-o", "p.pt")
-    assert whole.code == Exit.MISMATCH
-    assert protokv("ingest", video, "--start", "1h").code == Exit.USAGE
+    assert protokv("ingest", video, "--budget", "24", "-o", "p.pt").code == Exit.MISMATCH
     assert protokv("ingest", video, video.parent, "-o", "d/", "--start", "2").code == Exit.USAGE
+
+
+def test_a_chunk_is_an_option_and_on_record(protokv: Program, mocked: None, video: Path) -> None:
+    assert protokv("ingest", video, "--budget", "24", "--chunk", "5", "--json").code == 0
+    refused = protokv("ingest", video, "--budget", "24", "--chunk", "4")
+    # What is watched to its end is not read again, and another chunk would have read it otherwise.
+    assert refused.code == Exit.MISMATCH
+    assert "its chunk is 5, this run's is 4" in refused.err
+
+
+def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
+    protokv: Program, video: Path
+) -> None:
+    watched = {"imports", "model", "state", "wait for frames", "decode", "preprocess", "vision tower", "forward"}
+    watched |= {"memory", "commit", "process cpu"}
+    asked = {"start", "imports", "state", "model", "session", "first token", "tokens", "process cpu"}
+    summary = protokv("ingest", video, *SMALL, "--timings").rows()[-1]
+    assert summary["timings"].keys() == watched
+    assert all(seconds >= 0 for seconds in summary["timings"].values())
+    assert summary["timings"]["forward"] > 0
+    question = ("query", "clip.safetensors", "what is it?")
+    first, second = protokv(*question, "and now?", "--timings", "--json").rows()
+    assert first["timings"].keys() == second["timings"].keys() == asked
+    # Of all questions so far.
+    assert second["timings"]["first token"] > first["timings"]["first token"] > 0
+    plain = protokv("ingest", video, "--budget", "24", "--timings", "--format", "plain", "--force")
+    assert plain.out == "clip.safetensors\n"
+    for name in watched:
+        assert f"\n{name} " in f"\n{plain.err}"
+    assert "(beside the others)" in plain.err
+    result = protokv(*question, "--timings", "--format", "plain")
+    assert ("first token" in result.err, "first token" in result.out) == (True, False)
+    assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out

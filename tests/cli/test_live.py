@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,8 @@ import pytest
 
 from protokv.config import DurableConfig
 from protokv.ingestion import Every, ingest
-from protokv_cli import watching
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program, read_to_the_end, wait_for_commits
 from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
@@ -94,59 +100,66 @@ def test_an_answer_says_how_old_the_commit_is(camera: Path, protokv: Any, monkey
     assert "committed" in result.err
 
 
+@pytest.fixture
+def during_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Do one thing in each pause of --watch, then Ctrl-C; returns the lengths of the pauses."""
+
+    def script(*acts: Callable[[], object]) -> list[float]:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) > len(acts):
+                raise KeyboardInterrupt
+            acts[len(pauses) - 1]()
+
+        monkeypatch.setattr("protokv_cli.commits.pause", pause)
+        return pauses
+
+    return script
+
+
+def nothing() -> None:
+    pass
+
+
+Pauses = Callable[..., list[float]]
+
+
 def test_watching_asks_again_at_its_interval_and_sees_new_commits(
-    tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     path = watched(tmp_path / "camera.safetensors", [100, gone()])
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 1:
-            watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2")
-        elif len(pauses) == 2:
-            watched(path, [("away", 1.0), 200, gone()], overwrite=True)
-        else:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching, "pause", pause)
+    pauses = during_pauses(
+        lambda: watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2"),
+        lambda: watched(path, [("away", 1.0), 200, gone()], overwrite=True),
+    )
     result = protokv("query", path, "what is it", "is it red", "--watch", "30s")
-    assert result.code == 130
+    assert result.code == Exit.INTERRUPTED
     assert [row["stream_time_s"] for row in result.rows()] == [10.0] * 4 + [20.0] * 2
     assert all(0 < one <= 30.0 for one in pauses)
-    again = protokv("query", path, "--watch", "30s", "--at", "3s", "what is it")
-    assert again.code == 2
+    assert protokv("query", path, "--watch", "30s", "--at", "3s", "what is it").code == Exit.USAGE
 
 
-@pytest.mark.parametrize("asking", [["query", "what is it"], ["inspect"]], ids=lambda one: one[0])
+@pytest.mark.parametrize("command", ["query", "inspect"])
 def test_watching_waits_for_the_first_commit_and_says_so_once(
-    asking: list[str], tmp_path: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     path = tmp_path / "camera.safetensors"
-    paused = 0
-
-    def pause(_: float) -> None:
-        nonlocal paused
-        paused += 1
-        if paused == 3:
-            watched(path, [100, gone()])
-        elif paused > 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching, "pause", pause)
-    command = (asking[0], path, *asking[1:], "--watch", "30s") if asking[1:] else ("inspect", path, "--watch")
-    result = protokv(*command, "--json")
-    assert result.code == 130
+    arguments = {"query": ("what is it", "--watch", "30s"), "inspect": ("--watch",)}[command]
+    during_pauses(nothing, nothing, lambda: watched(path, [100, gone()]))
+    result = protokv(command, path, *arguments, "--json")
+    assert result.code == Exit.INTERRUPTED
     assert result.err.count("waiting for its first commit") == 1
     assert len(result.rows()) == 1
     path.unlink()
-    monkeypatch.setattr(watching, "pause", lambda _: pause(4))
-    again = protokv(*command, "--json")
-    assert (again.code, again.out) == (130, "")
+    during_pauses()
+    again = protokv(command, path, *arguments, "--json")
+    assert (again.code, again.out) == (Exit.INTERRUPTED, "")
 
 
 def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_when_it_changes(
-    camera: Path, protokv: Any, mocked: None, monkeypatch: pytest.MonkeyPatch
+    camera: Path, protokv: Program, mocked: None, during_pauses: Pauses
 ) -> None:
     table = protokv("inspect", camera, "--format", "table").out
     for text in ("rtsp://camera/1", "gaps", "2, 1:00 together", "is gone", "lost"):
@@ -155,32 +168,23 @@ def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_whe
     live = protokv("inspect", camera, "--json").rows()[0]["stream"]["live"]
     assert live["gaps_in_all"] == 2
     assert (live["gaps"][0]["from_s"], live["gaps"][0]["to_s"]) == (40.0, 100.0)
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            watched(camera, [100, gone()], overwrite=True)
-        if len(pauses) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching, "pause", pause)
+    during_pauses(nothing, lambda: watched(camera, [100, gone()], overwrite=True), nothing)
     result = protokv("inspect", camera, "--watch", "--json")
-    assert result.code == 130
+    assert result.code == Exit.INTERRUPTED
     assert [row["stream"]["duration_s"] for row in result.rows()] == [150.0, 10.0]
 
 
-def test_what_is_piped_in_is_watched_and_a_signal_stops_it_at_once_while_it_waits(start: Any, tmp_path: Path) -> None:
+def test_what_is_piped_in_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
+    embedded: Program, tmp_path: Path
+) -> None:
     data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
-    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
+    with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
         process.stdin.buffer.write(data)
         process.stdin.buffer.flush()
-        for line in process.stdout:
-            if json.loads(line)["type"] == "commit":
-                break
+        wait_for_commits(process, 1)
         # The pipe stays open, and nothing more comes.
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=60) == Exit.TERMINATED
         assert "Continue with the same command" in process.stderr.read()
     assert (tmp_path / "s.safetensors").exists()
 
@@ -197,37 +201,65 @@ def test_the_source_may_stand_in_the_environment_where_no_other_user_reads_it(
     assert (tmp_path / "other.safetensors").exists()
 
 
-def test_a_pipe_that_ends_is_watched_to_its_end(start: Any, tmp_path: Path) -> None:
-    data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
-    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json") as process:
-        process.stdin.buffer.write(data)
-        process.stdin.close()
-        rows = [json.loads(line) for line in process.stdout]
-        assert process.wait(timeout=60) == 0
+class Stdin(io.BytesIO):
+    """Stands for a descriptor, which is read elsewhere."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+
+@contextmanager
+def piped(data: bytes) -> Iterator[Stdin]:
+    """The reading end of a pipe that gives this and ends."""
+    reading, writing = os.pipe()
+
+    def feed() -> None:
+        with suppress(BrokenPipeError), open(writing, "wb") as end:  # noqa: PTH123
+            end.write(data)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    yield Stdin(reading)
+    os.close(reading)
+    feeder.join()
+
+
+@pytest.fixture
+def stdin_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand the runner's input on as it is; a pipe is read through its descriptor."""
+    monkeypatch.setattr("typer.testing.make_input_stream", lambda input, charset: input)
+
+
+@pytest.mark.usefixtures("mocked", "stdin_is_a_file")
+def test_a_pipe_that_ends_is_watched_to_its_end(protokv: Program, tmp_path: Path) -> None:
+    with piped(write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()) as stdin:
+        rows = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", stdin=stdin).rows()
     assert (rows[-1]["type"], rows[-1]["complete"], rows[-1]["stream_time_s"]) == ("summary", True, 8.0)
 
 
-def test_an_mp4_with_its_index_at_the_end_is_told_what_to_do_by_its_hint(start: Any, tmp_path: Path) -> None:
-    data = write(Clip(TICKS), tmp_path / "x.mp4").read_bytes()
-    with start("ingest", "-", "-o", "s.safetensors", "--budget", "64") as process:
-        process.stdin.buffer.write(data)
-        process.stdin.close()
-        err = process.stderr.read()
-        assert process.wait(timeout=60) == 1
-    assert "Error: stdin is an MP4 whose index" in err
-    assert "Hint: remux it" in err
+@pytest.mark.usefixtures("mocked", "stdin_is_a_file")
+def test_an_mp4_with_its_index_at_the_end_is_told_what_to_do_by_its_hint(protokv: Program, tmp_path: Path) -> None:
+    with piped(write(Clip(TICKS), tmp_path / "x.mp4").read_bytes()) as stdin:
+        result = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "64", stdin=stdin)
+    assert result.code == Exit.FAILURE
+    assert "Error: stdin is an MP4 whose index" in result.err
+    assert "Hint: remux it" in result.err
 
 
-def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(start: Any) -> None:
+def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(embedded: Program) -> None:
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
-    with start("ingest", address, "-o", "s.safetensors", "--json") as process:
+    with embedded.start("ingest", address, "-o", "s.safetensors", "--json") as process:
         out = ""
         for line in process.stdout:
             out += line
-            if json.loads(line)["type"] == "lost":
+            if json.loads(line)["type"] == "source_lost":
                 break
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        err = process.stderr.read()
+        more, err = read_to_the_end(process)
+    assert process.returncode == Exit.INTERRUPTED
     assert "Connection refused; trying again" in err
-    assert "s3cret" not in out + err
+    assert "s3cret" not in out + more + err

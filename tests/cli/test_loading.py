@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import reload
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from protokv.backbones.identity import digest_weights
+from protokv.backbones.files import digest_weights
 from protokv.storage.api import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
-from tests.cli.terminal import Seen, pseudo_terminal
-from tests.warmed import Warmed
+from tests.cli.terminal import run_on_terminal
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
 TAG, TAGGED = "v1.0", "b" * 40
@@ -108,19 +111,30 @@ def environment_of(protokv: Program, endpoint: str) -> dict[str, str]:
     return kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
 
 
+@contextmanager
+def hub_environment(environment: dict[str, str]) -> Iterator[None]:
+    """The hub's package reads its environment when its constants are loaded."""
+    from huggingface_hub import constants
+
+    try:
+        with mock.patch.dict(os.environ, environment, clear=True):
+            reload(constants)
+            yield
+    finally:
+        reload(constants)
+
+
 Call = Callable[..., Result]
 
 
 @pytest.fixture
-def call(protokv: Program, warmed: Warmed) -> Call:
-    """The program as a process, with a hub at an address."""
+def call(protokv: Program) -> Call:
+    """The program with a hub at an address."""
 
     def call(endpoint: str, *arguments: object, **changes: str) -> Result:
         environment = environment_of(protokv, endpoint) | changes
-        with warmed.start(list(map(str, arguments)), protokv.folder, environment) as process:
-            out, err = process.communicate(timeout=120)
-        assert process.returncode is not None
-        return Result(process.returncode, out, err)
+        with hub_environment(environment):
+            return protokv(*arguments, env=environment)
 
     return call
 
@@ -142,36 +156,35 @@ def test_a_model_is_downloaded_once_and_found_without_the_hub_later(call: Call, 
 
 
 def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
-    # From the beginning, with all imports: what is said of the hub in the environment is read by them.
-    environment = environment_of(protokv, hub.address) | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "protokv", *map(str, ingesting(video))]
-    with pseudo_terminal() as (_, terminal, written, _):
-        result = subprocess.run(
-            command, cwd=protokv.folder, env=environment, stdout=subprocess.PIPE, stderr=terminal, timeout=120
-        )
-    screen = b"".join(written).decode()
-    assert result.returncode == Exit.DONE, screen
-    assert "loading model" in screen
-    assert "Fetching" in screen
-    assert [line for line in Seen(0, screen).lines() if "%" in line or "loading" in line] == []
+    environment = environment_of(protokv, hub.address)
+    with hub_environment(environment):
+        seen = run_on_terminal(environment, *ingesting(video), stdout=protokv.folder / "out.jsonl")
+    assert seen.code == Exit.DONE, seen.screen
+    assert "loading model" in seen.screen
+    assert "Fetching" in seen.screen
+    assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
 
 
-def test_a_model_that_is_neither_here_nor_in_reach_is_two_lines(call: Call, video: Path) -> None:
-    result = call("http://127.0.0.1:9", *ingesting(video))
+@pytest.mark.parametrize(
+    ("name", "revision", "in_reach", "said"),
+    [
+        (NAME, None, False, f"the model {NAME}: it is not in the local cache, and the hub cannot be reached"),
+        ("somebody/something-else", None, True, "there is no such model on the hub"),
+        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_two_lines(
+    call: Call, video: Path, hub: Hub, name: str, revision: str | None, in_reach: bool, said: str
+) -> None:
+    changes = {"PROTOKV_REVISION": revision} if revision else {}
+    result = call(hub.address if in_reach else "http://127.0.0.1:9", *ingesting(video, name), **changes)
     assert result.code == Exit.FAILURE
-    assert result.err.splitlines() == [
-        f"Error: cannot load the model {NAME}: it is not in the local cache, and the hub cannot be reached",
-        "Hint: check the name and the connection, or name a local folder",
-    ]
-
-
-def test_a_model_that_the_hub_does_not_have_is_two_lines(call: Call, video: Path, hub: Hub) -> None:
-    result = call(hub.address, *ingesting(video, "somebody/something-else"))
-    assert result.code == Exit.FAILURE
-    assert len(result.err.splitlines()) == 2
-    assert "there is no such model on the hub" in result.err
+    error, hint = result.err.splitlines()
+    assert error.startswith("Error: ")
+    assert said in error
+    assert hint.startswith("Hint: ")
     # No second attempt.
-    assert hub.requests.count("/api/models/somebody/something-else") == 1
+    assert hub.requests.count(f"/api/models/{name}") <= 1
 
 
 def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
@@ -243,15 +256,6 @@ def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(
     assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.err
     assert asked.err.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
     assert len(tagged.requests) == requests
-
-
-def test_a_revision_that_the_hub_does_not_have_is_two_lines(call: Call, video: Path, hub: Hub) -> None:
-    result = call(hub.address, *ingesting(video), PROTOKV_REVISION="v9")
-    assert result.code == Exit.FAILURE
-    assert result.err.splitlines() == [
-        f"Error: cannot load the model {NAME}: it has no such revision",
-        "Hint: name a branch, a tag or a commit of it",
-    ]
 
 
 @pytest.mark.parametrize("command", ["ingest", "ingest --dry-run", "ingest -o states/", "query", "replay", "serve"])

@@ -57,14 +57,14 @@ def test_a_writer_that_another_overtook_ends_with_its_own_exit_code(
 ) -> None:
     url = "s3://bucket/shelf/overtaken"
     assert protokv("ingest", video, "-o", "theirs.safetensors", *SMALL).code == 0
-    theirs, left = storage.load("theirs.safetensors"), [2]
+    theirs, left = storage.load_state("theirs.safetensors"), [2]
 
     def overtake(method: str, key: str) -> None:
         """Commit something else when the program is about to put its own first commit in place."""
         if method == "PUT" and key.endswith("branch.main/ref.json"):
             left[0] -= 1
             if left[0] == 0:
-                storage.save(theirs, url)
+                storage.save_state(theirs, url)
 
     store.before = overtake
     result = protokv("ingest", video, "-o", url, *SMALL, "--every", "3s")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.ingestion import NEVER, Every
-from protokv.replay.studies import Variation
+from protokv.replay.memories import Variation
 from protokv_cli.parsing import (
     parse_budget,
     parse_duration,
@@ -31,17 +33,9 @@ def test_seeds_are_counted_on_from_the_first() -> None:
     assert list(parse_seeds("7")) == [7]
 
 
-@pytest.mark.parametrize("text", ["", "x", "7:", "7:0", "-1", "7:x", "7:2:3"])
-def test_what_is_no_seed_and_count_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="SEED:COUNT"):
-        parse_seeds(text)
-
-
 def test_a_scene_is_a_range_or_none() -> None:
     assert parse_scene("6:20") == (6, 20)
     assert parse_scene("none") is None
-    with pytest.raises(ConfigError, match="SHORTEST:LONGEST"):
-        parse_scene("6")
 
 
 @pytest.mark.parametrize(
@@ -55,14 +49,6 @@ def test_a_scene_is_a_range_or_none() -> None:
 )  # fmt: skip
 def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", " ", "s", "-1s", "1d", "7m30", "30s7m", "7:60", "7:3", "1:2:03", ":30", "nan", "1e3", "٣s", "9" * 400]
-)
-def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="length of time"):
-        parse_duration(text)
 
 
 @given(st.integers(0, 10**7))
@@ -88,18 +74,9 @@ def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str, every:
     assert parse_every(text) == every
 
 
-@pytest.mark.parametrize("text", ["", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"])
-def test_what_is_no_interval_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot commit every"):
-        parse_every(text)
-
-
 def test_a_variation_has_a_memory_or_none_and_its_values() -> None:
     assert parse_variation("paper.split=1:5,1:3") == Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])
     assert parse_variation("pseudo-tokens=4") == Variation(None, "pseudo_tokens", [("4", 4)])
-    for wrong in ("split", "split=", "=1"):
-        with pytest.raises(ConfigError, match="NAME=VALUE"):
-            parse_variation(wrong)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +84,6 @@ def test_a_variation_has_a_memory_or_none_and_its_values() -> None:
 )
 def test_a_budget_is_read_from_text(text: str, tokens: int) -> None:
     assert parse_budget(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"])
-def test_text_that_is_no_budget_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="budget"):
-        parse_budget(text)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +105,24 @@ def test_a_setting_is_a_name_and_a_number_a_truth_value_a_pair_or_a_word(
     assert parse_setting(text) == setting
 
 
-@pytest.mark.parametrize("text", ["", "=", "a", "a=", "=1"])
-def test_what_is_no_setting_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        parse_setting(text)
+@pytest.mark.parametrize(
+    ("parse", "texts", "said"),
+    [
+        (parse_budget, ("", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"), "budget"),
+        (parse_setting, ("", "=", "a", "a=", "=1"), "NAME=VALUE"),
+        (
+            parse_duration,
+            ("", " ", "s", "-1s", "1d", "7m30", "30s7m", "7:60", "7:3", "1:2:03", ":30", "nan", "1e3", "٣s", "9" * 400),
+            "length of time",
+        ),
+        (parse_every, ("", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"), "cannot commit every"),
+        (parse_seeds, ("", "x", "7:", "7:0", "-1", "7:x", "7:2:3"), "SEED:COUNT"),
+        (parse_scene, ("6",), "SHORTEST:LONGEST"),
+        (parse_variation, ("split", "split=", "=1"), "NAME=VALUE"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_none_of_these_is_refused(parse: Callable[[str], object], texts: tuple[str, ...], said: str) -> None:
+    for text in texts:
+        with pytest.raises(ConfigError, match=said):
+            parse(text)

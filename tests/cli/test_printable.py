@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv import storage
-from protokv_cli.printable import json_text, printable
+from protokv_cli.tables import json_text, printable
 from tests.cli.conftest import Program, write_video
 
 # A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.
@@ -52,14 +52,14 @@ def test_words_of_any_script_stay_words() -> None:
 def evil(protokv: Program, mocked: None, video: Path) -> Path:
     """A state that says evil things wherever a state may say something, under an evil name."""
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
-    found = storage.load("clip.safetensors")
+    found = storage.load_state("clip.safetensors")
     decoders = {EVIL: 2, "b": 1, "c": EVIL}
     source = {**(found.source or {}), "name": EVIL, "decoder": EVIL, "decoders": decoders, EVIL: EVIL}
     damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
     path = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
     state = replace(found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL)
-    storage.save(state, path)
+    storage.save_state(state, path)
     return path
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.ingestion import Progress
-from protokv_cli import bar
-from protokv_cli.bar import elided, fitting
-from protokv_cli.progress import told_parts
+from protokv_cli import progress
+from protokv_cli.ingest_report import progress_parts
+from protokv_cli.progress import fit, shorten
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 
@@ -23,30 +25,30 @@ def event(stream_time_s: float, duration_s: float | None = 60.0) -> Progress:
 
 
 def test_it_tells_the_share_the_time_and_what_is_left() -> None:
-    parts = told_parts(event(15.0), first=(100.0, 5.0), now_s=102.0)
+    parts = progress_parts(event(15.0), first=(100.0, 5.0), now_s=102.0)
     # Ten seconds of stream took two, and 45 are to come.
     assert parts[:3] == [" 25%", "0:15 / 1:00", "0:09 left"]
     assert parts[3] == "50 frames/s"
 
 
 def test_a_run_that_goes_on_reckons_with_its_own_speed_and_a_stream_without_an_end_with_none() -> None:
-    assert "0:10 left" in told_parts(event(50.0), first=(0.0, 49.0), now_s=1.0)
-    assert not [part for part in told_parts(event(50.0), first=(0.0, 50.0), now_s=1.0) if "left" in part]
-    endless = told_parts(event(50.0, None), first=(0.0, 0.0), now_s=1.0)
+    assert "0:10 left" in progress_parts(event(50.0), first=(0.0, 49.0), now_s=1.0)
+    assert not [part for part in progress_parts(event(50.0), first=(0.0, 50.0), now_s=1.0) if "left" in part]
+    endless = progress_parts(event(50.0, None), first=(0.0, 0.0), now_s=1.0)
     assert endless[0] == "0:50"
     assert not [part for part in endless if "%" in part or "left" in part]
 
 
 @given(parts=st.lists(st.text(max_size=20), min_size=1, max_size=6), room=st.integers(-5, 80))
 def test_what_does_not_fit_is_left_out_from_the_end(parts: list[str], room: int) -> None:
-    text = fitting(parts, room)
+    text = fit(parts, room)
     assert len(text) <= room or text == parts[0]
     assert "  ".join(parts).startswith(text)
 
 
 @given(name=st.text(max_size=60), length=st.integers(3, 40))
 def test_a_long_name_keeps_its_beginning_and_its_end(name: str, length: int) -> None:
-    short = elided(name, length)
+    short = shorten(name, length)
     assert len(short) == min(len(name), length)
     if len(name) > length:
         before, _, behind = short.partition("\N{HORIZONTAL ELLIPSIS}")
@@ -57,7 +59,7 @@ def test_a_long_name_keeps_its_beginning_and_its_end(name: str, length: int) -> 
 def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
     protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bar, "BAR_EVERY_S", -1.0)
+    monkeypatch.setattr(progress, "BAR_EVERY_S", -1.0)
     long = video.rename(video.with_name("a recording with a very long name indeed, part 17 of 23 " * 2 + ".mp4"))
     try:
         seen = run_on_terminal(protokv.environment, "ingest", long, "-o", "s.safetensors", "--budget", "24")
@@ -74,7 +76,7 @@ def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
 def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
     term: str, protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bar, "LOG_EVERY_S", -1.0)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
     seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", term=term)
     assert seen.code == 0
     assert DRAWING not in seen.screen
@@ -86,3 +88,28 @@ def test_quiet_draws_nothing(protokv: Program, mocked: None, video: Path) -> Non
     seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--quiet")
     assert seen.code == 0
     assert "loading" not in seen.screen
+
+
+def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
+    protokv: Program, mocked: None, video: Path
+) -> None:
+    out = protokv.folder / "out.jsonl"
+    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--json", stdout=out)
+    assert seen.code == 0, seen.screen
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["type"] for row in rows][-2:] == ["commit", "summary"]
+    assert '"type"' not in seen.screen
+    assert "\x1b[2K" in seen.screen
+    # Nothing of the bar is left.
+    first, last = seen.lines()
+    assert first.startswith("state: ")
+    assert last == 'ask it: protokv query clip.safetensors "..."'
+
+
+def test_json_on_the_terminal_itself_begins_on_lines_of_its_own(protokv: Program, mocked: None, video: Path) -> None:
+    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--json")
+    assert seen.code == 0
+    # A row may be longer than a line of the terminal; it begins one.
+    begun = [found[1] for line in seen.lines() if (found := re.match(r'\{"type": "(\w+)"', line))]
+    assert begun[:1] + begun[-2:] == ["started", "commit", "summary"]
+    assert len(begun) == seen.screen.count('{"type": ')

@@ -127,7 +127,7 @@ def test_what_cannot_be_replayed_is_one_clear_line(
     [
         (("--length", "40s"), "world length_s 30 and now has world length_s 40"),
         (("--fps", "1"), "fps 2.0 and now has fps 1.0"),
-        (("--pressure", "20"), "world events_per_minute 6.0 and now has world events_per_minute 20.0"),
+        (("--distractor-rate", "20"), "world events_per_minute 6.0 and now has world events_per_minute 20.0"),
         (("--cuts", "none"), "world cut_s [6, 20] and now has world cut_s None"),
         (("--moving", "1"), "world moving 0.3 and now has world moving 1.0"),
     ],

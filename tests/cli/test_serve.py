@@ -11,7 +11,7 @@ from protokv.backbones import EMBEDDED
 from protokv.config import DurableConfig
 from protokv.ingestion import ingest
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,14 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.storage.checkpoint import load, load_backbone_of, save
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
-from tests.warmed import WarmedProgram
 
 
 def saved(folder: Path, path: Path, **identity: str) -> Path:
     """A state of the model in a folder that says something else of its model."""
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     save(Session.start(backbone, DurableConfig(budget=24)), path)
-    state = storage.load(path)
-    storage.save(replace(state, backbone=replace(state.backbone, **identity)), path)
+    state = storage.load_state(path)
+    storage.save_state(replace(state, backbone=replace(state.backbone, **identity)), path)
     return path
 
 
@@ -53,29 +51,26 @@ def trap(tmp_path: Path, tiny_folder: Path) -> Path:
 def test_a_folder_that_a_state_names_is_not_opened(
     name: str,
     protokv: Program,
-    start: Callable[..., WarmedProgram],
     trap: Path,
     tiny_folder: Path,
     tmp_path: Path,
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors", name=name.format(trap=trap))
     del protokv.environment["PROTOKV_MODEL"]
-    with start("query", state, "-") as process:
-        _, err = process.communicate("y\n" * 5, timeout=120)
-    assert process.returncode == Exit.FAILURE
-    assert "--model" in err.splitlines()[1]
-    assert "y/N" not in err
+    result = protokv("query", state, "-", stdin="y\n" * 5)
+    assert result.code == Exit.FAILURE
+    assert "--model" in result.err.splitlines()[1]
+    assert "y/N" not in result.err
     assert not (tmp_path / "sprung").exists()
 
 
 def test_code_in_a_folder_that_the_user_names_is_not_run_either(
-    start: Callable[..., WarmedProgram], trap: Path, tiny_folder: Path, tmp_path: Path
+    protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors")
-    with start("query", state, "-", "--model", trap) as process:
-        _, err = process.communicate("y\n" * 5, timeout=120)
-    assert process.returncode == Exit.FAILURE
-    assert "names no model_type" in err
+    result = protokv("query", state, "-", "--model", trap, stdin="y\n" * 5)
+    assert result.code == Exit.FAILURE
+    assert "names no model_type" in result.err
     assert not (tmp_path / "sprung").exists()
 
 
@@ -110,13 +105,13 @@ def test_what_is_no_name_on_the_hub_is_nowhere_in_the_cache(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["", "auto", "int3", "float32+2bit", "\x1b[31m"])
 def test_a_dtype_that_is_none_makes_a_state_corrupt(dtype: str, tiny_folder: Path, tmp_path: Path) -> None:
-    state = storage.load(saved(tiny_folder, tmp_path / "s.safetensors", dtype=dtype))
+    state = storage.load_state(saved(tiny_folder, tmp_path / "s.safetensors", dtype=dtype))
     with pytest.raises(StateCorrupt, match=r"backbone\.dtype"):
         load_backbone_of(state, device="cpu")
 
 
 def test_the_name_in_the_message_cannot_be_more_than_an_argument(tiny_folder: Path, tmp_path: Path) -> None:
-    state = storage.load(saved(tiny_folder, tmp_path / "s.safetensors", name="$(touch x); y"))
+    state = storage.load_state(saved(tiny_folder, tmp_path / "s.safetensors", name="$(touch x); y"))
     with pytest.raises(ModelError) as caught:
         load_backbone_of(state, device="cpu")
     assert caught.value.hint.endswith("--model '$(touch x); y'")
@@ -125,7 +120,7 @@ def test_the_name_in_the_message_cannot_be_more_than_an_argument(tiny_folder: Pa
 def test_no_library_reads_what_the_user_pipes_in() -> None:
     code = (
         "import os, sys\n"
-        "from protokv_cli.stdin import withheld_stdin\n"
+        "from protokv_cli.process import withheld_stdin\n"
         "with withheld_stdin() as mine:\n"
         "    stolen = sys.stdin.read() + os.read(0, 100).decode()\n"
         "    print(repr(stolen), mine.read().split())\n"

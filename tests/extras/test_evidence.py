@@ -18,7 +18,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.extras.evidence import FAINT, NOTICED, Evidence, Moment, find_moments
 from protokv.mini.seeds import DEMONSTRATION
-from protokv.replay.streams import Pressure, WorldStream
+from protokv.replay.worlds import Worlds, WorldStream
 from tests.conftest import random_frames
 from tests.oracles import attention as plain
 
@@ -150,7 +150,7 @@ def test_positions_in_proportion_tell_the_step_where_all_are_of_one_size(tiny: B
 
 def test_the_embedded_model_finds_a_colour_where_it_was_shown() -> None:
     backbone = load_backbone(EMBEDDED, device="cpu")
-    stream = WorldStream(DEMONSTRATION[3], 60, Pressure(12.0), before=20, per_type=3)
+    stream = WorldStream(DEMONSTRATION[3], Worlds(length_s=60, distractor_rate=12.0, before=20, per_type=3))
     session = Session.start(backbone, DurableConfig(budget=90))
     for step in stream.steps(2.0, 2):
         session.watch(step.images, step.time_s)

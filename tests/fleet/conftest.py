@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import pytest
 from protokv.config import DurableConfig
 from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.worker import Worker
-from protokv.ingestion import Every, ingest
-from tests.fleet.models import MockModel
+from protokv.ingestion import Every, IngestOptions, ingest
+from tests.fleet.recipes import MockRecipe
 from tests.mock_backbone import MockBackbone
 
 CONFIG = DurableConfig(budget=40)
@@ -72,12 +72,8 @@ def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    return Recipe(
-        place=str(tmp_path / "states"),
-        model=MockModel(log=tmp_path / "loads"),
-        config=CONFIG,
-        every=Every(n_steps=1),
-    )
+    options = IngestOptions(config=CONFIG, every=Every(n_steps=1))
+    return MockRecipe(place=str(tmp_path / "states"), options=options, log=tmp_path / "loads")
 
 
 class InlinePool:
@@ -110,6 +106,11 @@ class InlinePool:
 
 def outcomes(jobs: Sequence[Job], pool: Any, recipe: Recipe, **options: Any) -> dict[str, Outcome]:
     return {one.job.key: one for one in run_fleet(jobs, pool, recipe.place, **options)}
+
+
+def ends(found: Mapping[str, Outcome]) -> dict[str, tuple[str, int]]:
+    """How each video ended, and at which attempt, by key."""
+    return {key: (one.status, one.attempts) for key, one in found.items()}
 
 
 def written(recipe: Recipe) -> dict[str, bytes]:

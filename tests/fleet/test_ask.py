@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer, Session
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
-from protokv.fleet.ask import Reply, Surest, ask_all, load_backbone_for
+from protokv.fleet.ask import Reply, ask_all, load_backbone_for, surest
 from protokv.ingestion import ingest
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 QUESTIONS = ["what is first ?", "red ring"]
 
@@ -52,20 +50,9 @@ def reply(logprob: float, number: int, state: str) -> Reply:
     return Reply(state, number, Answer("q", "a", 0.0, 0.0, 0.0, 0, 1, logprob))
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([-3.0, -2.5, -0.5, -0.1]), st.integers(0, 2)), max_size=40), st.integers(1, 9)
-)
-def test_the_surest_are_the_first_of_all_when_sorted(found: list[tuple[float, int]], k: int) -> None:
-    replies = [reply(logprob, number, str(i)) for i, (logprob, number) in enumerate(found)]
-    surest = Surest(k)
-    for one in replies:
-        surest.add(one)
-    expected = []
-    for number in range(3):
-        mine = [one for one in replies if one.number == number]
-        mine.sort(key=lambda one: -one.answer.mean_logprob)  # type: ignore[union-attr]
-        expected += list(enumerate(mine[:k], start=1))
-    assert list(surest.ranked()) == expected
+def test_the_surest_come_first_and_of_equals_the_earlier() -> None:
+    replies = [reply(-3.0, 0, "a"), reply(-0.5, 0, "b"), reply(-1.0, 1, "c"), reply(-0.5, 0, "d")]
+    assert [(rank, one.state) for rank, one in surest(replies, 2)] == [(1, "b"), (2, "d"), (1, "c")]
 
 
 def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import pytest
 from protokv import storage
 from protokv.errors import ConfigError, ModelError
 from protokv.fleet import Job, Outcome, Recipe, run_fleet
-from tests.fleet.conftest import FATAL_RED, written
-from tests.fleet.holding import HoldingModel
-from tests.fleet.models import KillingModel, MissingModel
+from tests.fleet.conftest import FATAL_RED, ends, written
+from tests.fleet.recipes import HoldingRecipe, KillingRecipe, MissingRecipe, remade
 
 ray = pytest.importorskip("ray")
 
@@ -60,7 +58,7 @@ def test_a_node_that_is_taken_away_costs_its_video_what_was_not_committed(
     cluster: Any, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "says")
-    model = HoldingModel(at=FATAL_RED, says=tmp_path / "says", once=tmp_path / "once")
+    holding = remade(recipe, HoldingRecipe, at=FATAL_RED, says=tmp_path / "says", once=tmp_path / "once")
 
     def take_away() -> None:
         node, _ = (tmp_path / "says").read_text().split()
@@ -68,9 +66,9 @@ def test_a_node_that_is_taken_away_costs_its_video_what_was_not_committed(
 
     taker = threading.Thread(target=take_away)
     taker.start()
-    found = {one.job.key: one for one in run(jobs, replace(recipe, model=model), cluster)}
+    found = {one.job.key: one for one in run(jobs, holding, cluster)}
     taker.join()
-    assert {key: (one.status, one.attempts) for key, one in found.items()} == dict.fromkeys(singly, ("watched", 1))
+    assert ends(found) == dict.fromkeys(singly, ("watched", 1))
     # It went on where it was committed last, which was behind its third step.
     assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
     assert written(recipe) == singly
@@ -80,23 +78,20 @@ def test_actors_die_stop_and_fail_as_processes_of_one_machine_do(
     cluster: Any, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "lives").write_bytes(bytes(1))
-    killing = replace(recipe, model=KillingModel(at=FATAL_RED, lives=tmp_path / "lives"))
+    killing = remade(recipe, KillingRecipe, at=FATAL_RED, lives=tmp_path / "lives")
     found = {one.job.key: one for one in run(jobs, killing, cluster)}
-    assert {key: (one.status, one.attempts) for key, one in found.items()} == {
-        "a": ("watched", 1),
-        "b": ("watched", 2),
-        "sub/c": ("watched", 1),
-    }
+    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
     assert written(recipe) == singly
 
-    missing = replace(recipe, place=str(tmp_path / "none"), model=MissingModel())
+    missing = remade(recipe, MissingRecipe, place=str(tmp_path / "none"))
     with pytest.raises(ModelError, match="there is no model"):
         list(run(jobs, missing, cluster))
 
     os.mkfifo(tmp_path / "says")
-    holding = HoldingModel(at=FATAL_RED, says=tmp_path / "says", once=tmp_path / "once")
     place = str(tmp_path / "held")
-    with RayPool(replace(recipe, place=place, model=holding), cluster.address, 1) as pool:
+    fatal = {"at": FATAL_RED, "says": tmp_path / "says", "once": tmp_path / "once"}
+    holding = remade(recipe, HoldingRecipe, place=place, **fatal)
+    with RayPool(holding, cluster.address, 1) as pool:
 
         def stop_at_the_held_step() -> bool:
             (tmp_path / "says").read_text()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv import storage
 from protokv.errors import SourceNotFound, StateCorrupt, StateMismatch
 from protokv.fleet import Job, Recipe, target_of
-from protokv.fleet.outcome import Verdict, look_at
-from protokv.fleet.worker import Worker
+from protokv.fleet.records import Verdict
+from protokv.fleet.worker import Worker, look_at
 from protokv.ingestion import Progress, ingest
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
@@ -26,6 +27,10 @@ def job(tmp_path: Path) -> Job:
 
 def look(job: Job, recipe: Recipe) -> Verdict:
     return look_at(job.source, target_of(recipe.place, job.key), recipe, MOCK)
+
+
+def changed(recipe: Recipe, **options: Any) -> Recipe:
+    return replace(recipe, options=replace(recipe.options, **options))
 
 
 def watch(job: Job, recipe: Recipe) -> None:
@@ -82,10 +87,10 @@ def test_a_state_of_other_settings_is_refused_and_started_over_by_force(
     change: dict[str, object], named: str, job: Job, recipe: Recipe
 ) -> None:
     watch(job, recipe)
-    other = replace(recipe, **change)  # type: ignore[arg-type]
+    other = changed(recipe, **change)
     with pytest.raises(StateMismatch, match=named):
         look(job, other)
-    assert look(job, replace(other, force=True)) == Verdict("changed")
+    assert look(job, changed(other, overwrite=True)) == Verdict("changed")
 
 
 def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
@@ -101,7 +106,7 @@ def test_a_state_of_a_video_of_another_name_is_refused_and_started_over_by_force
     other = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
     with pytest.raises(StateMismatch, match=r"is of v\.mp4, not of w\.mp4"):
         look(other, recipe)
-    assert look(other, replace(recipe, force=True)) == Verdict("changed")
+    assert look(other, changed(recipe, overwrite=True)) == Verdict("changed")
 
 
 def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
@@ -110,20 +115,20 @@ def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recip
     target.write_bytes(b"mine")
     with pytest.raises(StateCorrupt):
         look(job, recipe)
-    assert look(job, replace(recipe, force=True)) == Verdict("changed")
+    assert look(job, changed(recipe, overwrite=True)) == Verdict("changed")
 
 
 def test_force_leaves_alone_what_is_done(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
-    assert look(job, replace(recipe, force=True)).standing == "done"
+    assert look(job, changed(recipe, overwrite=True)).standing == "done"
 
 
 def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     path = target_of(recipe.place, "v")
-    state = storage.load(path)
+    state = storage.load_state(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
-    storage.save(replace(state, source=damaged), path)
+    storage.save_state(replace(state, source=damaged), path)
     assert look(job, recipe).damage == "2 frames lost"
 
 

@@ -6,61 +6,41 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from protokv import storage
-from protokv.errors import ModelError
 from protokv.fleet import Job, LocalPool, Recipe
-from tests.fleet.conftest import CONFIG, FATAL_RED, outcomes, written
-from tests.fleet.models import HeavyModel, KillingModel
+from tests.fleet.conftest import CONFIG, FATAL_RED, ends, outcomes, written
+from tests.fleet.recipes import KillingRecipe, remade
 
 
-@pytest.mark.parametrize(("lives", "status", "attempts"), [(1, "watched", 2), (2, "failed", 2)])
 def test_a_killed_worker_is_replaced_and_its_video_tried_once_more(
-    lives: int, status: str, attempts: int, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
-    (tmp_path / "lives").write_bytes(bytes(lives))
-    killing = replace(recipe, model=KillingModel(at=FATAL_RED, lives=tmp_path / "lives", log=tmp_path / "loads"))
+    (tmp_path / "lives").write_bytes(bytes(1))
+    log = tmp_path / "loads"
+    killing = remade(recipe, KillingRecipe, at=FATAL_RED, lives=tmp_path / "lives", log=log)
     with LocalPool(killing, 1, ["cpu"]) as pool:
         found = outcomes(jobs, pool, killing)
-    assert {key: (one.status, one.attempts) for key, one in found.items()} == {
-        "a": ("watched", 1),
-        "b": (status, attempts),
-        "sub/c": ("watched", 1),
-    }
-    states = written(recipe)
-    unlucky = states.pop("b")
-    if status == "watched":
-        assert unlucky == singly["b"]
-    else:
-        # Three steps were committed before it, and the second attempt began there.
-        assert storage.read_header(found["b"].state).clock.steps == 3
-    assert states.items() <= singly.items()
-    pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]
-    assert len(set(pids)) == len(pids) == 1 + lives
-
-
-def test_a_worker_that_is_killed_by_its_model_ends_the_fleet(jobs: list[Job], recipe: Recipe) -> None:
-    heavy = replace(recipe, model=HeavyModel())
-    with LocalPool(heavy, 1, ["cpu"]) as pool, pytest.raises(ModelError, match="died while it loaded the model"):
-        outcomes(jobs, pool, heavy)
+    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
+    # Three steps were committed before it died, and the second attempt began there.
+    assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
+    assert written(recipe) == singly
+    pids = [line.split()[0] for line in log.read_text().splitlines()]
+    assert len(set(pids)) == len(pids) == 2
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from protokv.fleet import LocalPool, Job, Recipe, run_fleet
-from protokv.ingestion import NEVER
+from protokv.fleet import LocalPool, Job, run_fleet
+from protokv.ingestion import NEVER, IngestOptions
 from tests.fleet.conftest import CONFIG
-from tests.fleet.models import MockModel
-from tests.fleet.waiting import WaitingModel
+from tests.fleet.recipes import WaitingRecipe
 
 if __name__ == "__main__":
     source, place, gate = sys.argv[1:]
-    recipe = Recipe(place=place, model=WaitingModel(gate=Path(gate)), config=CONFIG, every=NEVER)
+    recipe = WaitingRecipe(place=place, gate=Path(gate), options=IngestOptions(config=CONFIG, every=NEVER))
     with LocalPool(recipe, 1, ["cpu"]) as pool:
         list(run_fleet([Job(source, "v")], pool, place))
 """

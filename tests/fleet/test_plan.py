@@ -8,7 +8,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.fleet import Job, plan, read_manifest
-from protokv.fleet.plan import several
+from protokv.fleet.plan import is_several
 
 
 def test_a_folder_gives_its_videos_sorted_and_named_by_their_paths(films: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_folder_or_glob_without_videos_is_not_found(tmp_path: Path) -> None:
 def test_a_name_with_brackets_is_a_file_where_there_is_one(tmp_path: Path) -> None:
     video = tmp_path / "talk [x1].mp4"
     video.touch()
-    assert not several(str(video))
+    assert not is_several(str(video))
     assert plan([str(video)]) == [Job(str(video), "talk [x1]")]
 
 

@@ -18,7 +18,7 @@ from protokv.errors import ConfigError, SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
@@ -91,7 +91,7 @@ def test_a_chunk_of_one_is_the_stream_as_it_is(tiny: Backbone, tmp_path: Path) -
     events(tmp_path / "a.safetensors", tiny)
     events(tmp_path / "b.safetensors", tiny, chunk=1)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert "chunk" not in (storage.load(tmp_path / "a.safetensors").source or {})
+    assert "chunk" not in (storage.load_state(tmp_path / "a.safetensors").source or {})
 
 
 def test_progress_and_commits_come_behind_whole_chunks(tiny: Backbone, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(
     )
     for event in run:
         told.append(event)
-    assert storage.load(path).clock.steps == 4 * stop_after
+    assert storage.load_state(path).clock.steps == 4 * stop_after
     with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
         events(path, tiny)
     events(path, tiny, chunk=4)

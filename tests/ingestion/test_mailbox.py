@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.ingestion.live.reader import Mailbox
+from protokv.ingestion.live.mailbox import Mailbox
 
 SENT = st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60)
 

@@ -1,4 +1,4 @@
-"""Reading ahead gives the steps of a source in order, a bounded number early, and leaves nothing behind."""
+"""Prefetching gives the steps of a source in order, a bounded number early, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import SourceUnreadable
-from protokv.ingestion.prefetch import Stop, read_ahead
+from protokv.ingestion.prefetch import Stop, prefetch
 from protokv.timings import Timings
 from protokv.video.sampling import Step
 from tests.conftest import random_frames
@@ -44,13 +44,13 @@ def never() -> bool:
 
 
 def running() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "protokv-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "protokv-prefetch"]
 
 
 @given(n=st.integers(0, 9), depth=st.integers(1, 5))
 def test_steps_come_in_order_each_prepared_and_none_too_early(n: int, depth: int) -> None:
     reading, taken = Reading(n), 0
-    for step in read_ahead(reading, BACKBONE, Stop(never), depth=depth):
+    for step in prefetch(reading, BACKBONE, Stop(never), depth=depth):
         # Besides those that wait, one is in the hands of the thread and one in ours.
         assert reading.given <= taken + depth + 2
         assert (step.time_s, step.mark, step.decoders) == (taken / 2, taken, ("none", "none"))
@@ -63,7 +63,7 @@ def test_steps_come_in_order_each_prepared_and_none_too_early(n: int, depth: int
 
 @pytest.mark.parametrize("error", [SourceUnreadable("gone"), KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
-    steps = read_ahead(Reading(3, error), BACKBONE, Stop(never))
+    steps = prefetch(Reading(3, error), BACKBONE, Stop(never))
     assert [next(steps).mark for _ in range(3)] == [0, 1, 2]
     with pytest.raises(type(error)):
         next(steps)
@@ -79,7 +79,7 @@ def test_a_frame_that_cannot_be_prepared_is_an_error_at_its_place(monkeypatch: p
         return prepare(self, images)
 
     monkeypatch.setattr(MockBackbone, "prepare", refuse)
-    steps = read_ahead(Reading(3), BACKBONE, Stop(never))
+    steps = prefetch(Reading(3), BACKBONE, Stop(never))
     assert next(steps).mark == 0
     with pytest.raises(SourceUnreadable, match="too narrow"):
         next(steps)
@@ -87,7 +87,7 @@ def test_a_frame_that_cannot_be_prepared_is_an_error_at_its_place(monkeypatch: p
 
 def test_a_caller_who_goes_away_ends_the_reading() -> None:
     reading = Reading(10**9)
-    steps = read_ahead(reading, BACKBONE, Stop(never))
+    steps = prefetch(reading, BACKBONE, Stop(never))
     assert next(steps).mark == 0
     steps.close()
     assert reading.closed.is_set()
@@ -107,7 +107,7 @@ def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told()
         yield from ()
 
     stop = Stop(should_stop)
-    assert list(read_ahead(silent, BACKBONE, stop)) == []
+    assert list(prefetch(silent, BACKBONE, stop)) == []
     assert stop.decided
     assert asked == {threading.get_ident()}
     assert not running()
@@ -122,5 +122,5 @@ def test_a_decision_to_stop_is_not_asked_for_again() -> None:
 
 def test_what_the_thread_and_the_caller_spend_is_told() -> None:
     timings = Timings()
-    list(read_ahead(Reading(3), BACKBONE, Stop(never), timings=timings))
+    list(prefetch(Reading(3), BACKBONE, Stop(never), timings=timings))
     assert timings.seconds.keys() == {"decode", "preprocess", "wait for frames"}

@@ -9,17 +9,22 @@ import pytest
 
 import protokv
 from protokv import storage
-from protokv.backbones.base import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
-from tests.storage.nursery import Prepared
+from tests.mock_backbone import MockBackbone
+from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 
 A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
+
+
+@pytest.fixture
+def mock() -> MockBackbone:
+    return MockBackbone()
 
 
 class Breaking(Prepared):
@@ -36,36 +41,36 @@ class Breaking(Prepared):
             yield frame
 
 
-def test_one_loaded_model_ingests_many_sources(tiny: Backbone, tmp_path: Path) -> None:
+def test_one_loaded_model_ingests_many_sources(mock: MockBackbone, tmp_path: Path) -> None:
     for source, steps in ((A, 5), (B, 3)):
-        *_, summary = protokv.ingest(source, tmp_path / f"{steps}.safetensors", CONFIG, backbone=tiny)
+        *_, summary = protokv.ingest(source, tmp_path / f"{steps}.safetensors", CONFIG, backbone=mock)
         assert (summary.steps, summary.complete) == (steps, True)
-        assert protokv.load(tmp_path / f"{steps}.safetensors", tiny).clock.steps == steps
+        assert protokv.load(tmp_path / f"{steps}.safetensors", mock).clock.steps == steps
 
 
-def test_it_tells_of_the_start_every_step_every_commit_and_the_end(tiny: Backbone, tmp_path: Path) -> None:
-    events = list(ingest(A, tmp_path / "s.safetensors", CONFIG, backbone=tiny, every=Every(n_steps=2)))
+def test_it_tells_of_the_start_every_step_every_commit_and_the_end(mock: MockBackbone, tmp_path: Path) -> None:
+    events = list(ingest(A, tmp_path / "s.safetensors", CONFIG, backbone=mock, every=Every(n_steps=2)))
     kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
 
 
 def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_said(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    *_, summary = ingest(A, config=CONFIG, backbone=tiny)
+    *_, summary = ingest(A, config=CONFIG, backbone=mock)
     assert summary.state == "1.safetensors"
-    assert storage.load("1.safetensors").complete
+    assert storage.load_state("1.safetensors").complete
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_commits_on_the_way_are_told_in_order_when_they_are_on_disk(
-    background: bool, tiny: Backbone, tmp_path: Path
+    background: bool, mock: MockBackbone, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.safetensors"
     commits = []
-    for event in ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=1), background=background):
+    for event in ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=1), background=background):
         if isinstance(event, Commit):
             commits.append(event.steps)
             assert storage.read_header(path).clock.steps >= event.steps
@@ -74,14 +79,14 @@ def test_commits_on_the_way_are_told_in_order_when_they_are_on_disk(
 
 
 def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
     monkeypatch.setattr("protokv.storage.writer.commit", refuse)
     path, seen = tmp_path / "s.safetensors", []
-    run = ingest(Prepared(4, 200), path, CONFIG, backbone=tiny, every=Every(n_steps=3), background=True)
+    run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3), background=True)
     with pytest.raises(StateError, match="the disk is gone"):
         seen.extend(event.steps for event in run)
     # Not at the end, and at the latest where the next commit is due.
@@ -89,7 +94,7 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
 
 
 def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
 
@@ -105,7 +110,7 @@ def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
 
     def commits(**options: object) -> list[int]:
         path = tmp_path / f"{len(options)}.safetensors"
-        events = ingest(Prepared(5, 20), path, CONFIG, backbone=tiny, **options)  # type: ignore[arg-type]
+        events = ingest(Prepared(5, 20), path, CONFIG, backbone=mock, **options)  # type: ignore[arg-type]
         return [event.steps for event in events if isinstance(event, Commit)]
 
     # A step takes 22 s, so the third is the first after a minute.
@@ -115,38 +120,38 @@ def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_what_was_watched_is_saved_whatever_error_ends_the_run(
-    error: BaseException, tiny: Backbone, tmp_path: Path
+    error: BaseException, mock: MockBackbone, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.safetensors"
     with pytest.raises(type(error)):
-        list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=tiny))
-    found = storage.load(path)
+        list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=mock))
+    found = storage.load_state(path)
     assert (found.clock.steps, found.complete) == (3, False)
-    list(ingest(A, path, CONFIG, backbone=tiny))
-    list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=tiny))
+    list(ingest(A, path, CONFIG, backbone=mock))
+    list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=mock))
     assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_what_was_watched_is_saved_where_the_caller_goes_away(tiny: Backbone, tmp_path: Path) -> None:
+def test_what_was_watched_is_saved_where_the_caller_goes_away(mock: MockBackbone, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
-    run = ingest(A, path, CONFIG, backbone=tiny)
+    run = ingest(A, path, CONFIG, backbone=mock)
     while not (isinstance(event := next(run), Progress) and event.steps == 2):
         pass
     run.close()  # type: ignore[attr-defined]
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
 def test_an_error_within_a_step_leaves_the_last_commit(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.safetensors"
-    run = ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=2))
+    run = ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=2))
     while next(run).steps != 3:
         pass
     monkeypatch.setattr("protokv.core.session.StepKV", _refuse)
     with pytest.raises(RuntimeError, match="half a step"):
         next(run)
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -154,7 +159,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 
 def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, sessions = tmp_path / "s.safetensors", []
     start = Session.start
@@ -164,7 +169,7 @@ def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
         return sessions[-1]
 
     monkeypatch.setattr("protokv.ingestion.run.Session.start", remember)
-    run = ingest(A, path, CONFIG, backbone=tiny, every=Every(n_steps=2))
+    run = ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=2))
     while next(run).steps != 3:
         pass
 
@@ -174,40 +179,40 @@ def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
     monkeypatch.setattr(sessions[0].memory, "check", check)
     with pytest.raises(StateCorrupt, match=r"near\.keys"):
         list(run)
-    assert storage.load(path).clock.steps == 2
+    assert storage.load_state(path).clock.steps == 2
 
 
-def test_a_source_that_ends_early_is_a_state_and_damage(tiny: Backbone, tmp_path: Path) -> None:
+def test_a_source_that_ends_early_is_a_state_and_damage(mock: MockBackbone, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
-    *_, summary = ingest(Breaking(1, 9, 7, SourceUnreadable("it is gone")), path, CONFIG, backbone=tiny)
+    *_, summary = ingest(Breaking(1, 9, 7, SourceUnreadable("it is gone")), path, CONFIG, backbone=mock)
     assert (summary.steps, summary.complete, summary.damaged, summary.damage) == (3, False, True, "it is gone")
     with pytest.raises(SourceUnreadable, match="it is gone"):
-        list(ingest(Breaking(1, 9, 0, SourceUnreadable("it is gone")), tmp_path / "t.safetensors", backbone=tiny))
+        list(ingest(Breaking(1, 9, 0, SourceUnreadable("it is gone")), tmp_path / "t.safetensors", backbone=mock))
 
 
-def test_damage_is_in_the_state_and_told_again_by_every_later_run(tiny: Backbone, tmp_path: Path) -> None:
+def test_damage_is_in_the_state_and_told_again_by_every_later_run(mock: MockBackbone, tmp_path: Path) -> None:
     path, source = tmp_path / "s.safetensors", Prepared(1, 9)
     source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
-    *_, first = ingest(source, path, CONFIG, backbone=tiny)
+    *_, first = ingest(source, path, CONFIG, backbone=mock)
     assert first.damaged
-    written = storage.load(path)
+    written = storage.load_state(path)
     assert written.source is not None
     assert written.source["damage"] == source.damage.to_dict()
     assert describe(path)["stream"]["damage"] == source.damage.message
     # What is finished is not read again, so nothing but the state can tell.
-    *_, again = ingest(A, path, CONFIG, backbone=tiny)
+    *_, again = ingest(A, path, CONFIG, backbone=mock)
     assert (again.damaged, again.damage) == (True, source.damage.message)
     # And behind another source.
-    list(ingest(B, path, CONFIG, backbone=tiny, append=True))
-    *_, later = ingest(A, path, CONFIG, backbone=tiny, append=True)
+    list(ingest(B, path, CONFIG, backbone=mock, append=True))
+    *_, later = ingest(A, path, CONFIG, backbone=mock, append=True)
     assert later.damaged
-    *_, undamaged = ingest(B, path, CONFIG, backbone=tiny, append=True)
+    *_, undamaged = ingest(B, path, CONFIG, backbone=mock, append=True)
     assert not undamaged.damaged
 
 
-def test_a_state_that_is_moved_away_after_a_commit_is_no_error(tiny: Backbone, tmp_path: Path) -> None:
+def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbone, tmp_path: Path) -> None:
     path, moved = tmp_path / "s.safetensors", tmp_path / "moved.safetensors"
-    for event in ingest(A, path, CONFIG, backbone=tiny):
+    for event in ingest(A, path, CONFIG, backbone=mock):
         if isinstance(event, Commit):
             path.rename(moved)
     assert isinstance(event, Summary)

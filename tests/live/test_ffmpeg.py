@@ -1,4 +1,4 @@
-"""FFmpeg's own program as the other side, where the machine has it: what it publishes and pipes is watched."""
+"""FFmpeg's own program publishes by RTMP, if the machine has it; other protocols are in `tests.ingestion`."""
 
 from __future__ import annotations
 
@@ -26,38 +26,23 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(Clip([40 * i for i in range(100)]), tmp_path_factory.mktemp("film") / "x.mp4")
 
 
-def ffmpeg(film: Path, *options: str, loop: bool = True, **how: Any) -> subprocess.Popen[bytes]:
-    endless = ["-stream_loop", "-1", "-re"] if loop else []
-    command = [FFMPEG or "", "-loglevel", "error", *endless, "-i", str(film), "-c", "copy", *options]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "options", "reading"),
-    [
-        ("rtsp", ["-f", "rtsp", "-rtsp_transport", "tcp"], {"rtsp_flags": "listen"}),
-        ("rtmp", ["-f", "flv", "-listen", "1"], {}),
-        ("tcp", ["-f", "mpegts", "-listen", "1"], {}),
-    ],
-)
-def test_what_it_publishes_is_watched(
-    scheme: str, options: list[str], reading: dict[str, str], film: Path, tmp_path: Path
-) -> None:
-    address = f"{scheme}://127.0.0.1:{free_port()}/live"
-    live = LiveOptions(stall_s=30.0, for_s=90.0, retry_s=(0.05, 0.1), input=reading)
+def test_a_stream_that_it_publishes_by_rtmp_is_watched(film: Path, tmp_path: Path) -> None:
+    address = f"rtmp://127.0.0.1:{free_port()}/live"
+    command = [FFMPEG or "", "-loglevel", "error", "-stream_loop", "-1", "-re", "-i", str(film), "-c", "copy"]
     events: list[Any] = []
     cameras: list[subprocess.Popen[bytes]] = []
 
     def enough() -> bool:
-        # Where nobody listens yet it ends, and is started again.
+        # It ends where nobody reads yet, and is started again.
         if not cameras or cameras[-1].poll() is not None:
-            cameras.append(ffmpeg(film, *options, address))
+            publish = [*command, "-f", "flv", "-listen", "1", address]
+            cameras.append(subprocess.Popen(publish, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         return sum(isinstance(one, Progress) for one in events) >= 3
 
+    live = LiveOptions(stall_s=30.0, for_s=90.0, retry_s=(0.05, 0.1))
+    run = ingest(address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live, should_stop=enough)
     try:
-        for event in ingest(
-            address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live, should_stop=enough
-        ):
+        for event in run:
             events.append(event)
     finally:
         for camera in cameras:
@@ -65,14 +50,3 @@ def test_what_it_publishes_is_watched(
             camera.wait(30)
     assert isinstance(events[-1], Summary)
     assert events[-1].steps >= 3
-
-
-@pytest.mark.parametrize("form", [["mpegts"], ["matroska"], ["mp4", "-movflags", "frag_keyframe"]], ids=lambda f: f[0])
-def test_what_it_pipes_is_watched_to_its_end(form: list[str], film: Path, tmp_path: Path) -> None:
-    camera = ffmpeg(film, "-f", *form, "-", loop=False, stdout=subprocess.PIPE)
-    assert camera.stdout is not None
-    with camera, camera.stdout as pipe:
-        *_, summary = ingest(
-            f"pipe:{pipe.fileno()}", tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=LiveOptions()
-        )
-    assert (summary.complete, summary.damaged, summary.stream_time_s) == (True, False, 4.0)

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
 from protokv.mini.questions import make_questions
-from protokv.mini.render import render
-from protokv.mini.vocabulary import CHAT_TEMPLATE, token_ids
 from protokv.mini.world import World, WorldConfig
+from samples.render import render
 from samples.training.evaluate import make_held_out_world
 from samples.training.forward import to_patches
 from samples.training.model import TOKENS, make_config
 from samples.training.visual_tokens import N_PREFIX, make_positions, show_whole_steps
+from samples.training.vocabulary import CHAT_TEMPLATE, token_ids
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.mini.render import main, render
 from protokv.mini.sprites import SHAPES
 from protokv.mini.world import World, WorldConfig
+from samples.render import main, render
 
 
 @pytest.fixture(scope="module")

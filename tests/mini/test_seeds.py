@@ -17,7 +17,7 @@ from protokv.mini.seeds import (
     TRAINING_STREAM,
     WORLD_STREAMS,
 )
-from protokv.replay.studies import STUDIES
+from protokv.replay.studies import load_study
 from samples.training.evaluate import LENGTHS, make_held_out_world
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_no_two_ranges_share_a_seed() -> None:
 
 def test_training_draws_from_generators_that_no_world_uses() -> None:
     assert TRAINING_STREAM not in WORLD_STREAMS
-    source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/streams.py").read_text()
+    source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/worlds.py").read_text()
     source += (ROOT / "protokv" / "mini" / "questions.py").read_text()
     source += (ROOT / "protokv" / "mini" / "scenery.py").read_text()
     used = {int(word) for word in re.findall(r"default_rng\(\[\S*seed\S*, (\d+)", source)}
@@ -49,21 +49,22 @@ def test_the_worlds_of_the_card_keep_to_themselves() -> None:
 
 
 def test_studies_keep_to_theirs() -> None:
-    for name, study in STUDIES.items():
-        reported = name in ("delay", "harder", "order", "time", "hour", "decay", "modes")
-        assert all(seed in (STUDY if reported else DEMONSTRATION) for seed in study.seeds)
+    for path in ("delay", "quick", *sorted((ROOT / "samples" / "studies").glob("*.toml"))):
+        worlds = load_study(str(path)).worlds
+        reported = Path(path).stem in ("delay", "harder", "order", "time", "hour", "decay", "modes")
+        assert worlds is None or all(seed in (STUDY if reported else DEMONSTRATION) for seed in worlds.seeds)
 
 
 def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
-    folders = [ROOT / "samples" / name for name in ("delay-study", "harder-study")]
+    folders = [ROOT / "samples" / "studies" / name for name in ("delay", "harder")]
     stored = [path for folder in folders for path in folder.glob("*.jsonl.gz")]
     assert stored
     for path in stored:
         # Rows are not parsed: there are tens of thousands, and each names its video once.
-        lines = gzip.decompress(path.read_bytes()).splitlines()
-        seeds = [int(seed) for line in lines for seed in re.findall(rb'"video": ?"world-(\d+)"', line)]
-        assert len(seeds) == len(lines) > 0
-        assert all(seed in STUDY for seed in set(seeds))
+        rows = gzip.decompress(path.read_bytes())
+        seeds = re.findall(rb'"video": ?"world-(\d+)"', rows)
+        assert len(seeds) == rows.count(b"\n") > 0
+        assert all(int(seed) in STUDY for seed in set(seeds))
     for start, count in re.findall(
         r"--world (\d+):(\d+)", "".join((folder / "run.sh").read_text() for folder in folders)
     ):
@@ -78,8 +79,10 @@ def test_the_samples_are_of_theirs() -> None:
 
 
 def test_the_rows_of_evidence_are_of_the_study_and_of_no_world_of_the_delay_study() -> None:
-    with gzip.open(ROOT / "samples" / "evidence" / "rows.jsonl.gz", "rt") as lines:
+    with gzip.open(ROOT / "samples" / "studies" / "evidence" / "rows.jsonl.gz", "rt") as lines:
         seeds = {json.loads(line)["seed"] for line in lines}
     assert len(seeds) == 16
     assert all(seed in STUDY for seed in seeds)
-    assert not seeds & set(STUDIES["delay"].seeds)
+    worlds = load_study("delay").worlds
+    assert worlds
+    assert not seeds & set(worlds.seeds)

@@ -14,11 +14,12 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone, StepTokens
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
-from protokv.replay.batched import SHARED, SideBySide
+from protokv.replay.batched import SHARED, BatchedStreams
+from protokv.replay.memories import Variant
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import RowFile
-from protokv.replay.runner import Setup, Variant
-from protokv.replay.streams import Pressure, make_worlds
+from protokv.replay.runner import Setup
+from protokv.replay.worlds import Worlds
 from tests.conftest import random_frames
 
 STREAMS, STEPS = 3, 24
@@ -44,7 +45,7 @@ def test_a_stream_among_others_is_the_stream_alone(
     more: dict[str, Any] = {"idle_steps": 3} if memory == "paper" else {}
     more |= {"pseudo_tokens": 2, "warmup_residuals": 32} if memory == "paper" else {}
     config = MemoryConfig.of(memory, budget=budget, positions=positions, **more)
-    together = SideBySide(embedded, config, STREAMS)
+    together = BatchedStreams(embedded, config, STREAMS)
     alone = [Session.start(embedded, config) for _ in range(STREAMS)]
     for number in range(STEPS):
         start_s = float(number)
@@ -63,14 +64,14 @@ def test_a_stream_among_others_is_the_stream_alone(
             together.sessions[0].tensors()
 
 
-def test_rows_of_streams_side_by_side_are_those_of_each_alone(embedded: Backbone, tmp_path: object) -> None:
+def test_rows_of_streams_batched_are_those_of_each_alone(embedded: Backbone, tmp_path: object) -> None:
     variants = [Variant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window", "full")]
-    worlds = make_worlds(range(3), 30, Pressure(12.0), per_type=1)
+    worlds = Worlds(first_seed=0, count=3, length_s=30, distractor_rate=12.0, before=0, per_type=1).open()
     plan = make_plan(worlds, variants, [0.0, 10.0], Setup.of(embedded))
     found = []
-    for side_by_side in (1, 2):
-        rows = RowFile(f"{tmp_path}/{side_by_side}")
-        list(run(plan, embedded, rows, side_by_side=side_by_side))
+    for batched in (1, 2):
+        rows = RowFile(f"{tmp_path}/{batched}")
+        list(run(plan, embedded, rows, batched=batched))
         found.append(rows.rows)
     assert found[0].keys() == found[1].keys()
     for key, row in found[0].items():
@@ -78,4 +79,4 @@ def test_rows_of_streams_side_by_side_are_those_of_each_alone(embedded: Backbone
         assert (row.prediction, row.asked_s, row.tokens_seen) == (other.prediction, other.asked_s, other.tokens_seen)
         assert (row.state_bytes, row.context_tokens) == (other.state_bytes, other.context_tokens)
         assert np.isfinite(other.step_ms)
-    assert {row.side_by_side for row in found[1].values()} == {1, 2}
+    assert {row.batched for row in found[1].values()} == {1, 2}

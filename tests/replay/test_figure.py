@@ -23,7 +23,7 @@ def test_figure_and_page_are_written_and_need_nothing_else(tmp_path: Path) -> No
     save_page(report, tmp_path / "x.html")
     page = (tmp_path / "x.html").read_text()
     assert "<svg" in page
-    assert "window, 16" in page
+    assert "<th>window</th><td>16</td>" in page
     assert not [mark for mark in ("<script", "src=", "@import", 'href="http') if mark in page]
     with pytest.raises(ConfigError, match=r"x\.doc"):
         save_figure(report, tmp_path / "x.doc")
@@ -35,7 +35,7 @@ def test_the_page_says_what_made_it_and_what_it_cost(tmp_path: Path) -> None:
     made = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
     save_page(report, tmp_path / "x.html", made=made, command="protokv replay --set 'a<b>=1'")
     page = (tmp_path / "x.html").read_text()
-    for said in ("m, float32", "2 frames per second", "2026-03-04 05:06 UTC", "Costs", "state, MiB", 'name="viewport"'):
+    for said in ("m, float32", "2 a second", "2026-03-04 05:06 UTC", "costs: ms", "state, kB", 'name="viewport"'):
         assert said in page, said
     assert "a&lt;b&gt;=1" in page
     assert "2 min" in page

@@ -14,7 +14,7 @@ from protokv.errors import ConfigError
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched
-from protokv.replay.streams import WorldStream
+from protokv.replay.worlds import WorldStream
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

@@ -6,7 +6,7 @@ import pytest
 
 from protokv.mini.phrases import TYPES as OF_THE_WORLD
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.questions import find_type, find_types, order_groups
+from protokv.replay.benchmarks.registry import find_type, find_types, order_groups
 
 
 def test_every_type_of_the_embedded_model_is_registered() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from protokv.replay.report import format_delay, summarise
+from protokv.replay.report import summarise
+from protokv.replay.tables import format_delay
 from tests.replay.rows import example_rows
 
 

@@ -11,7 +11,7 @@ from protokv.core.session import Session
 from protokv.replay.rows import Row
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import schedule
-from protokv.replay.streams import WorldStream
+from protokv.replay.worlds import WorldStream
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

@@ -20,7 +20,7 @@ from protokv.core.session import Session
 from protokv.ingestion import ingest
 from protokv.serve import Limits, States, build_app, states
 from tests.mock_backbone import MockBackbone
-from tests.storage.nursery import Prepared
+from tests.prepared import Prepared
 
 CONFIG = DurableConfig(budget=40)
 QUESTION = "what is it"

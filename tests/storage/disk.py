@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -54,3 +55,42 @@ class Disk:
 
 for _name in set(CALLS) - {"create"}:
     setattr(Disk, _name, staticmethod(_REAL[_name]))
+
+
+class Fast(Disk):
+    """The real file system without waiting for the disk."""
+
+    def sync(self, file: File) -> None:
+        file.flush()
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
+class Failing(Fast):
+    """A disk on which call number `at` fails with an error, once or from then on."""
+
+    def __init__(self, at: int, error: int, *, once: bool) -> None:
+        self.at, self.error, self.once, self.count = at, error, once, 0
+
+    def step(self) -> bool:
+        self.count += 1
+        return self.count == self.at or (self.count > self.at and not self.once)
+
+
+def _failing(name: str) -> Any:
+    def call(self: Failing, *arguments: Any) -> Any:
+        if self.step():
+            if name == "write":
+                # Half of the bytes arrive.
+                file, data = arguments
+                file.write(bytes(data)[: len(data) // 2])
+                file.flush()
+            raise OSError(self.error, os.strerror(self.error))
+        return getattr(super(Failing, self), name)(*arguments)
+
+    return call
+
+
+for _name in ("create", "write", "sync", "replace", "exchange", "sync_folder", "link", "make_folder"):
+    setattr(Failing, _name, _failing(_name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from protokv.core.records import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
-from protokv.storage.api import check_target, load, moments, read_header, save, stored_bytes
+from protokv.storage.api import check_target, load_state, moments, read_header, save_state, stored_bytes
 from protokv.storage.writer import Writer
 
 DTYPES = [
@@ -89,43 +90,43 @@ class FormTests:
             ),
             at(),
         )
-        save(state, path)
-        found = load(path)
+        save_state(state, path)
+        found = load_state(path)
         assert same_state(found, state)
         assert (found.backbone, found.clock, found.complete) == (state.backbone, state.clock, True)
-        assert same_state(load(path, verify=False), state)
+        assert same_state(load_state(path, verify=False), state)
         assert read_header(path).to_json() == state.to_json()
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(made=st.dictionaries(names, tensors(), max_size=4).map(apart))
     def test_any_tensors_under_any_names_come_back_bit_for_bit(self, made, at, make_state, same_state):
         state, path = make_state(tensors=made), at()
-        save(state, path)
-        assert same_state(load(path), state)
+        save_state(state, path)
+        assert same_state(load_state(path), state)
 
     def test_views_and_shared_storages_come_back_as_they_look(self, at, make_state):
         whole, path = torch.arange(60.0).reshape(3, 4, 5), at()
         made = {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
-        save(make_state(tensors=made), path)
-        found = load(path).tensors
+        save_state(make_state(tensors=made), path)
+        found = load_state(path).tensors
         assert all(found[name].equal(tensor) and found[name].is_contiguous() for name, tensor in made.items())
         found["c"].zero_()
         assert found["d"].equal(whole)
 
     def test_loaded_tensors_may_be_written_to_without_touching_the_state(self, at, make_state, same_state):
         path = at()
-        save(make_state(), path)
-        for tensor in load(path).tensors.values():
+        save_state(make_state(), path)
+        for tensor in load_state(path).tensors.values():
             tensor.zero_()
-        assert same_state(load(path), make_state())
+        assert same_state(load_state(path), make_state())
 
     def test_a_missing_state_is_not_found_and_a_saved_one_has_its_bytes(self, at, make_state):
         path = at()
-        for read in (load, read_header, stored_bytes, moments):
+        for read in (load_state, read_header, stored_bytes, moments, lambda path: load_state(path, at_s=9.0)):
             with pytest.raises(StateNotFound, match="no state at"):
                 read(path)
         check_target(path)
-        save(make_state(), path)
+        save_state(make_state(), path)
         check_target(path)
         assert stored_bytes(path) > sum(t.nbytes for t in make_state().tensors.values())
 
@@ -146,23 +147,23 @@ class FormTests:
     def test_a_state_that_could_not_be_read_again_is_not_written(self, change, match, at, make_state, same_state):
         path = at()
         with pytest.raises(StateError, match=match):
-            save(make_state(**change), path)
+            save_state(make_state(**change), path)
         with pytest.raises(StateNotFound):
-            load(path)
-        save(make_state(), path)
+            load_state(path)
+        save_state(make_state(), path)
         with pytest.raises(StateError, match=match):
-            save(make_state(**change), path)
-        assert same_state(load(path), make_state())
+            save_state(make_state(**change), path)
+        assert same_state(load_state(path), make_state())
 
     def test_of_two_writers_one_commits_and_the_other_is_told(self, at, make_state, same_state):
         path = at()
-        save(moment(make_state, 1), path)
+        save_state(moment(make_state, 1), path)
         with Writer(path) as first:
             assert first.locked
             with pytest.raises(StateLocked):
                 overtaken(path, lambda: first.commit(moment(make_state, 2), wait=True), moment(make_state, 3))
             first.commit(moment(make_state, 4), wait=True)
-        assert same_state(load(path), moment(make_state, 4))
+        assert same_state(load_state(path), moment(make_state, 4))
         with Writer(path) as later:
             (committed,) = later.commit(moment(make_state, 5), wait=True)
         assert committed.file_bytes == stored_bytes(path)
@@ -177,10 +178,10 @@ class FormTests:
         assert moments(path) == [2.0 * step for step in there]
         for step in there:
             for asked in (2.0 * step, 2.0 * step + 3, 2.0 * step - 4e-4):
-                assert same_state(load(path, at_s=asked), moment(make_state, step))
+                assert same_state(load_state(path, at_s=asked), moment(make_state, step))
         listed = ", ".join(f"{2 * step} s" for step in there)
         with pytest.raises(StateNotFound, match=f"no commit at or before 3 s; it has those at {listed}") as caught:
-            load(path, at_s=3.0)
+            load_state(path, at_s=3.0)
         assert "--keep" in caught.value.hint
 
     def test_without_keep_nothing_is_kept_and_nothing_removed(self, at, make_state):
@@ -201,18 +202,18 @@ class FormTests:
             writer.commit(moment(make_state, 3), wait=True)
         assert moments(path) == [6.0]
         with pytest.raises(StateNotFound, match=r"at 6 s$"):
-            load(path, at_s=4.0)
+            load_state(path, at_s=4.0)
 
     def test_readers_beside_a_writer_only_ever_see_whole_states(self, at, make_state, same_state):
         path = at()
         states = [make_state(seed=seed) for seed in range(4)]
-        save(states[0], path)
+        save_state(states[0], path)
         wrong, done = [], threading.Event()
 
         def read() -> None:
             while not done.is_set():
                 try:
-                    found = load(path)
+                    found = load_state(path)
                 except StateError as error:
                     wrong.append(error)
                 else:
@@ -228,18 +229,46 @@ class FormTests:
         assert not wrong
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of a file, or of every file in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(one.relative_to(path)): one.read_bytes() for one in files if one.is_file()}
+
+
 class LocalFormTests(FormTests):
     """A form in the file system."""
+
+    def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(self, at, make_state):
+        state, (a, b, c) = make_state(), (at(), at(), at())
+        turned = replace(
+            state,
+            tensors=dict(reversed(list(state.tensors.items()))),
+            memory=dict(reversed(list(state.memory.items()))),
+        )
+        save_state(state, a)
+        save_state(turned, b)
+        save_state(load_state(a), c)
+        assert contents(a) == contents(b) == contents(c)
+
+    def test_each_kept_commit_is_a_state_that_anything_reads(self, at, make_state, same_state):
+        path = at()
+        with Writer(path, keep=3) as writer:
+            for step in (1, 2, 3, 4):
+                writer.commit(moment(make_state, step), wait=True)
+        names = [f"{path.name}@00000{2 * step}.000s" for step in (2, 3)]
+        assert sorted(one.name for one in path.parent.iterdir()) == [path.name, *names]
+        for step, name in zip((2, 3), names, strict=True):
+            assert same_state(load_state(path.parent / name), moment(make_state, step))
 
     def test_a_link_that_leads_to_itself_is_corrupt_and_a_name_that_is_too_long_is_none(self, at, make_state):
         path = at()
         path.symlink_to(path.name)
-        for read in (load, read_header, stored_bytes):
+        for read in (load_state, read_header, stored_bytes):
             with pytest.raises(StateCorrupt, match="leads to itself"):
                 read(path)
         for name in ("x" * 300, "x" * 5000):
             with pytest.raises(StateNotFound):
-                load(path.parent / f"{name}{self.suffix}")
+                load_state(path.parent / f"{name}{self.suffix}")
 
     @pytest.mark.parametrize("length", [208, 255])
     def test_a_name_that_leaves_no_room_for_others_beside_it_fails_before_the_work(self, length, at):

@@ -1,19 +1,24 @@
-"""States that somebody altered and sealed again, through all that a user does with a state.
+"""Random damage to states, in a process with limited memory.
 
-    python -m tests.snapshot.fuzz SEED COUNT
+    python -m tests.storage.fuzz bytes SEED COUNT
+    python -m tests.storage.fuzz sealed SEED COUNT [ONLY]
 
-In a process whose memory is limited, a state of every kind of memory is altered COUNT times: its header, the names,
-shapes and dtypes of its tensors, their numbers. Its digests are right, so nothing but sense tells that it is hostile.
-Each goes through inspect, verify, a query, the next step and commit, and conversion. A stage may refuse it as corrupt
-or as not fitting; it may neither end in anything else, nor hang, nor take much memory; and what is committed must load.
+`bytes` damages files and what is inside of them, in every form, and loads them. It tells if code was run.
+`sealed` alters header and tensors of a state of every memory, with right digests, so that only sense tells that it is
+hostile. Each state goes through all that a user does: inspect, query, the next step and commit, conversion. A stage may
+refuse it as corrupt or as not fitting; it may neither fail in another way, nor hang, nor take much memory, and what it
+commits must load. Both print counts as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,42 +26,248 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from protokv import storage
+from protokv.backbones import load_backbone
 from protokv.config import CONFIGS, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.digest import NAMES, canonical, document_digest, raw, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import State
-from protokv.errors import StateCorrupt, StateMismatch
-from protokv.inspection.describe import convert, describe
+from protokv.errors import StateCorrupt, StateError, StateMismatch
+from protokv.inspection.convert import convert
+from protokv.inspection.describe import describe
+from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import from_state, to_state
+from protokv.storage.form import FORMS
+from tests.backbones.tiny import write_qwen2_5_vl
 from tests.conftest import random_frames
-from tests.storage.mutations import STRANGE
+from tests.peak import peak_kib
+from tests.storage.conftest import make, same
+from tests.storage.mutations import joined, resealed, split, unzipped, zipped
 
-SMALL = {"subquantizers": 4, "codewords": 4, "warmup_residuals": 16}
+# Numbers, and what is no number, in the place of any value of a header.
+HUGE = [0, 1, -1, 2**15, 2**31, 2**32 - 1, 2**39, 2**40, 2**62, 2**63, 2**64, 10**30, 1e308, -0.5]
+STRANGE = [
+    *HUGE, None, True, "", "..", "../../../etc/passwd", "\x00", "\u202e", "F32", "U8", [], {}, [[]], [2**39], "0" * 64,
+]  # fmt: skip
+
+
+# Damaged bytes
+
+
+class Dice(random.Random):
+    """Random numbers, and whether they led to a document that was sealed again."""
+
+    sealed = False
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return these bytes after one to three accidents."""
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if not data:
+            return rng.randbytes(20)
+        # Heads and tails are where the structure is.
+        at = rng.choice(
+            (rng.randrange(len(data)), rng.randrange(min(len(data), 400)), -rng.randint(1, min(len(data), 300)))
+        )
+        at %= len(data)
+        n = rng.choice((1, 2, 4, 8, 30))
+        match rng.randrange(9):
+            case 0 | 1:
+                data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+            case 2:
+                data = data[:at]
+            case 3:
+                data = data[:at] + rng.randbytes(n) + data[at:]
+            case 4:
+                data = data[:at] + data[at + n :]
+            case 5:
+                data = data[:at] + rng.choice((b"\xff", b"\x00", b"\x7f")) * n + data[at + n :]
+            case 6:
+                data = data[:at] + rng.randbytes(n) + data[at + n :]
+            case 7:
+                other = rng.randrange(len(data))
+                data = data[:at] + data[other : other + 60] + data[at:]
+            case _:
+                data += data[at : at + 200]
+    return data
+
+
+def altered_json(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value, one place of which holds something else, is gone, or stands in another's place."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        if rng.random() < 0.08:
+            return {k: v for k, v in value.items() if k != key}
+        if rng.random() < 0.08:
+            return {**value, rng.choice(list(value)) + rng.choice(("", "x")): value[key]}
+        return {**value, key: altered_json(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        if rng.random() < 0.2:
+            return value[:at] + value[at + 1 :]
+        if rng.random() < 0.2:
+            return [*value, value[at]]
+        return [*value[:at], altered_json(value[at], rng), *value[at + 1 :]]
+    return rng.choice(STRANGE)
+
+
+def altered_text(text: str, rng: Dice) -> str:
+    """Return a document that was altered and sealed again."""
+    try:
+        made = canonical(resealed(altered_json(json.loads(text), rng)))
+        rng.sealed = True
+        return made
+    except (ValueError, TypeError, AttributeError):
+        return text[: len(text) // 2]
+
+
+def damage_safetensors(path: Path, rng: Dice) -> None:
+    """Alter the head."""
+    head, body = split(path.read_bytes())
+    if rng.random() < 0.5:
+        head["__metadata__"]["protokv"] = altered_text(head["__metadata__"]["protokv"], rng)
+    else:
+        head = altered_json(head, rng)
+    path.write_bytes(joined(json.dumps(head).encode(), body))
+
+
+def damage_zip(path: Path, rng: Dice) -> None:
+    """Alter the document or a member."""
+    data = path.read_bytes()
+    members = unzipped(data)
+    if "archive/data.pkl" in members and rng.random() < 0.2:
+        content = torch.load(io.BytesIO(data), weights_only=True)
+        content["protokv"] = altered_text(content["protokv"], rng)
+        torch.save(content, path)
+        return
+    name = "archive/data.pkl" if "archive/data.pkl" in members and rng.random() < 0.6 else rng.choice(list(members))
+    match rng.randrange(8):
+        case 0:
+            del members[name]
+        case 1:
+            members[rng.choice(("../x", "/etc/x", name.upper(), name + "x", "", "a" * 60000))] = members[name]
+        case 2:
+            other = rng.choice(list(members))
+            members[name], members[other] = members[other], members[name]
+        case _:
+            members[name] = damaged(members[name], rng)
+    path.write_bytes(zipped(members))
+
+
+def damage_folder(folder: Path, rng: Dice) -> None:
+    """Alter the root or any file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    root = folder / "zarr.json"
+    path = root if rng.random() < 0.4 else rng.choice(files)
+    match rng.randrange(10):
+        case 0:
+            path.unlink()
+        case 1:
+            path.unlink()
+            path.symlink_to(rng.choice(("/dev/zero", "/etc/passwd", "..", "loop", str(rng.choice(files)))))
+        case 2:
+            path.unlink()
+            os.mkfifo(path)
+        case 3:
+            path.unlink()
+            path.mkdir()
+        case 4:
+            other = rng.choice(files)
+            one, two = path.read_bytes(), other.read_bytes()
+            path.write_bytes(two)
+            other.write_bytes(one)
+        case 5:
+            with path.open("r+b") as file:
+                file.truncate(rng.choice((0, 10, 1 << 43)))
+        case 6 | 7:
+            group = json.loads(root.read_bytes())
+            if rng.random() < 0.8:
+                text = altered_text(json.dumps(group["attributes"]["protokv"]), rng)
+                with contextlib.suppress(ValueError):
+                    group["attributes"]["protokv"] = json.loads(text)
+            else:
+                group = altered_json(group, rng)
+            root.write_text(json.dumps(group))
+        case _:
+            path.write_bytes(damaged(path.read_bytes(), rng))
+
+
+def damage(path: Path, rng: Dice) -> None:
+    """Damage a state of any form, outside or inside."""
+    if path.is_dir():
+        damage_folder(path, rng)
+    elif rng.random() < 0.5:
+        path.write_bytes(damaged(path.read_bytes(), rng))
+    elif path.suffix == ".safetensors":
+        damage_safetensors(path, rng)
+    else:
+        damage_zip(path, rng)
+
+
+def load_damaged(suffix: str, seed: int, count: int) -> dict[str, int]:
+    """Damage a state `count` times and load it; anything but a StateError or the state itself ends the process."""
+    counts = {"refused": 0, "equal": 0, "other": 0}
+    with tempfile.TemporaryDirectory() as name:
+        good, path = Path(name, f"good{suffix}"), Path(name, f"bad{suffix}")
+        save_state(make(), good)
+        for n in range(count):
+            rng = Dice(f"{suffix} {seed} {n}")
+            shutil.rmtree(path, ignore_errors=True)
+            (shutil.copytree if good.is_dir() else shutil.copyfile)(good, path)
+            damage(path, rng)
+            signal.alarm(20)
+            with contextlib.suppress(StateError):
+                read_header(path)
+            try:
+                found = load_state(path)
+            except StateError as error:
+                counts["refused"] += "\n" not in error.message
+            else:
+                # A document that was sealed again is another state, not a damaged one.
+                equal = same(found, make())
+                assert equal or rng.sealed, f"{suffix} {seed} {n}: something else was loaded"
+                counts["equal" if equal else "other"] += 1
+    signal.alarm(0)
+    return counts
+
+
+def fuzz_bytes(seed: int, count: int) -> dict[str, Any]:
+    """Load damaged states of every form."""
+    for suffix in FORMS:
+        load_damaged(suffix, -1, 3)
+
+    def stop(event: str, arguments: tuple[Any, ...]) -> None:
+        """End the process at an event that only code in a file could cause."""
+        if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pickle.find_class"):
+            os.write(2, f"{event} {arguments}\n".encode())
+            os._exit(3)
+
+    before = limit_memory(256 << 20)
+    sys.addaudithook(stop)
+    counts = {suffix: load_damaged(suffix, seed, count) for suffix in FORMS}
+    return {"counts": counts, "grown_mib": (peak_kib() - before) >> 10}
+
+
+# Sealed states
+
+
 MOST_SECONDS = 60
-SPARE_BYTES = 1 << 30
-
 NUMBERS = [0, 1, -1, 2, 3, 7, 2**15, 4_000_000, 2**24, 2**31, 2**40, 2**53, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, -3e38, 1e308, float("nan"), float("inf"), -float("inf"), 2.0**24 + 2]
 
 
-def memories() -> dict[str, MemoryConfig]:
-    """One of every name."""
-    made = {name: MemoryConfig.of(name, budget=24) for name in CONFIGS}
-    return made | {"paper": made["paper"].with_fields(SMALL)}
-
-
-def seeds(backbone: Any, folder: Path) -> list[State]:
-    """A state of every memory that has evicted something, and of one that is empty."""
+def good_states(backbone: Any) -> list[State]:
+    """Return a state of every memory that has evicted something, and of two that are empty."""
     found = []
-    for name, config in memories().items():
+    for name in CONFIGS:
+        config = MemoryConfig.of(name, budget=24)
+        if name == "paper":
+            config = config.with_fields({"subquantizers": 4, "codewords": 4, "warmup_residuals": 16})
         session = Session.start(backbone, config, fps=2.0)
         for index in range(8):
             if index == 0 and name in ("paper", "full"):
@@ -71,7 +282,7 @@ def _detached(state: State) -> State:
 
 
 def altered(state: State, rng: random.Random) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Header and tensors after one to three accidents, each of which somebody could mean."""
+    """Return header and tensors after one to three accidents, each of which somebody could mean."""
     header = json.loads(canonical(state.to_json()))
     tensors = dict(state.tensors)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -86,7 +297,7 @@ def altered(state: State, rng: random.Random) -> tuple[dict[str, Any], dict[str,
 
 
 def _alter_value(header: dict[str, Any], rng: random.Random) -> None:
-    """One field, at any depth; mostly of the memory and the clock."""
+    """Alter one field, at any depth; mostly of the memory and the clock."""
     place: Any = header
     # An accident before this one may have taken a field away.
     likely = [name for name in ("memory", "memory", "memory", "clock", "clock", "backbone") if name in header]
@@ -106,7 +317,7 @@ def _alter_value(header: dict[str, Any], rng: random.Random) -> None:
 
 
 def _alter_numbers(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
-    """Some elements of a tensor."""
+    """Alter some elements of a tensor."""
     name = rng.choice(list(tensors))
     tensor = tensors[name].clone()
     if not tensor.numel():
@@ -127,7 +338,7 @@ def _alter_numbers(tensors: dict[str, torch.Tensor], rng: random.Random) -> None
 
 
 def _alter_form(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
-    """A tensor's name, shape or dtype."""
+    """Alter a tensor's name, shape or dtype."""
     name = rng.choice(list(tensors))
     tensor = tensors[name]
     match rng.randrange(8):
@@ -154,7 +365,7 @@ def _alter_form(tensors: dict[str, torch.Tensor], rng: random.Random) -> None:
 
 
 def write_sealed(path: Path, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """A `.safetensors` state of any header and tensors, every digest right; nothing is checked."""
+    """Write a `.safetensors` state of any header and tensors, every digest right; nothing is checked."""
     body, described, digests = [], {}, {}
     begin = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
@@ -162,17 +373,11 @@ def write_sealed(path: Path, header: dict[str, Any], tensors: dict[str, torch.Te
         described[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, begin + len(data)]}
         begin += len(data)
         body.append(data.tobytes())
-        version = header["format_version"] if isinstance(header.get("format_version"), int) else 3
-        digests[name] = tensor_digest(dtype, tuple(tensor.shape), data, version)
+        digests[name] = tensor_digest(dtype, tuple(tensor.shape), data)
     document = {"header": header, "digests": digests}
     document["digest"] = document_digest(document)
-    head = json.dumps({"__metadata__": {"protokv": canonical(document)}, **described}).encode()
-    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(body))
-
-
-def _bits(state: State) -> object:
-    tensors = {name: (t.dtype, t.shape, raw(t).tobytes()) for name, t in state.tensors.items()}
-    return state.to_json(), tensors
+    head = {"__metadata__": {"protokv": canonical(document)}, **described}
+    path.write_bytes(joined(json.dumps(head).encode(), b"".join(body)))
 
 
 class Stages:
@@ -183,76 +388,39 @@ class Stages:
         self._session: Session | None = None
 
     def inspect(self, path: Path) -> None:
-        """With --verify, which leaves nothing out that is done without."""
         self._session = None
         describe(path, values=True)
 
     def query(self, path: Path) -> None:
-        self._session = from_state(storage.load(path), self.backbone)
+        self._session = from_state(load_state(path), self.backbone)
         self._session.ask("what is there?", Decoding(max_new_tokens=1))
 
     def ingest(self, path: Path) -> None:
-        """The next step and its commit, which must load and go on."""
+        """Watch the next step and commit it; the commit must load."""
         target = self.folder / "next.safetensors"
-        session = self._session or from_state(storage.load(path), self.backbone)
+        session = self._session or from_state(load_state(path), self.backbone)
         session.watch(random_frames(99))
-        storage.save(to_state(session), target)
+        save_state(to_state(session), target)
         try:
             describe(target, values=True)
-            from_state(storage.load(target), self.backbone)
+            from_state(load_state(target), self.backbone)
         except (StateCorrupt, StateMismatch) as error:
             raise AssertionError(f"what was committed does not load: {error.message}") from error
 
-    def convert(self, path: Path, suffix: str = ".zarr") -> None:
-        """To another form, bit for bit."""
+    def convert(self, path: Path, suffix: str) -> None:
+        """Write another form, bit for bit."""
         there = self.folder / f"there{suffix}"
         convert(path, there, overwrite=True)
-        assert _bits(storage.load(there)) == _bits(storage.load(path))
+        assert same(load_state(there), load_state(path))
 
     def all(self, n: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
-        """The stages of state `n`; one in sixteen is converted to a hierarchy, which takes far longer than a file."""
+        """Yield the stages of state `n`; one in sixteen is converted to a hierarchy, which takes far longer."""
         yield from (("inspect", self.inspect), ("query", self.query), ("ingest", self.ingest))
-        yield "convert", partial(self.convert, suffix=".zarr" if n % 16 == 0 else ".pt")
+        yield "convert", lambda path: self.convert(path, ".zarr" if n % 16 == 0 else ".pt")
 
 
-def run(stages: Stages, states: list[State], seed: int, count: int, only: int | None = None) -> dict[str, Any]:
-    """Alter and use states; returns what became of them, by stage, and every failure that there may not be."""
-    outcomes: Counter[str] = Counter()
-    failures: list[str] = []
-    path = stages.folder / "hostile.safetensors"
-    for n in range(count) if only is None else [only]:
-        rng = random.Random(f"{seed} {n}")
-        header, tensors = altered(states[n % len(states)], rng)
-        with contextlib.suppress(ValueError):
-            write_sealed(path, header, tensors)
-        for name, stage in stages.all(n):
-            signal.alarm(MOST_SECONDS)
-            try:
-                stage(path)
-            except (StateCorrupt, StateMismatch) as error:
-                outcomes[f"{name} refused" if "\n" not in error.message else "several lines"] += 1
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                failures.append(
-                    f"{seed} {n} {name}: {type(error).__name__}: {error} at {where.name}:{where.lineno}"[:400]
-                )
-            else:
-                outcomes[f"{name} done"] += 1
-    signal.alarm(0)
-    return {"outcomes": dict(sorted(outcomes.items())), "failures": failures}
-
-
-def main(seed: int, count: int, only: int | None = None) -> None:
-    """Print what became of the states, as JSON."""
-    import resource
-
-    from protokv.backbones import load_backbone
-    from tests.backbones.tiny import write_qwen2_5_vl
-    from tests.peak import peak_kib
-
-    torch.set_num_threads(1)
+def fuzz_sealed(seed: int, count: int, only: int | None = None) -> dict[str, Any]:
+    """Alter and use states; return what became of them by stage, and every other failure."""
 
     def hung(*_: object) -> None:
         raise TimeoutError("it hangs")
@@ -261,24 +429,48 @@ def main(seed: int, count: int, only: int | None = None) -> None:
     # Whether bytes reach a disk is not the question here.
     os.fsync = lambda number: None
     in_memory = Path("/dev/shm")
+    outcomes: Counter[str] = Counter()
+    failures: list[str] = []
     with tempfile.TemporaryDirectory(dir=in_memory if os.access(in_memory, os.W_OK) else None) as name:
         folder = Path(name)
         backbone = load_backbone(str(write_qwen2_5_vl(folder / "model")), device="cpu", dtype="float32")
-        states, stages = seeds(backbone, folder), Stages(backbone, folder)
-        # Everything is imported and allocated once before memory is limited.
+        states, stages, path = good_states(backbone), Stages(backbone, folder), folder / "hostile.safetensors"
+        # Import and allocate everything once before memory is limited.
         for state in states:
-            write_sealed(folder / "good.safetensors", state.to_json(), dict(state.tensors))
+            write_sealed(path, state.to_json(), dict(state.tensors))
             for n in (0, 1):
                 for _, stage in stages.all(n):
-                    stage(folder / "good.safetensors")
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + SPARE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        before = peak_kib()
-        result = run(stages, states, seed, count, only)
-        result["grown_mib"] = (peak_kib() - before) >> 10
-    os.write(1, json.dumps(result).encode() + b"\n")
+                    stage(path)
+        before = limit_memory(1 << 30)
+        for n in range(count) if only is None else [only]:
+            header, tensors = altered(states[n % len(states)], random.Random(f"{seed} {n}"))
+            with contextlib.suppress(ValueError):
+                write_sealed(path, header, tensors)
+            for what, stage in stages.all(n):
+                signal.alarm(MOST_SECONDS)
+                try:
+                    stage(path)
+                except (StateCorrupt, StateMismatch) as error:
+                    outcomes[f"{what} refused" if "\n" not in error.message else "several lines"] += 1
+                except Exception as error:
+                    where = traceback.extract_tb(error.__traceback__)[-1]
+                    text = f"{type(error).__name__}: {error} at {where.name}:{where.lineno}"
+                    failures.append(f"{seed} {n} {what}: {text}"[:400])
+                else:
+                    outcomes[f"{what} done"] += 1
+        signal.alarm(0)
+    return {"outcomes": outcomes, "failures": failures, "grown_mib": (peak_kib() - before) >> 10}
+
+
+def limit_memory(spare_bytes: int) -> int:
+    """Allow this process as many more bytes; return the peak so far in KiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + spare_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return peak_kib()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    torch.set_num_threads(1)
+    fuzz = {"bytes": fuzz_bytes, "sealed": fuzz_sealed}[sys.argv[1]]
+    os.write(1, json.dumps(fuzz(*map(int, sys.argv[2:]))).encode() + b"\n")

@@ -185,13 +185,3 @@ def survivor(tree: Names, folder: Path) -> Path:
         else:
             (folder / name).write_bytes(node.now)
     return folder
-
-
-class Fast(Disk):
-    """The real file system without waiting for the disk: for what is not the crash itself."""
-
-    def sync(self, file: File) -> None:
-        file.flush()
-
-    def sync_folder(self, folder: Path) -> None:
-        pass

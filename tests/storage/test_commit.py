@@ -1,4 +1,4 @@
-"""A commit leaves the old or the new file, whichever of its calls fails or is the last."""
+"""A commit replaces one file, and nothing else of its folder."""
 
 from __future__ import annotations
 
@@ -10,96 +10,11 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateError
-from protokv.storage.api import load, save
+from protokv.storage.api import load_state, save_state
 from protokv.storage.commit import replace
 from protokv.storage.filesystem import write_file
 from protokv.storage.safetensors import SafetensorsForm
-from tests.storage.disk import Disk
-
-CALLS = ["create", "write", "sync", "replace", "sync_folder", "remove"]
-
-
-class Killed(BaseException):
-    """The process is gone: nothing after this call happens."""
-
-
-class Faulty(Disk):
-    """The real file system, but call number `at` fails: with `error`, or, where that is None, for ever.
-
-    A failing write leaves half of its bytes behind.
-    """
-
-    def __init__(self, at: int, error: int | None) -> None:
-        self.at, self.error, self.calls, self.dead = at, error, [], False
-
-    def step(self, name: str) -> None:
-        if self.dead:
-            raise Killed
-        self.calls.append(name)
-        if len(self.calls) == self.at:
-            self.dead = self.error is None
-            raise Killed if self.error is None else OSError(self.error, os.strerror(self.error))
-
-
-def faulty(name: str):
-    def call(self: Faulty, *args):
-        try:
-            self.step(name)
-        except BaseException:
-            if name == "write" and self.calls and len(self.calls) == self.at and self.calls[-1] == "write":
-                Disk.write(self, args[0], bytes(args[1])[: len(args[1]) // 2])
-                args[0].flush()
-            raise
-        return getattr(super(Faulty, self), name)(*args)
-
-    return call
-
-
-for _name in CALLS:
-    setattr(Faulty, _name, faulty(_name))
-
-
-def number_of_calls(make_state, path: Path) -> int:
-    with Faulty(0, None) as fs:
-        SafetensorsForm(path).replace(make_state(seed=1))
-    return len(fs.calls)
-
-
-@pytest.mark.parametrize("existing", [True, False])
-@pytest.mark.parametrize("error", [None, errno.ENOSPC, errno.EIO])
-def test_a_fault_at_any_call_leaves_the_old_or_the_new_state(error, existing, make_state, same_state, tmp_path):
-    path = tmp_path / "a.safetensors"
-    old, new = make_state(seed=1), make_state(seed=2)
-    total = number_of_calls(make_state, tmp_path / "count.safetensors")
-    assert total >= 11
-    committed = []
-    for n in range(1, total + 1):
-        path.unlink(missing_ok=True)
-        if existing:
-            save(old, path)
-        with pytest.raises(Killed if error is None else StateError) as caught, Faulty(n, error):
-            SafetensorsForm(path).replace(new)
-        if error is not None:
-            assert str(path) in caught.value.message
-            assert os.strerror(error) in caught.value.message
-            assert [p.name for p in tmp_path.glob(".*")] == []
-        committed.append(path.exists() and same_state(load(path), new))
-        if not committed[-1]:
-            assert same_state(load(path), old) if existing else not path.exists()
-        save(new, path)
-        assert same_state(load(path), new)
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "count.safetensors"]
-    # Once the new state is in place it stays, and only the last call comes after that.
-    assert committed == sorted(committed)
-    assert committed[-1]
-
-
-def test_everything_is_synced_before_the_move_and_the_folder_after_it(make_state, tmp_path):
-    with Faulty(0, None) as fs:
-        SafetensorsForm(tmp_path / "a.safetensors").replace(make_state())
-    order = [name for name in fs.calls if name in ("write", "sync", "replace", "sync_folder")]
-    assert order[-3:] == ["sync", "replace", "sync_folder"]
-    assert set(order[:-3]) == {"write"}
+from tests.storage.disk import Failing
 
 
 def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_path):
@@ -116,7 +31,7 @@ def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_pat
 def test_the_mode_is_what_the_umask_leaves(umask, make_state, tmp_path):
     before = os.umask(umask)
     try:
-        save(make_state(), tmp_path / "a.safetensors")
+        save_state(make_state(), tmp_path / "a.safetensors")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~umask
@@ -124,14 +39,14 @@ def test_the_mode_is_what_the_umask_leaves(umask, make_state, tmp_path):
 
 def test_a_missing_folder_is_one_error_with_a_hint(make_state, tmp_path):
     with pytest.raises(StateError, match=r"no/a\.safetensors: there is no folder .*no$") as caught:
-        save(make_state(), tmp_path / "no" / "a.safetensors")
+        save_state(make_state(), tmp_path / "no" / "a.safetensors")
     assert caught.value.hint == "Make it first."
 
 
 def test_a_folder_in_the_place_of_the_file_is_one_error(make_state, tmp_path):
     (tmp_path / "a.safetensors").mkdir()
     with pytest.raises(StateError, match="it is a folder"):
-        save(make_state(), tmp_path / "a.safetensors")
+        save_state(make_state(), tmp_path / "a.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
@@ -140,7 +55,7 @@ def test_a_folder_in_the_place_of_the_file_is_one_error(make_state, tmp_path):
     [(errno.ENOSPC, "free some space"), (errno.EROFS, "may write"), (errno.EACCES, "may write"), (errno.EIO, "")],
 )
 def test_the_hint_fits_the_error(error, hint, make_state, tmp_path):
-    with pytest.raises(StateError) as caught, Faulty(3, error):
+    with pytest.raises(StateError) as caught, Failing(3, error, once=True):
         SafetensorsForm(tmp_path / "a.safetensors").replace(make_state())
     assert hint in caught.value.hint
     assert bool(hint) == bool(caught.value.hint)
@@ -151,7 +66,7 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path):
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(StateError, match="ermission") as caught:
-            save(make_state(), tmp_path / "a.safetensors")
+            save_state(make_state(), tmp_path / "a.safetensors")
     finally:
         tmp_path.chmod(0o755)
     assert "may write" in caught.value.hint
@@ -159,11 +74,11 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path):
 
 def test_a_link_stays_a_link_and_its_target_is_replaced(make_state, same_state, tmp_path):
     (tmp_path / "there").mkdir()
-    save(make_state(seed=1), tmp_path / "there" / "real.safetensors")
+    save_state(make_state(seed=1), tmp_path / "there" / "real.safetensors")
     (tmp_path / "a.safetensors").symlink_to("there/real.safetensors")
-    save(make_state(seed=2), tmp_path / "a.safetensors")
+    save_state(make_state(seed=2), tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").is_symlink()
-    assert same_state(load(tmp_path / "there" / "real.safetensors"), make_state(seed=2))
+    assert same_state(load_state(tmp_path / "there" / "real.safetensors"), make_state(seed=2))
 
 
 def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
@@ -173,7 +88,7 @@ def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
     for name in kept:
         (tmp_path / name).write_text("mine")
     (tmp_path / ".a.safetensors.77-0123abcd.partial").write_text("left by a killed commit")
-    save(make_state(), tmp_path / "a.safetensors")
+    save_state(make_state(), tmp_path / "a.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors"])
 
 
@@ -186,8 +101,8 @@ def test_a_file_system_that_cannot_sync_folders_is_good_enough(make_state, tmp_p
         real(number)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    save(make_state(), tmp_path / "a.safetensors")
-    load(tmp_path / "a.safetensors")
+    save_state(make_state(), tmp_path / "a.safetensors")
+    load_state(tmp_path / "a.safetensors")
 
 
 def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path):

@@ -15,16 +15,16 @@ import torch
 import zarr
 
 from protokv.errors import StateCorrupt
-from protokv.storage.api import load, moments, read_header, save, stored_bytes
+from protokv.storage.api import load_state, moments, read_header, save_state, stored_bytes
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
 import zstandard
 
-from protokv.storage import decompression_limit as unfolding
+from protokv.storage import decompression_limit as limits
 from protokv.storage import icechunk as repository
-from protokv.storage.decompression_limit import Unfolding
+from protokv.storage.decompression_limit import DecompressionLimit
 from tests.storage.conftest import make
 from tests.storage.s3 import BUCKET
 
@@ -36,8 +36,8 @@ _numbers = itertools.count()
 @pytest.fixture
 def prefix(store):
     """Of a state that is there."""
-    prefix = f"unfolding/{next(_numbers)}"
-    save(make(), f"s3://{BUCKET}/{prefix}")
+    prefix = f"bombs/{next(_numbers)}"
+    save_state(make(), f"s3://{BUCKET}/{prefix}")
     store.reset()
     return prefix
 
@@ -69,15 +69,17 @@ def refolded(data: bytes, old: int, new: int) -> bytes:
 _CHILD = """
 import json, sys
 from protokv.errors import StateError
-from protokv.snapshot import load, moments, read_header, save, stored_bytes
-from protokv.snapshot.formats import icechunk
+from protokv.storage.api import load_state, moments, read_header, save_state, stored_bytes
+from protokv.storage import icechunk
 from tests.peak import peak_kib
-from tests.snapshot.conftest import make
+from tests.storage.conftest import make
 good, *hostile = sys.argv[1:]
-load(good), save(make(seed=1), good)
+load_state(good), save_state(make(seed=1), good)
 before, ends = peak_kib(), []
 for address in hostile:
-    for use in (load, read_header, moments, stored_bytes, lambda address: save(make(seed=2), address)):
+    for use in (
+        load_state, read_header, moments, stored_bytes, lambda address: save_state(make(seed=2), address)
+    ):
         try:
             use(address)
             ends.append("done")
@@ -101,8 +103,8 @@ def used(*addresses: str) -> tuple[list[str], int]:
 def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
     ends = []
     for kind in ("snapshots", "manifests"):
-        prefix = f"unfolding/of-{kind}"
-        save(make(), f"s3://{BUCKET}/{prefix}")
+        prefix = f"bombs/of-{kind}"
+        save_state(make(), f"s3://{BUCKET}/{prefix}")
         objects = store.objects(prefix)
         snapshot = f"{prefix}/snapshots/{tip(objects, prefix)}"
         # The array with the most to say.
@@ -116,14 +118,14 @@ def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
         # Headers are in the snapshot alone.
         fine = "StateCorrupt" if kind == "snapshots" else "done"
         ends += ["StateCorrupt", fine, fine, "StateCorrupt", "StateCorrupt"]
-    found, grown = used(address, *(f"s3://{BUCKET}/unfolding/of-{kind}" for kind in ("snapshots", "manifests")))
+    found, grown = used(address, *(f"s3://{BUCKET}/bombs/of-{kind}" for kind in ("snapshots", "manifests")))
     assert found == ends
     assert grown < 100
 
 
 def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address):
     for seed in (2, 3):
-        save(make(seed=seed), address)
+        save_state(make(seed=seed), address)
     objects = store.objects(prefix)
     oldest = next(
         key
@@ -133,35 +135,35 @@ def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address
     store.put(oldest, bomb(objects[oldest], 64 << 20))
     repo = repository.open_repository(address)
     with pytest.raises(StateCorrupt, match=r"would take more than 16 MiB"):
-        repository.collect(repo, Unfolding(address), datetime.now(UTC) + timedelta(hours=2))
+        repository.collect(repo, DecompressionLimit(address), datetime.now(UTC) + timedelta(hours=2))
     # Who goes on there commits, and deletes nothing.
-    save(make(seed=4), address)
+    save_state(make(seed=4), address)
     assert set(objects) < set(store.objects(prefix))
 
 
 def test_manifests_of_many_small_arrays_are_summed(store, prefix, address, monkeypatch):
     """Each by its length as long as that is enough; then the longest are fetched and unfolded."""
     state = make(tensors={f"near.t{n}": torch.randn(50 + n, 7) for n in range(12)})
-    save(state, address)
+    save_state(state, address)
     lengths = [len(data) for key, data in store.objects(prefix).items() if "/manifests/" in key]
-    for limit in (12 << 20, unfolding.LIMIT_BYTES):
-        monkeypatch.setattr(unfolding, "LIMIT_BYTES", limit)
+    for limit in (12 << 20, limits.LIMIT_BYTES):
+        monkeypatch.setattr(limits, "LIMIT_BYTES", limit)
         store.reset()
-        load(address)
+        load_state(address)
         fetched = [
             one for one in store.requests if one.method == "GET" and "/manifests/" in one.key and one.status == 200
         ]
         assert (len(fetched) > 0) == (limit == 12 << 20), lengths
-    monkeypatch.setattr(unfolding, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(limits, "LIMIT_BYTES", 1000)
     with pytest.raises(StateCorrupt, match=r"manifests/\w+ would take more than"):
-        load(address)
+        load_state(address)
 
 
 @pytest.mark.parametrize("name", ["../../notes", "0" * 19 + "H", "0" * 19, "a" * 20])
 def test_a_name_that_icechunk_would_not_write_is_refused(name, store):
     """Two spellings of one snapshot could be two objects: one looked at, the other opened."""
     with pytest.raises(StateCorrupt, match="no such name"):
-        Unfolding(f"s3://{BUCKET}/a").check_snapshot(name)
+        DecompressionLimit(f"s3://{BUCKET}/a").check_snapshot(name)
     assert not store.requests
 
 
@@ -169,13 +171,13 @@ def test_what_is_claimed_is_not_what_a_block_can_hold():
     """The bound by length alone holds for the densest object there is."""
     for size in (1 << 17, 1 << 22, 1 << 26):
         data = bomb(bytes(HEADER_BYTES), size)
-        assert unfolding._most_unfolded(len(data)) >= size
+        assert limits._most_decompressed(len(data)) >= size
 
 
 def test_a_document_that_is_too_long_is_not_fetched(store, address):
     session = repository.open_repository(address).writable_session("main")
     zarr.open_group(session.store, mode="a").attrs["long"] = "x" * (5 << 20)
     session.commit("long")
-    for read in (load, read_header, moments, stored_bytes):
+    for read in (load_state, read_header, moments, stored_bytes):
         with pytest.raises(StateCorrupt, match=r"there is no zarr\.json that could be"):
             read(address)

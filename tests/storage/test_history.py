@@ -12,30 +12,22 @@ import torch
 
 from protokv.core.records import StreamClock
 from protokv.errors import ConfigError, StateError, StateNotFound
-from protokv.storage import api
-from protokv.storage.api import load, moments, read_header, save
+from protokv.storage import writer
+from protokv.storage.api import load_state, moments, read_header, save_state
 from protokv.storage.form import FORMS, form_of
 from protokv.storage.watched import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.storage.writer import Writer
+from tests.storage.form_tests import moment as at
 
 EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
 
 
-def at(make_state, step: int, **changes):
-    """The state of a stream at a step of two seconds; its tensors tell the steps apart."""
-    return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
-
-
 def commit(state, path: Path, keep: int | None = None) -> None:
-    api.commit(form_of(path), state, keep)
+    writer.commit(form_of(path), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
     return [Path(at) for at, _ in form_of(path).kept()]
-
-
-def load_at(path: Path, at_s: float):
-    return load(path, at_s=at_s)
 
 
 def times(path: Path) -> list[float]:
@@ -44,20 +36,6 @@ def times(path: Path) -> list[float]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@EVERY_FORM
-@pytest.mark.parametrize("keep", [1, 2, 4])
-def test_the_last_commits_are_kept_each_a_state_that_anything_reads(suffix, keep, make_state, same_state, tmp_path):
-    path = tmp_path / f"a{suffix}"
-    for step in range(1, 7):
-        commit(at(make_state, step), path, keep)
-        assert same_state(load(path), at(make_state, step))
-        past = range(max(1, step - keep + 1), step)
-        assert times(path) == [2.0 * one for one in past]
-        for one, file in zip(past, kept(path), strict=True):
-            assert same_state(load(file), at(make_state, one))
-    assert len(names(tmp_path)) == keep
 
 
 def test_names_tell_the_stream_time_and_sort_by_it(make_state, tmp_path):
@@ -70,17 +48,6 @@ def test_names_tell_the_stream_time_and_sort_by_it(make_state, tmp_path):
         (found,) = kept(path)
         assert found.name == f"talk.safetensors@{time_s:010.3f}s"
     assert names(tmp_path) == ["talk.safetensors@000030.000s"]
-
-
-def test_without_keep_nothing_is_kept_and_nothing_removed(make_state, tmp_path):
-    path = tmp_path / "a.safetensors"
-    for step in range(1, 4):
-        commit(at(make_state, step), path, 3)
-    for step in range(4, 8):
-        commit(at(make_state, step), path)
-    assert times(path) == [2.0, 4.0]
-    commit(at(make_state, 8), path, 2)
-    assert times(path) == [14.0]
 
 
 def test_committing_the_same_moment_again_keeps_it_once(make_state, tmp_path):
@@ -110,10 +77,10 @@ def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_
         commit(replace(state, **(other if "clock" not in other else {"clock": replace(state.clock, fps=4.0)})), path, 3)
     commit(at(make_state, 5), path)
     with pytest.raises(StateNotFound, match=r"at 10 s$"):
-        load_at(path, 9.0)
+        load_state(path, at_s=9.0)
     commit(at(make_state, 6), path, 3)
     assert moments(path) == [10.0, 12.0]
-    assert same_state(load_at(path, 10.0), at(make_state, 5))
+    assert same_state(load_state(path, at_s=10.0), at(make_state, 5))
     # It is somebody else's, so it is not removed either.
     assert times(path) == [2.0, 4.0, 10.0]
 
@@ -126,25 +93,25 @@ def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_stat
     mine[1].mkdir()
     (mine[1] / "mine").write_text("mine")
     # A moment of this stream under the name of another.
-    save(at(make_state, 1), tmp_path / f"b{suffix}")
+    save_state(at(make_state, 1), tmp_path / f"b{suffix}")
     (tmp_path / f"b{suffix}").rename(mine[2])
     for step in range(1, 6):
         commit(at(make_state, step), path, 2)
-        assert same_state(load(path), at(make_state, step))
+        assert same_state(load_state(path), at(make_state, step))
     assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
-    assert same_state(load(mine[2]), at(make_state, 1))
+    assert same_state(load_state(mine[2]), at(make_state, 1))
 
 
 @EVERY_FORM
 def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
     path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a{suffix}@000002.000s"
-    save(at(make_state, 1), elsewhere)
+    save_state(at(make_state, 1), elsewhere)
     link.symlink_to(elsewhere)
     for step in range(1, 5):
         commit(at(make_state, step), path, 2)
         assert moments(path) == [2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1]
     assert link.is_symlink()
-    assert load(elsewhere).clock.steps == 1
+    assert load_state(elsewhere).clock.steps == 1
 
 
 def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
@@ -172,20 +139,6 @@ def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_
     assert times(path) == []
 
 
-@EVERY_FORM
-def test_the_newest_commit_not_after_a_time_answers(suffix, make_state, same_state, tmp_path):
-    path = tmp_path / f"a{suffix}"
-    for step in (2, 5, 9, 14):
-        commit(at(make_state, step), path, 3)
-    for asked, step in [(10.0, 5), (17.9, 5), (18.0, 9), (27.9996, 14), (1e9, 14)]:
-        assert same_state(load_at(path, asked), at(make_state, step))
-    with pytest.raises(StateNotFound, match=r"no commit at or before 9 s; it has those at 10 s, 18 s, 28 s") as caught:
-        load_at(path, 9.0)
-    assert "--keep" in caught.value.hint
-    with pytest.raises(StateNotFound):
-        load_at(tmp_path / f"b{suffix}", 9.0)
-
-
 def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
     make_state, same_state, tmp_path, monkeypatch
 ):
@@ -204,9 +157,9 @@ def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
 
     monkeypatch.setattr(SafetensorsForm, "read", read_late)
     with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):
-        load_at(path, 3.0)
+        load_state(path, at_s=3.0)
     steps = iter((7, 8))
-    assert same_state(load_at(path, 1e9), at(make_state, 7))
+    assert same_state(load_state(path, at_s=1e9), at(make_state, 7))
 
 
 def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
@@ -216,7 +169,7 @@ def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
     for step in (1, 2):
         commit(at(make_state, step), link, 2)
     assert names(tmp_path / "there") == ["b.safetensors", "b.safetensors@000002.000s"]
-    assert load_at(link, 2.0).clock.steps == 1
+    assert load_state(link, at_s=2.0).clock.steps == 1
 
 
 def test_where_files_have_no_second_names_they_are_copied(make_state, same_state, tmp_path, monkeypatch):
@@ -228,7 +181,7 @@ def test_where_files_have_no_second_names_they_are_copied(make_state, same_state
     for step in (1, 2):
         commit(at(make_state, step), path, 2)
     assert path.stat().st_nlink == 1
-    assert same_state(load_at(path, 2.0), at(make_state, 1))
+    assert same_state(load_state(path, at_s=2.0), at(make_state, 1))
 
 
 def test_a_kept_commit_costs_no_second_copy_of_itself(make_state, tmp_path):
@@ -285,7 +238,7 @@ class TestWriter:
             [tmp_path / f"b{suffix}", *kept(tmp_path / f"b{suffix}")],
             strict=True,
         ):
-            assert same_state(load(mine), load(other))
+            assert same_state(load_state(mine), load_state(other))
             assert mine.is_dir() or mine.read_bytes() == other.read_bytes()
 
     @pytest.mark.gpu
@@ -300,16 +253,16 @@ class TestWriter:
             for tensor in live.tensors.values():
                 tensor.zero_()
             assert [one.steps for one in writer.landed(wait=True)] == [1]
-        assert same_state(load(tmp_path / "a.safetensors"), host)
+        assert same_state(load_state(tmp_path / "a.safetensors"), host)
 
     def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, same_state, tmp_path):
         path = tmp_path / "a.safetensors"
-        save(at(make_state, 1), path)
+        save_state(at(make_state, 1), path)
         bad = replace(at(make_state, 2), settings={"not": object()})
         for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
             with pytest.raises(StateError, match="not plain JSON"):
                 commit_and(bad, path, then)
-            assert same_state(load(path), at(make_state, 1))
+            assert same_state(load_state(path), at(make_state, 1))
 
     def test_an_error_of_the_stream_is_not_hidden_by_one_of_the_thread(self, make_state, tmp_path):
         bad = replace(at(make_state, 2), settings={"not": object()})
@@ -317,10 +270,8 @@ class TestWriter:
             commit_and(bad, tmp_path / "a.safetensors", lambda _: 1 / 0)
 
     def test_at_most_one_write_is_in_flight(self, make_state, tmp_path, monkeypatch):
-        from protokv.storage import writer as module
-
         running, most = [], []
-        real = module.commit
+        real = writer.commit
 
         def counted(*arguments):
             running.append(1)
@@ -328,12 +279,12 @@ class TestWriter:
             real(*arguments)
             running.pop()
 
-        monkeypatch.setattr(module, "commit", counted)
-        with Writer(tmp_path / "a.safetensors", background=True) as writer:
-            landed = [one for step in range(1, 30) for one in writer.commit(at(make_state, step))]
-            landed += writer.landed(wait=True)
+        monkeypatch.setattr(writer, "commit", counted)
+        with Writer(tmp_path / "a.safetensors", background=True) as one:
+            landed = [it for step in range(1, 30) for it in one.commit(at(make_state, step))]
+            landed += one.landed(wait=True)
         assert most == [1] * 29
-        assert [one.steps for one in landed] == list(range(1, 30))
+        assert [it.steps for it in landed] == list(range(1, 30))
 
     def test_the_lock_is_free_after_a_failure(self, make_state, tmp_path):
         path = tmp_path / "a.safetensors"
@@ -357,7 +308,7 @@ class TestSources:
             segment = next_segment(state)
             assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
             state = at(make_state, step, source=segment.record(source), complete=True)
-            save(state, tmp_path / "a.safetensors")
+            save_state(state, tmp_path / "a.safetensors")
             found = read_header(tmp_path / "a.safetensors")
             assert segment_of(found) == replace(segment, done=True)
         assert fingerprints(found) == ("a", "b", "c")

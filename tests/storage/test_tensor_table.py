@@ -16,7 +16,7 @@ from protokv.core.session import Session
 from protokv.storage.checkpoint import save
 from tests.mock_backbone import MockBackbone
 
-PAGE = Path(protokv.__file__).parent / "snapshot" / "README.md"
+PAGE = Path(protokv.__file__).parent / "storage" / "README.md"
 SHAPE = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
 
 
@@ -47,7 +47,7 @@ def test_torch_alone_opens_a_state(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "s.pt", weights_only=True)
     assert set(state) == {"protokv", "tensors"}
     assert isinstance(state["protokv"], str)
-    held = storage.load(tmp_path / "s.pt").tensors
+    held = storage.load_state(tmp_path / "s.pt").tensors
     assert {name: tensor.tolist() for name, tensor in state["tensors"].items()} == {
         name: tensor.tolist() for name, tensor in held.items()
     }

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protokv.mini.vocabulary import PADDED_SIZE
 from samples.training.forward import (
     QUESTION_TOKENS,
     compute_logits,
@@ -18,6 +17,7 @@ from samples.training.forward import (
 )
 from samples.training.model import TOKENS, make_model
 from samples.training.visual_tokens import HIDDEN, N_PREFIX, PREFIX, show_whole_steps
+from samples.training.vocabulary import PADDED_SIZE
 
 
 def _model(layers=2):

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from protokv.mini.phrases import EVERY_TEMPLATE, TIME_TYPES
+from protokv.mini.phrases import TEMPLATES, TIME_TYPES
 from protokv.mini.questions import Fact
 from protokv.mini.sprites import COLOUR_NAMES, SHAPES
-from protokv.mini.vocabulary import encode
 from samples.training.batches import encode_question
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze
 from samples.training.links import (
@@ -31,6 +30,7 @@ from samples.training.model import make_model
 from samples.training.time_links import label_beginnings, label_followed, label_over_time
 from samples.training.traces import measure_traces
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, make_positions
+from samples.training.vocabulary import encode
 from tests.training.helpers import BAR, RING, STAR, make_video
 
 
@@ -156,7 +156,7 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
         found = labels.tensors(False, False)
         return found["follows"].bits.flatten().tolist() if found else None
 
-    for kind, templates in EVERY_TEMPLATE.items():
+    for kind, templates in TEMPLATES.items():
         for template in templates:
             told = tell(template.format(shape="star", other="ring", colour="red", place="center"))
             named = ("{shape}" in template) + ("{other}" in template)

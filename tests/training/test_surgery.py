@@ -7,7 +7,6 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.vocabulary import token_ids, words
 from samples.training.forward import compute_logits, make_rotary_tables, turn_pairs
 from samples.training.gaze import read_gaze
 from samples.training.model import make_config
@@ -23,6 +22,7 @@ from samples.training.time_surgery import (
     make_codes,
 )
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
+from samples.training.vocabulary import token_ids, words
 
 
 @pytest.fixture(scope="module")

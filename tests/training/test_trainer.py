@@ -76,7 +76,7 @@ def test_a_gate_ends_a_stage_early(visual, bank):
 def test_last_can_start_as_the_opposite_of_first(visual, bank):
     trainer = Trainer(visual, bank, 2, lambda record: None, **SMALL)
     trainer.begin(tiny(oppose_last=True))
-    from protokv.mini.vocabulary import token_ids
+    from samples.training.vocabulary import token_ids
 
     embedding = trainer.model.model.language_model.embed_tokens.weight
     assert torch.equal(embedding[token_ids()["last"]], -embedding[token_ids()["first"]])

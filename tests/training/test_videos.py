@@ -12,7 +12,6 @@ import torch
 
 from protokv.mini.questions import find_facts
 from protokv.mini.sprites import NUMBERS, PLACES, SHAPES
-from protokv.mini.vocabulary import words
 from samples.training.bank import Bank
 from samples.training.clips import EMPTY, SINGLE, make_dense_step
 from samples.training.links import find_beginnings, find_earlier_shapes
@@ -24,6 +23,7 @@ from samples.training.repeated import CLEAR_TWICE, PAIRS, keep_clear, make_repea
 from samples.training.sparse import make_sparse_video
 from samples.training.time_curriculum import ANSWER, TALLY, make_time_curriculum
 from samples.training.visual_tokens import N_PREFIX
+from samples.training.vocabulary import words
 from tests.training.conftest import COUNTS
 from tests.training.helpers import BAR, RING, STAR, make_video, tiny
 

@@ -26,8 +26,8 @@ def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
 
 
 @pytest.fixture(autouse=True)
-def _decoders_are_forked() -> None:
-    """Not here: they begin at the beginning, as those of a user do."""
+def decode_in_this_process() -> None:
+    """Decode in a process of its own, as for a user."""
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +117,6 @@ CLIPS = {
     "a still": Clip(STEADY, still=True),
     "every frame a key frame": Clip(STEADY, codec="mjpeg", pixels="yuvj420p", suffix="mkv"),
     "longer sound": Clip(STEADY, audio_s=6.0),
-    "4k": Clip([0, 40, 80], width=3840, height=2160, options={"preset": "ultrafast"}),
 }
 
 

@@ -14,8 +14,6 @@ from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
 
 DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder ../shared/data is not on this machine")
 
 
 def with_packet(source: Path, target: Path, number: int, change) -> Path:
@@ -98,7 +96,7 @@ def test_a_file_without_its_index_is_refused_with_a_hint(make_clip, tmp_path):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, seed, make_clip, tmp_path):
     data = bytearray(make_clip("reordered frames").read_bytes())
     begin = data.find(b"mdat") + 4
@@ -117,7 +115,7 @@ def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, 
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="decord is not installed")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage_and_gives_or_counts_every_frame(
     seed, make_clip, tmp_path
 ):
@@ -143,29 +141,3 @@ def test_losses_before_the_start_of_a_resumed_reading_are_not_counted_again(deco
         assert source.damage.ok
         list(source.frames(0.2))
         assert source.damage.frames_lost == 1
-
-
-@needs_shared
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_shared_corrupted_clip_keeps_49_frames_and_loses_one_at_3_seconds(decoder):
-    with open_source(SHARED / "corrupted.mp4", decoder) as source:
-        times = [f.time_s for f in source.frames()]
-        assert len(times) == 49
-        assert times[-1] == pytest.approx(4.9)
-        assert source.damage.frames_lost == 1
-        assert source.damage.lost_from_s == pytest.approx(3.0)
-
-
-@needs_shared
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_shared_real_clip_reads_whole_and_resumes_exactly(decoder):
-    with open_source(SHARED / "flipping_a_pancake.mkv", decoder) as source:
-        assert sum(1 for _ in source.frames()) == 310
-        assert source.damage.ok
-        steps = list(read_steps(source, 2.0, 2))
-        assert len(steps) == 11
-        assert steps[-1].images.shape == (2, 240, 426, 3)
-        for first in (1, 5, 10):
-            for a, b in zip(read_steps(source, 2.0, 2, first_index=first), steps[first:], strict=True):
-                assert (a.index, a.time_s) == (b.index, b.time_s)
-                assert np.array_equal(a.images, b.images)

@@ -31,19 +31,17 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "name", ["variable rate", "open groups", "avi", "turned", "one frame", "matroska in milliseconds"]
-)
-@pytest.mark.parametrize("fps", [2.0, 7.0, 30.0])
-def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, fps, make_clip):
+@pytest.mark.parametrize("name", ["variable rate", "open groups", "avi", "turned", "one frame"])
+def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, make_clip):
     with open_source(make_clip(name)) as plain, IsolatedSource(make_clip(name)) as isolated:
         assert isolated.info == plain.info
-        whole = list(read_steps(plain, fps, 2))
-        for first in {0, len(whole) // 2, len(whole) - 1}:
-            for a, b in zip(whole[first:], read_steps(isolated, fps, 2, first_index=first), strict=True):
-                assert (a.index, a.time_s, a.decoders) == (b.index, b.time_s, b.decoders)
-                assert np.array_equal(a.images, b.images)
-        assert isolated.damage == plain.damage
+        for fps in (2.0, 30.0):
+            whole = list(read_steps(plain, fps, 2))
+            for first in {0, len(whole) // 2, len(whole) - 1}:
+                for a, b in zip(whole[first:], read_steps(isolated, fps, 2, first_index=first), strict=True):
+                    assert (a.index, a.time_s, a.decoders) == (b.index, b.time_s, b.decoders)
+                    assert np.array_equal(a.images, b.images)
+            assert isolated.damage == plain.damage
 
 
 def test_damage_is_told_across_the_border(make_clip, tmp_path):
@@ -55,7 +53,7 @@ def test_damage_is_told_across_the_border(make_clip, tmp_path):
         assert isolated.damage == plain.damage
 
 
-@pytest.mark.parametrize("fps", [0.7, 2.0, 10.0, 29.97, 60.0])
+@pytest.mark.parametrize("fps", [0.7, 10.0, 29.97])
 @pytest.mark.parametrize("name", ["variable rate", "late start", "a still", "one frame"])
 def test_what_does_not_pass_the_border_changes_no_sample(name, fps, make_clip):
     with open_source(make_clip(name)) as source:

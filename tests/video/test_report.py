@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protokv.video.stamps import DecodeReport
+from protokv.video.report import DecodeReport
 
 
 def test_a_frame_that_stays_away_is_lost_once_a_later_one_is_shown():

@@ -14,7 +14,6 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import SOURCES, open_source, read_steps
-from protokv.video.registry import registered_kind
 from tests.video.conftest import CLIPS
 
 needs_decord = pytest.mark.skipif(importlib.util.find_spec("decord") is None, reason="decord is not installed")
@@ -68,7 +67,7 @@ def test_decord_and_pyav_give_the_same_bytes_at_the_same_times(name, fps, make_c
 
 @needs_decord
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("fps", [2.0, 7.0, 25.0, 29.97, 100.0])
+@pytest.mark.parametrize("fps", [2.0, 29.97])
 def test_what_decord_leaves_out_changes_no_step(name, fps, make_clip):
     path = make_clip(name)
     with open_source(path, "pyav") as one, open_source(path, "decord") as other:
@@ -171,22 +170,6 @@ def test_a_closed_source_ends_its_readings(make_clip):
     assert len(list(frames)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("a.mp4", "file"),
-        ("/videos/a:b.mp4", "file"),
-        ("C:\\videos\\a.mp4", "file"),
-        ("file:a.mp4", "file"),
-        ("rtsp://camera/1", "rtsp"),
-        ("RTSP://camera/1", "rtsp"),
-        ("https://host/live.m3u8", "https"),
-    ],
-)
-def test_the_kind_of_a_source_is_told_by_its_text(text, kind):
-    assert registered_kind(text) == kind
-
-
 def test_a_new_kind_of_source_is_one_line_in_the_registry(monkeypatch):
     seen = []
     monkeypatch.setattr("tests.video.test_sources.fake_source", lambda *given: seen.append(given), raising=False)
@@ -238,15 +221,6 @@ def test_info_is_plain_json_without_the_folder_and_the_same_every_time(make_clip
     with open_source(path) as source:
         list(source.frames())
         assert source.info == info
-
-
-def test_the_fingerprint_tells_files_apart_that_differ_in_one_byte(make_clip, tmp_path):
-    data = bytearray(make_clip("matroska in milliseconds").read_bytes())
-    (tmp_path / "a.mkv").write_bytes(data)
-    data[-1] ^= 1
-    (tmp_path / "b.mkv").write_bytes(data)
-    a, b = (open_source(tmp_path / n, "pyav").info.fingerprint for n in ("a.mkv", "b.mkv"))
-    assert a != b
 
 
 def test_a_closed_source_says_so(make_clip):
@@ -304,17 +278,13 @@ def test_importing_the_package_imports_no_decoder_and_no_torch():
 
 
 @needs_decord
-def test_reading_damage_writes_nothing_to_stdout_or_stderr(make_clip, tmp_path):
+def test_reading_damage_writes_nothing_to_stdout_or_stderr(make_clip, tmp_path, capfd):
     data = bytearray(make_clip("constant rate").read_bytes())
     at = data.find(b"mdat")
     for offset in range(at + 900, at + 2400, 61):
         data[offset] ^= 0xFF
     (tmp_path / "bad.mp4").write_bytes(data)
-    code = (
-        "import sys; from protokv.video import open_source\n"
-        "with open_source(sys.argv[1], 'decord') as s: n = len([f.image for f in s.frames()]); assert not s.damage.ok"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "bad.mp4")], capture_output=True, text=True, check=False
-    )
-    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+    with open_source(tmp_path / "bad.mp4", "decord") as source:
+        assert [frame.image for frame in source.frames()]
+        assert not source.damage.ok
+    assert capfd.readouterr() == ("", "")

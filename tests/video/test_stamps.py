@@ -1,14 +1,15 @@
-"""Times of a stream increase strictly, keep the stream's own spacing where it can be believed, and else the clock's."""
+"""Times of a stream increase strictly and keep the stream's own spacing if it is credible; so do those of a file."""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.stamps import LONGEST_HOLE_S, MOST_LATE, Stamps
+from protokv.video.stamps import LONGEST_GAP_WITHOUT_END_S, LONGEST_HOLE_S, MOST_LATE, FileClock, Stamps, Timeline
 
 # What really passes between two arrivals, and what the time stamp says.
 ARRIVALS = st.lists(
@@ -79,11 +80,6 @@ def test_a_new_count_that_nobody_noticed_is_found_out():
     assert found == [None] * (MOST_LATE - 1) + [1.5 + 0.5 * i for i in range(5)]
 
 
-def test_a_clock_that_drifts_is_set_once_it_is_too_far_off():
-    times = stamped([(0.1, i * 0.101) for i in range(5000)], 1.0)
-    assert all(abs(time_s - (now_s - times[0][1])) <= 1.0 + 1e-6 for time_s, now_s in times)
-
-
 def test_a_stream_with_its_own_clock_does_not_care_when_it_comes():
     own = [0.0, 0.5, 60.0, 60.5]
     assert [time_s for time_s, _ in stamped([(9.0, one) for one in own], math.inf)] == own
@@ -91,3 +87,41 @@ def test_a_stream_with_its_own_clock_does_not_care_when_it_comes():
     for anew in (0.0, 1.0 + 2 * LONGEST_HOLE_S):
         times = [time_s for time_s, _ in stamped([(0.0, one) for one in (1.0, 2.0, anew, anew + 0.5)], math.inf, 0.25)]
         assert times == [0.0, 1.0, 1.25, 1.75]
+
+
+STEP_S = 0.04
+
+
+def placed(stamps, end_s=None):
+    """The times of a file's frames, and how many stamps leap."""
+    clock = FileClock(Timeline(end_s))
+    found = [clock.place(one, STEP_S) for one in stamps]
+    return [time_s for time_s, _ in found], sum(leaps for _, leaps in found)
+
+
+@given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 200), st.floats(LONGEST_GAP_WITHOUT_END_S + 9, 1e6))
+def test_stamps_of_a_file_that_leap_and_come_back_move_no_other_frame(before, run, after, leap_s):
+    true = [STEP_S * i for i in range(before + run + after)]
+    stamps = [t + leap_s * (before <= i < before + run) for i, t in enumerate(true)]
+    found, leaps = placed(stamps)
+    assert found == pytest.approx(true, abs=1e-6)
+    assert leaps == 1
+
+
+@given(st.lists(st.floats(LONGEST_GAP_WITHOUT_END_S + 1, 1e6), min_size=1, max_size=5), st.integers(1, 50))
+def test_a_file_of_joined_recordings_goes_on_at_each_leap(leaps_s, frames):
+    stamps = [sum(leaps_s[:part]) + STEP_S * i for part in range(len(leaps_s) + 1) for i in range(frames)]
+    found, leaps = placed(stamps)
+    assert found == pytest.approx([STEP_S * i for i in range(len(stamps))], abs=1e-6)
+    assert leaps == len(leaps_s)
+
+
+@given(st.lists(st.floats(0.0, 599.0), max_size=20))
+def test_a_pause_of_a_recording_stays_as_it_is(gaps_s):
+    stamps = list(accumulate(gaps_s, initial=0.0))
+    assert placed(stamps) == placed(stamps, end_s=stamps[-1]) == (stamps, 0)
+
+
+def test_no_frame_of_a_file_is_far_behind_its_declared_end():
+    found, leaps = placed([0.0, 0.04, 30.0, 0.08], end_s=0.2)
+    assert (found, leaps) == (pytest.approx([0.0, 0.04, 0.08, 0.08]), 1)

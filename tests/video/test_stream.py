@@ -19,7 +19,6 @@ from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source, read_steps
 from protokv.video.stream import open_stream
 from tests.video.conftest import STEADY, Clip, write
-from tests.video.test_holes import stamps_in
 
 
 @contextmanager
@@ -230,21 +229,3 @@ def test_a_camera_that_stands_still_between_key_frames_is_sampled_by_its_own_tim
     path = write(Clip(ticks, suffix="ts", base=Fraction(1, 1000)), tmp_path / "x.ts")
     with piped(path.read_bytes()) as address, open_stream(address) as source:
         assert [round(frame.time_s, 3) for frame in source.frames(fps=2.0)] == [0.0, 3.0, 9.0]
-
-
-@pytest.mark.parametrize("kind", ["ts", "mkv"])
-def test_a_stamp_in_a_pipe_that_leaps_is_damage_if_those_behind_it_go_back(kind, tmp_path, number_in):
-    clip = Clip(
-        [40 * i for i in range(200)],
-        suffix=kind,
-        mux={"mkv": {"live": "1", "cluster_time_limit": "1000"}}.get(kind, {}),
-    )
-    data = bytearray(write(clip, tmp_path / f"x.{kind}").read_bytes())
-    spots = stamps_in(data, kind)
-    # The high bits of a packet in the middle, and of a cluster.
-    data[spots[len(spots) // 2]] ^= 0x02 if kind == "ts" else 0x40
-    with piped(bytes(data)) as address, open_stream(address) as source:
-        found = [(frame.time_s, number_in(frame.image)) for frame in source.frames()]
-        assert "jump" in source.damage.message
-    assert [number for _, number in found] == list(range(200))
-    assert found[-1][0] == pytest.approx(199 * 0.04, abs=1.0)

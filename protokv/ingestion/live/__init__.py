@@ -1,1 +1,1 @@
-"""Live sources: reading, waiting, going on after a loss."""
+"""Live sources: read them, wait for them, and go on after a loss."""

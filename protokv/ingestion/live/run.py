@@ -1,7 +1,7 @@
-"""One run over a live source: as every run, and it waits, goes on after losses, and tells of both.
+"""One run over a live source: like every run, but it waits, goes on after losses, and tells of both.
 
-Steps come from the thread that reads the source, so nothing else reads ahead. What is live has no end of its own but
-the one that was set.
+The thread that reads the source gives the steps, so nothing else prefetches. A live source has only the end that the
+user sets.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from protokv.storage.writer import Writer
 from protokv.timings import Timings
 from protokv.video import Source, Step
 
+_END = object()
+
 
 class LiveRun(Run):
-    """What is watched, what is committed, what was lost."""
+    """A `Run` whose steps come from a live source, until `ending` or until the source is given up."""
 
     def __init__(
         self,
@@ -34,10 +36,10 @@ class LiveRun(Run):
         ending: Ending,
         timings: Timings | None = None,
     ) -> None:
-        """As `Run`; `ending` says when the stream is complete, `source` is opened when it is watched."""
+        """Join what the run needs, as `Run` does. The source is opened when it is watched."""
         super().__init__(start, cast(Source, source), file, writer, timings=timings)
         self._live, self._ending = source, ending
-        # What could not be read by an earlier run is in the chronicle.
+        # The wall clock log holds what an earlier run could not read.
         self._damage = source.damage
 
     def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
@@ -71,11 +73,8 @@ class LiveRun(Run):
         return self._live.record(self._committed.stream_time_s)
 
     def _progress(self) -> Progress:
-        return replace(super()._progress(), frames_dropped=self._live.chronicle.frames_dropped)
+        return replace(super()._progress(), frames_dropped=self._live.log.frames_dropped)
 
     def _summary(self) -> Summary:
-        chronicle = self._live.chronicle
-        return replace(super()._summary(), frames_dropped=chronicle.frames_dropped, gaps=chronicle.gaps_in_all)
-
-
-_END = object()
+        log = self._live.log
+        return replace(super()._summary(), frames_dropped=log.frames_dropped, gaps=log.gaps_in_all)

@@ -1,11 +1,7 @@
-"""`LiveSource`: a live source in an ingest, its steps, its chronicle, and what is told of it.
+"""`LiveSource`: a live source in an ingest, its steps, its wall clock log, and the events about it.
 
-Joins the feed (frames and news from a thread) to the run that watches steps: has frames grouped, closes a step that a
-loss has cut short, and keeps count of gaps and drops.
-
-`Grouping`: sampled frames of a live source to steps. Knows nothing of how they came.
-
-What is read as a stream, opened: like a file where it has an end or grows, as a `LiveSource` otherwise.
+It joins the feed (frames and news from a thread) to the run that watches steps: it groups frames, closes a step that a
+loss cuts short, and counts gaps and dropped frames. `open_input` opens a source that is read as a stream.
 """
 
 from __future__ import annotations
@@ -19,22 +15,28 @@ from typing import Any
 
 from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.live.reader import Connected, Feed, Gone, Rates, Sampled
-from protokv.ingestion.live.wall_clock import WallClockLog
+from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
+from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import Segment
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closing
+from protokv.video.source import Closing, never
 
-# A source that gives no frame for longer than this has a gap, even if it was never lost.
+# A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
 
-# How often whoever waits for a frame is asked whether to stop.
+# Seconds between two questions of a waiting run whether to stop.
 ASK_S = 0.1
+
+# The process that reads a source finds out itself that nothing comes; it has this long to say so.
+GRACE_S = 10.0
+
+# Dropped frames before the two rates are told: fewer may be a hiccup.
+MANY = 8
 
 
 class LiveSource(Closing):
@@ -42,8 +44,9 @@ class LiveSource(Closing):
 
     Attributes:
         options: how it is read.
-        info: what is known of it; before the first connection, its name and its kind.
+        info: its name and kind; after the first connection all that is known.
         damage: of all connections together.
+        log: when it ran and what it missed.
     """
 
     def __init__(
@@ -56,13 +59,13 @@ class LiveSource(Closing):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Nothing is opened.
+        """Prepare; nothing is opened.
 
         Args:
             text: the address.
             options: how it is read.
             connect: opens it: `connect(should_stop, size)`.
-            opened: the first connection, where there is one already.
+            opened: the first connection, if there is one already.
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
@@ -74,11 +77,11 @@ class LiveSource(Closing):
         self._listens = address.listens(text, options.input)
         self._wait = options.on_pressure == "wait" if options.on_pressure else kind == PIPE
         self.damage = Damage()
-        self.chronicle = WallClockLog()
+        self.log = WallClockLog()
 
     @property
     def waiting(self) -> int:
-        """Frames and news that wait for the model."""
+        """How many frames and news wait for the model."""
         return 0 if self._feed is None else len(self._feed.mailbox)
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class LiveSource(Closing):
             self._opened.close()
 
     def continues(self, record: Mapping[str, Any], stream_s: float) -> None:
-        """Go on in the stream of a state whose record of this source is `record`, which stands at `stream_s`.
+        """Go on in the stream of a state at `stream_s`, whose record of this source is `record`.
 
         Raises:
             StateCorrupt: the record makes no sense.
@@ -97,27 +100,23 @@ class LiveSource(Closing):
         found = WallClockLog.of(record)
         if found is None:
             return
-        self.chronicle = found
+        self.log = found
         size = [record.get(name) for name in ("width", "height")]
         if all(type(one) is int and one > 0 for one in size):
             self.info = replace(self.info, width=size[0], height=size[1])  # type: ignore[arg-type]
         found.lose(stream_s, "nobody watched")
 
     def record(self, stream_s: float) -> dict[str, Any]:
-        """What a state says of it at a commit."""
-        self.chronicle.committed_at = self._now()
-        if not self.chronicle.anchors:
-            self.chronicle.anchor(stream_s, self._now())
-        return {
-            **self.info.to_dict(),
-            "fingerprint": self.chronicle.stream,
-            "live": self.chronicle.to_dict(),
-        }
+        """Return the source's record in a state at a commit."""
+        self.log.committed_at = self._now()
+        if not self.log.anchors:
+            self.log.anchor(stream_s, self._now())
+        return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": self.log.to_dict()}
 
     def steps(
         self, fps: float, frames_per_step: int, segment: Segment, stream_s: float, should_stop: Callable[[], bool]
     ) -> Iterator[Step | SourceLost | SourceRecovered | FramesDropped | None]:
-        """Steps in stream time counted from the beginning of the segment, news, and None while nothing comes.
+        """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
 
         Args:
             fps: samples a second.
@@ -129,12 +128,59 @@ class LiveSource(Closing):
         Raises:
             SourceError: the source has been lost for too long, or nothing can be read from it.
         """
-        chronicle, options = self.chronicle, self.options
+        log = self.log
+        self._feed = feed = self._start_feed(fps, segment, stream_s)
+        rates = Rates(self._clock)
+        dropped, damaged = log.frames_dropped, log.frames_damaged
+        grouping = Grouping(fps, frames_per_step)
+        away_s: float | None = None
+        while not should_stop():
+            news = feed.mailbox.get(ASK_S)
+            log.frames_dropped = dropped + feed.mailbox.dropped
+            log.frames_damaged = damaged + feed.damaged
+            if isinstance(news, Sampled):
+                if news.silent_s > GAP_S:
+                    yield from grouping.cut()
+                    since_s = segment.start_s + news.slot / fps
+                    log.lose(since_s - news.silent_s, "no frames came")
+                    log.find(since_s)
+                yield from grouping.take(news)
+                if slow := rates.took(feed.mailbox.dropped):
+                    yield slow
+            elif isinstance(news, Connected):
+                begins_s = segment.start_s + news.stream_s
+                log.anchor(begins_s, news.real_s)
+                # Frames keep the size of the first ones for the life of the stream.
+                width, height = self.info.width or news.info.width, self.info.height or news.info.height
+                self.info = replace(news.info, width=width, height=height)
+                rates.reset(feed.mailbox.dropped)
+                if gap := log.find(begins_s):
+                    yield SourceRecovered(self.info.name, begins_s, begins_s - gap.from_s)
+                elif away_s is not None:
+                    # The stream begins only now, so the wait is no gap in it.
+                    yield SourceRecovered(self.info.name, begins_s, self._clock() - away_s)
+                away_s = None
+            elif isinstance(news, Gone):
+                yield from grouping.cut()
+                if news.ended:
+                    if news.error is not None:
+                        raise news.error
+                    return
+                if log.anchors:
+                    log.lose(segment.start_s + news.stream_s, news.why)
+                if away_s is None:
+                    away_s = self._clock()
+                    yield SourceLost(self.info.name, segment.start_s + news.stream_s, news.why)
+            else:
+                yield None
+
+    def _start_feed(self, fps: float, segment: Segment, stream_s: float) -> Feed:
+        options = self.options
         elapsed_s: float | None = None
-        if chronicle.anchors:
-            since_stream_s, since_s = chronicle.anchors[-1]
+        if self.log.anchors:
+            since_stream_s, since_s = self.log.anchors[-1]
             elapsed_s = max(0.0, self._now() - since_s + since_stream_s - segment.start_s)
-        feed = self._feed = Feed(
+        feed = Feed(
             self._open,
             fps=fps,
             from_s=stream_s - segment.start_s,
@@ -149,49 +195,7 @@ class LiveSource(Closing):
             now=self._now,
         )
         feed.start()
-        rates = Rates(self._clock)
-        dropped, damaged = chronicle.frames_dropped, chronicle.frames_damaged
-        pairs = Grouping(fps, frames_per_step)
-        away_s: float | None = None
-        while not should_stop():
-            news = feed.mailbox.get(ASK_S)
-            chronicle.frames_dropped = dropped + feed.mailbox.dropped
-            chronicle.frames_damaged = damaged + feed.damaged
-            if isinstance(news, Sampled):
-                if news.silent_s > GAP_S:
-                    yield from pairs.cut()
-                    since_s = segment.start_s + news.slot / fps
-                    chronicle.lose(since_s - news.silent_s, "no frames came")
-                    chronicle.find(since_s)
-                yield from pairs.take(news)
-                if slow := rates.took(feed.mailbox.dropped):
-                    yield slow
-            elif isinstance(news, Connected):
-                begins_s = segment.start_s + news.stream_s
-                chronicle.anchor(begins_s, news.real_s)
-                # Frames keep the size of the first ones for the life of the stream.
-                width, height = self.info.width or news.info.width, self.info.height or news.info.height
-                self.info = replace(news.info, width=width, height=height)
-                rates.reset(feed.mailbox.dropped)
-                if gap := chronicle.find(begins_s):
-                    yield SourceRecovered(self.info.name, begins_s, begins_s - gap.from_s)
-                elif away_s is not None:
-                    # The stream begins now, so what was waited for is no gap in it.
-                    yield SourceRecovered(self.info.name, begins_s, self._clock() - away_s)
-                away_s = None
-            elif isinstance(news, Gone):
-                yield from pairs.cut()
-                if news.ended:
-                    if news.error is not None:
-                        raise news.error
-                    return
-                if chronicle.anchors:
-                    chronicle.lose(segment.start_s + news.stream_s, news.why)
-                if away_s is None:
-                    away_s = self._clock()
-                    yield SourceLost(self.info.name, segment.start_s + news.stream_s, news.why)
-            else:
-                yield None
+        return feed
 
     def _open(self, should_stop: Callable[[], bool]) -> Source:
         opened, self._opened = self._opened, None
@@ -201,45 +205,58 @@ class LiveSource(Closing):
 
 
 class Grouping:
-    """Sampled frames to steps. A step that a loss cuts short is filled with its last frame."""
+    """Groups sampled frames into steps. A step that a loss cuts short is filled with its last frame."""
 
     def __init__(self, fps: float, frames_per_step: int) -> None:
-        """So many frames make a step."""
         self._fps, self._n = fps, frames_per_step
         self._group: list[Sample] = []
         self._index = self._next_slot = 0
 
     def take(self, news: Sampled) -> Iterator[Step]:
-        """Another frame; perhaps the last of a step."""
+        """Add a frame; give the step that it completes."""
         if not self._group:
             if news.slot < self._next_slot:
                 return  # the step before was filled, and reaches beyond this frame
             self._next_slot = news.slot + self._n
         self._group.append(Sample(news.slot / self._fps, news.image, news.decoder))
         if len(self._group) == self._n:
-            yield from self._step()
+            yield from self.cut()
 
     def cut(self) -> Iterator[Step]:
-        """What follows is not connected with what was: the step that was begun ends."""
+        """End the step that has begun: the next frames do not follow on the last ones."""
         if self._group:
-            yield from self._step()
-
-    def _step(self) -> Iterator[Step]:
-        group, self._group = self._group, []
-        yield make_step(self._index, group, self._n)
-        self._index += 1
+            group, self._group = self._group, []
+            yield make_step(self._index, group, self._n)
+            self._index += 1
 
 
-# Where the process that reads a source is to notice itself that nothing comes, it has this long to say so.
-GRACE_S = 10.0
+class Rates:
+    """How fast frames come and how fast they are watched since the connection; told once."""
 
-OPENER = "protokv.video.stream:open_stream"
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._told = clock, False
+        self.reset(0)
+
+    def reset(self, dropped: int) -> None:
+        """Begin a connection; `dropped` frames were dropped in all."""
+        self._since_s, self._taken, self._dropped = self._clock(), 0, dropped
+
+    def took(self, dropped: int) -> FramesDropped | None:
+        """Count a frame that is watched, when `dropped` frames were dropped in all."""
+        self._taken += 1
+        lost, passed_s = dropped - self._dropped, self._clock() - self._since_s
+        if self._told or lost < MANY or passed_s <= 0:
+            return None
+        self._told = True
+        return FramesDropped((self._taken + lost) / passed_s, self._taken / passed_s)
 
 
 def open_input(
     source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None
 ) -> Source | LiveSource | None:
-    """The source as it is read as a stream; None: it is a file.
+    """Open a source that is read as a stream; return None for a file.
+
+    A video with an end (on a server) and a file that grows are read like files; every other source is a `LiveSource`.
 
     Raises:
         SourceError: it is not there, or not one frame of it can be read.
@@ -253,7 +270,7 @@ def open_input(
         try:
             opened = connect()
         except SourceError:
-            # A playlist may be there later; anything else is a video on a server, which is there or not.
+            # A playlist may appear later; any other video on a server is there or not.
             if ".m3u8" not in text:
                 raise
             return LiveSource(text, options, connect)
@@ -267,13 +284,13 @@ def _connect(
     text: str,
     options: LiveOptions,
     max_pixels: int | None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = never,
     size: tuple[int, int] | None = None,
 ) -> Source:
     stall_s = options.lost_after_s(address.kind_of(text))
     return IsolatedSource(
         text,
-        opener=OPENER,
+        opener="protokv.video.stream:open_stream",
         stall_s=stall_s + GRACE_S,
         should_stop=should_stop,
         max_pixels=max_pixels,

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from protokv.core.registry import MEMORIES
-from tests.benchmarks.conftest import RESULTS
+from tests.benchmarks.results import RESULTS
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven
 from tests.benchmarks.shapes.report import summary, write

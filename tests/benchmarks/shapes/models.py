@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from protokv.backbones.base import Backbone
-from protokv.backbones.llava_onevision import LlavaOnevision
-from protokv.backbones.pixels import FrameConfig, PixelConfig
+from protokv.backbones.llava_onevision import FrameConfig, LlavaOnevision
+from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.hook import NAME, register
 from protokv.core.memory import MemoryShape

@@ -22,8 +22,8 @@ from tests.core.streams import PlainRotary, World
 from tests.oracles import attention as plain
 
 ROOT = Path(__file__).parents[3]
-_ATTENTION = "test_attention.py::test_the_fused_form_is_the_plain_one"
-_RING = "memory/test_near.py::test_every_token_is_in_the_window_or_has_left_it_once_in_order"
+_ATTENTION = "core/test_attention.py::test_the_fused_form_is_the_plain_one"
+_RING = "core/test_near.py::test_every_token_is_in_the_window_or_has_left_it_once_in_order"
 _PAPER = "core/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
 ORACLES = {
     "durable": (
@@ -32,12 +32,12 @@ ORACLES = {
     ),
     "paper": (_PAPER,),
     "continuity": (_PAPER,),
-    "hermes": ("memory/hermes/test_memory.py::test_it_equals_its_oracle_token_for_token",),
-    "infinipot-v": ("memory/infinipot_v/test_memory.py::test_it_equals_its_oracle_token_for_token",),
-    "rekv": ("memory/rekv/test_memory.py::test_every_layer_reads_what_a_literal_loop_over_blocks_chooses",),
-    "dycoke": (_RING, "memory/test_dycoke.py::test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps"),
-    "dycoke-decode": (_RING, "memory/test_dycoke.py::test_decode_steps_read_what_a_literal_computation_chooses"),
-    "last-frames": ("memory/test_last_frames.py::test_the_last_whole_steps_that_fit_are_read_and_nothing_else",),
+    "hermes": ("baselines/test_hermes.py::test_it_equals_its_oracle_token_for_token",),
+    "infinipot-v": ("baselines/test_infinipot_v.py::test_it_equals_its_oracle_token_for_token",),
+    "rekv": ("baselines/test_rekv.py::test_every_layer_reads_what_a_literal_loop_over_blocks_chooses",),
+    "dycoke": (_RING, "baselines/test_dycoke.py::test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps"),
+    "dycoke-decode": (_RING, "baselines/test_dycoke.py::test_decode_steps_read_what_a_literal_computation_chooses"),
+    "last-frames": ("baselines/test_last_frames.py::test_the_last_whole_steps_that_fit_are_read_and_nothing_else",),
     "sliding-window": (_RING,),
     "full": (_RING,),
 }

@@ -13,7 +13,8 @@ import torch
 
 from protokv.config import MemoryConfig
 from protokv.config.base import Positions
-from tests.benchmarks.conftest import _machine
+from tests.benchmarks.decode import write_video
+from tests.benchmarks.results import machine
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import Shape, build
 from tests.benchmarks.shapes.oracles import attention_error, same_as_on_cpu
@@ -21,7 +22,6 @@ from tests.benchmarks.shapes.report import NOT_MEASURED, rows_of, stage_rows
 from tests.benchmarks.shapes.stages import decode, measure, see
 from tests.benchmarks.shapes.state_bytes import state_bytes
 from tests.benchmarks.shapes.work import measure_peak, vision_work, work_of
-from tests.benchmarks.test_decode import write_video
 
 # bfloat16 keeps eight bits, and attention rounds twice.
 TOLERANCE = {torch.bfloat16: 2**-6, torch.float32: 1e-4}
@@ -91,12 +91,12 @@ def run(
         name: is_good and error <= TOLERANCE[dtype] and same_as_on_cpu(name, device) for name, is_good in proven.items()
     }
     peak = measure_peak(device, dtype, *request.peak)
-    machine = _machine(device.type) | {
+    about = machine(device.type) | {
         "dtype": str(dtype)[6:],
         "tflop_s_of_a_product": round(peak.flop_s / 1e12, 3),
         "gb_s_of_a_copy": round(peak.bytes_s / 1e9, 1),
     }
-    document: dict[str, Any] = {"machine": machine, "notes": _notes(request, error), "stages": [], "held": []}
+    document: dict[str, Any] = {"machine": about, "notes": _notes(request, error), "stages": [], "held": []}
     document["unfinished"], document["resident_peak_mb"] = str(request), _resident_mb()
     document["withheld"] = [
         {"memory": name, "why": "it did not equal its literal form here"} for name in request.memories if not good[name]

@@ -129,7 +129,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds + 1):
             path = Path(folder) / f"{turn}.safetensors"
-            stopwatch.time("commit", lambda path=path: storage.save(to_state(session), path), by_clock=True)
+            stopwatch.time("commit", lambda path=path: storage.save_state(to_state(session), path), by_clock=True)
             path.unlink()
             stopwatch.end_round(count=turn > 0)
     with torch.inference_mode():

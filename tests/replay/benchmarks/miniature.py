@@ -18,8 +18,8 @@ import numpy as np
 
 from protokv.mini.phrases import ANSWERS
 from protokv.mini.questions import Question, make_questions
-from protokv.mini.render import render
 from protokv.mini.world import World, WorldConfig
+from samples.render import render
 
 LENGTH_S, ASK_S = 14, 10
 FPS, SIDE = 4, 84

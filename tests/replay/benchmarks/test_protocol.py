@@ -12,7 +12,6 @@ import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.replay.dataset import TEXT_ONLY, name_baselines
-from protokv.replay.page import _list_facts
 from protokv.replay.plan import Unread, run
 from protokv.replay.questions import Question
 from protokv.replay.report import summarise
@@ -20,6 +19,7 @@ from protokv.replay.request import Request
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
 from protokv.replay.schedule import schedule
+from protokv.replay.tables import list_facts
 from tests.replay.benchmarks.miniature import WRITERS
 from tests.replay.rows import ROW
 
@@ -78,10 +78,10 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
 
 
 def test_a_page_says_what_its_numbers_stand_on(played: Callable[[str], Played]) -> None:
-    facts = _list_facts(summarise(played("videomme").rows), None, None)
+    facts = list_facts(summarise(played("videomme").rows))
     assert facts["data set"].startswith("videomme")
     assert facts["prompt"] == "bare"
-    assert "max_pixels" in facts["frames"]
+    assert "pixels a frame" in facts["frames"]
     assert "always" in facts["constant answer"]
     assert facts["judged by"]
 

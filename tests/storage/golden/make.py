@@ -1,12 +1,12 @@
-"""Writes the golden states of the current format version: `python -m tests.snapshot.golden.make`.
+"""Write the golden states of the current format version, and what they hold: `python -m tests.storage.golden.make`.
 
-Run it once, when `FORMAT_VERSION` is raised, and never again for that version: these files stand for what users have.
-Those of older versions were written in the same way by the code of that version.
+Run it when `FORMAT_VERSION` is raised, and keep the files of older versions: they stand for what users have.
 """
 
 from __future__ import annotations
 
-import sys
+import hashlib
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,41 +15,55 @@ import torch
 
 from protokv import storage
 from protokv.backbones import load_backbone
-from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig, PaperConfig
+from protokv.config import DurableConfig, MemoryConfig, PaperConfig
+from protokv.core.digest import canonical, raw, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import FORMAT_VERSION
-from protokv.storage import checkpoint
+from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.conftest import random_frames
 
 FOLDER = Path(__file__).parent
+CONTENTS = FOLDER / "contents.json"
+STEPS = 14
 
 SMALL = {"subquantizers": 4, "codewords": 4, "warmup_residuals": 16}
 CONFIGS: dict[str, tuple[MemoryConfig, tuple[str, ...]]] = {
     "paper": (PaperConfig(budget=24).with_fields(SMALL), (".safetensors",)),
     "durable": (DurableConfig(budget=24), (".safetensors",)),
-    "continuity": (ContinuityConfig(budget=24), (".safetensors",)),
     # A folder has two files a tensor, so it holds the memory with the fewest.
     "sliding-window": (MemoryConfig.of("sliding-window", budget=24), (".safetensors", ".zarr")),
 }
 
 
-def main(folder: Path = FOLDER) -> None:
-    """Write them."""
+def content(path: Path) -> str:
+    """Return a digest of all that a state holds; the same in every form."""
+    state = storage.load_state(path)
+    header = {name: value for name, value in state.to_json().items() if name not in ("format_version", "created_by")}
+    tensors = {n: tensor_digest(str(one.dtype), tuple(one.shape), raw(one)) for n, one in state.tensors.items()}
+    return hashlib.sha256(canonical({"header": header, "tensors": tensors}).encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    """Write the states and their contents."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as model:
         tiny = load_backbone(str(write_qwen2_5_vl(Path(model))), device="cpu", dtype="float32")
+    contents = json.loads(CONTENTS.read_text()) if CONTENTS.exists() else {}
     for name, (config, suffixes) in CONFIGS.items():
         session = Session.start(tiny, config, fps=2.0)
-        for seed in range(14):
+        for seed in range(STEPS):
             session.watch(random_frames(seed))
-        source = {"name": "random.mp4", "size_bytes": 1234, "duration_s": 14.0}
-        state = checkpoint.to_state(session, source=source, complete=True)
-        # The model was in a temporary folder, and its weights are not those of another version of torch.
+        source = {"name": "random.mp4", "size_bytes": 1234, "duration_s": float(STEPS)}
+        state = to_state(session, source=source, complete=True)
+        # The model was in a temporary folder.
         state = replace(state, backbone=replace(state.backbone, name="tests/tiny"))
         for suffix in suffixes:
-            storage.save(state, folder / f"v{FORMAT_VERSION}-{name}{suffix}")
+            path = FOLDER / f"v{FORMAT_VERSION}-{name}{suffix}"
+            storage.save_state(state, path)
+            contents[path.name] = content(path)
+    CONTENTS.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main()

@@ -1,0 +1,159 @@
+"""Load or identify a vision-language model by name or folder: the families, and which one serves a model.
+
+transformers is imported only for a model that needs it. `hub` brings files, `files` checks them, `loading` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from protokv.backbones.files import read_json
+from protokv.errors import ConfigError, ModelError
+from protokv.mini import EMBEDDED, is_embedded, weights_folder
+
+if TYPE_CHECKING:
+    from protokv.backbones.base import Backbone
+    from protokv.backbones.loading import Placement
+    from protokv.core.records import BackboneIdentity
+
+# model_type of the config -> module and class
+FAMILIES: Final = {
+    "qwen2_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
+    "qwen2_5_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
+    "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
+}
+
+
+def load_backbone(
+    name: str = EMBEDDED,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+    quantization: str | None = None,
+    revision: str | None = None,
+    folder: Path | None = None,
+) -> Backbone:
+    """Load a model. An embedded one on a CPU sets torch to one thread for this process.
+
+    Args:
+        name: `protokv/mini` or `protokv/mini-order` (embedded), a local folder, or a hub name such as
+            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
+        device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
+        dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own dtype on an accelerator and float32 on
+            a CPU. A state's dtype such as `bfloat16+4bit` includes the quantisation.
+        device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
+        quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
+        revision: branch, tag or commit of a hub model; None: its main branch.
+        folder: the folder with the files of `name`, so that nothing is looked up or downloaded; None: find it.
+
+    Raises:
+        ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
+            that it needs is not installed, or it does not fit into memory.
+        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict, or
+            `revision` is given for a model that is not on a hub.
+    """
+    options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
+    with _resolved(name, options, revision, folder) as (family, path, config, placement):
+        return family.load(path, name, config, placement)
+
+
+def identify_backbone(
+    name: str = EMBEDDED, *, revision: str | None = None, folder: Path | None = None, **options: str | None
+) -> BackboneIdentity:
+    """Return the identity of the model that `load_backbone` gives, from its small files and a sample of its weights.
+
+    Arguments and errors are those of `load_backbone`.
+    """
+    with _resolved(name, options, revision, folder) as (family, path, config, placement):
+        return family.identify(path, name, config, placement)
+
+
+def require_model(name: str, revision: str | None = None) -> None:
+    """Refuse a model whose files are nowhere, before anything heavy is imported; nothing is downloaded.
+
+    Raises:
+        ModelError: there is no such folder, the hub has no such model or revision, or the hub cannot be reached and the
+            model is not in the cache.
+        ConfigError: `revision` is given for a model that is not on a hub.
+    """
+    if not _on_hub(name, revision):
+        return
+    from protokv.backbones.hub import require, translate_errors
+
+    with translate_errors(name):
+        require(name, revision)
+
+
+@contextmanager
+def _resolved(
+    name: str, options: dict[str, str | None], revision: str | None, folder: Path | None
+) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
+    """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
+    import torch
+
+    from protokv.backbones.loading import PlacementRequest
+
+    defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
+    request = PlacementRequest.of(**defaults | options)
+    embedded = is_embedded(name)
+    if embedded and request.device.type == "cpu":
+        # The matrices are too small for a second thread to pay off, and with one thread the same input gives the same
+        # bytes on any number of cores.
+        torch.set_num_threads(1)
+    on_hub = _on_hub(name, revision)
+    path = str(folder or (weights_folder(name) if embedded else name))
+    if embedded and request.device_map is None and request.quantization is None:
+        # Without transformers, which takes longer to import than an answer takes.
+        from protokv.backbones.embedded import Embedded
+
+        config = read_json(path, "config.json")
+        yield Embedded, path, config, request.placement(getattr(torch, config["dtype"]))
+        return
+    from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
+
+    with translate_errors(name):
+        if on_hub and folder is None:
+            path = str(fetch(name, _check_family, revision))
+        else:
+            _check_family(Path(path))
+        with quiet_transformers():
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            module, cls = FAMILIES[config.model_type]
+            yield getattr(import_module(module), cls), path, config, request.placement(config.dtype)
+
+
+def _on_hub(name: str, revision: str | None) -> bool:
+    """Return True if a name may be one of the hub.
+
+    Raises:
+        ModelError: it can be neither a folder nor a name of the hub.
+        ConfigError: `revision` is given for a model that is not on a hub.
+    """
+    embedded = is_embedded(name)
+    if embedded or Path(name).is_dir():
+        if revision is not None:
+            what = "an embedded model" if embedded else f"{name}, a folder,"
+            raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
+        return False
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(f"there is no model folder at {name}", hint="name a folder with a config.json, or a hub name")
+    return True
+
+
+def _check_family(folder: Path) -> None:
+    """Refuse a folder without a config, or with an unsupported family; transformers has no clear error for either."""
+    if not (folder / "config.json").is_file():
+        raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
+    kind = read_json(str(folder), "config.json").get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
+        raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}")

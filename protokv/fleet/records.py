@@ -1,0 +1,159 @@
+"""The records of a fleet: what is common to its videos (`Recipe`), and what is known of one video.
+
+`Verdict` and `Looked` are known before the work, `Outcome` after it, `Failure` if it failed. All are plain values that
+travel between processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from protokv.errors import ProtoKVError
+from protokv.fleet.plan import Job, target_of
+from protokv.ingestion import IngestOptions
+
+if TYPE_CHECKING:
+    from protokv.backbones.base import Backbone
+    from protokv.core.records import BackboneIdentity
+
+Standing = Literal["new", "unfinished", "changed", "done"]
+Status = Literal["watched", "done", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How every video of a fleet becomes a state.
+
+    Attributes:
+        place: folder, or prefix in an object store, of the states.
+        options: of each ingest; `backbone` is a name, which each worker loads once. `overwrite` starts over a state of
+            other settings or of another video; without it such a video fails.
+    """
+
+    place: str
+    options: IngestOptions = field(default_factory=IngestOptions)
+
+    def target_of(self, job: Job) -> str:
+        """Return where the state of a video goes."""
+        return target_of(self.place, job.key)
+
+    def load(self, device: str) -> Backbone:
+        """Load the model. Raises as `load_backbone`."""
+        from protokv.backbones import EMBEDDED, load_backbone
+
+        return load_backbone(self._name or EMBEDDED, **self._placement(device))
+
+    def identify(self, device: str) -> BackboneIdentity:
+        """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
+        from protokv.backbones import EMBEDDED, identify_backbone
+
+        return identify_backbone(self._name or EMBEDDED, **self._placement(device))
+
+    @property
+    def _name(self) -> str | None:
+        return cast("str | None", self.options.backbone)
+
+    def _placement(self, device: str) -> dict[str, Any]:
+        return self.options.placement | {"device": device, "dtype": self.options.dtype or "auto"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a video has no complete, undamaged state.
+
+    Attributes:
+        kind: the class of the error, the one that a single `ingest` would have raised; `Damaged` if the state holds
+            what could be read; `WorkerDied` if the worker died on every attempt.
+        message: what and where.
+        hint: what to do.
+    """
+
+    kind: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return an error on one line."""
+        message = error.message if isinstance(error, ProtoKVError) else f"{type(error).__name__}: {error}"
+        hint = error.hint if isinstance(error, ProtoKVError) else ""
+        return cls(type(error).__name__, " ".join(message.split()), " ".join(hint.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is left to do for a video.
+
+    Attributes:
+        standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
+            is left.
+        steps: of the state.
+        stream_time_s: of the state.
+        file_bytes: of a state that is done.
+        damage: what could not be read of the video of a state that is done; empty if all was read.
+    """
+
+    standing: Standing
+    steps: int = 0
+    stream_time_s: float = 0.0
+    file_bytes: int = 0
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What would be done with a video: a verdict, or why there is none."""
+
+    job: Job
+    state: str
+    verdict: Verdict | None
+    failure: Failure | None = None
+
+    @property
+    def status(self) -> str:
+        """The standing of the state, or "failed"."""
+        return "failed" if self.verdict is None else self.verdict.standing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        row = {**self.job.to_dict(), "state": self.state, "status": self.status}
+        return row | ({} if self.failure is None else {"failure": asdict(self.failure)})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a video.
+
+    Attributes:
+        job: the video.
+        state: where its state is, or would be.
+        status: "watched" to its end by this run, "done" before it, "stopped" on request after a commit, or "failed".
+        standing: of the state before the run.
+        steps: of the state.
+        stream_time_s: of the state.
+        watched_s: seconds of stream that this run added.
+        file_bytes: of the state.
+        elapsed_s: seconds that the worker was busy with it.
+        attempts: how often it was begun.
+        failure: why it failed, or what was damaged of a video that was watched or done.
+    """
+
+    job: Job
+    state: str
+    status: Status
+    standing: Standing = "new"
+    steps: int = 0
+    stream_time_s: float = 0.0
+    watched_s: float = 0.0
+    file_bytes: int = 0
+    elapsed_s: float = 0.0
+    attempts: int = 1
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON; `failure` only if there is one."""
+        row = asdict(self)
+        del row["job"]
+        failure = row.pop("failure")
+        return {**self.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})

@@ -1,0 +1,162 @@
+"""List, identify and fetch objects at `s3://`, `gs://` and `az://` addresses, for videos and states.
+
+Credentials and endpoint come from the environment. The extra `object-store` is imported when a store is first used.
+https://developmentseed.org/obstore
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, shown
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore, S3Config
+
+SCHEMES = ("s3", "gs", "az")
+
+ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
+
+HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
+
+CHUNK = 8 << 20
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme before `://`, or an empty string."""
+    scheme, mark, _ = address.partition("://")
+    return scheme if mark else ""
+
+
+def is_object(address: str | os.PathLike[str]) -> bool:
+    """Return True if an address is in an object store."""
+    return scheme_of(os.fspath(address)) in SCHEMES
+
+
+def store_of(address: str) -> tuple[ObjectStore, str]:
+    """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
+
+    Raises:
+        SourceUnreadable: the address names no bucket, or the extra is not installed.
+    """
+    match = ADDRESS.fullmatch(address)
+    if match is None:
+        raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
+    try:
+        from obstore.store import AzureStore, GCSStore, S3Store
+    except ImportError as error:
+        raise SourceUnreadable(
+            f"{address} is in an object store, and {error.name} is not installed",
+            hint="pip install 'protokv[object-store]'",
+        ) from error
+    scheme, bucket, rest = match.groups()
+    if scheme == "gs":
+        return GCSStore(bucket), rest
+    if scheme == "az":
+        return AzureStore(bucket), rest
+    endpoint, region = s3_environment()
+    config: S3Config = {"virtual_hosted_style_request": endpoint is None}
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    if region is not None:
+        config["region"] = region
+    # An http:// endpoint was given on purpose.
+    return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
+
+
+def s3_environment() -> tuple[str | None, str | None]:
+    """Return endpoint and region from the environment; None if they are Amazon's."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    # Other stores ignore the region, but no request is signed without one.
+    default = "us-east-1" if endpoint else None
+    return endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or default
+
+
+def list_objects(address: str) -> Iterator[tuple[str, str]]:
+    """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
+
+    Args:
+        address: ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    store, rest = store_of(address)
+    wild = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
+    fixed = rest[: rest.rfind("/", 0, wild) + 1]
+    root = address[: len(address) - len(rest)]
+    with explained(address):
+        for batch in store.list(fixed.rstrip("/") or None):
+            for one in batch:
+                path = one["path"]
+                if rest == fixed or fnmatch.fnmatchcase(path, rest):
+                    yield path[len(fixed) :], root + path
+
+
+def list_folders(address: str, suffix: str) -> Iterator[str]:
+    """Yield the outermost "folders" below a prefix whose names end in a suffix, with one request per folder.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    store, rest = store_of(address)
+    root = address[: len(address) - len(rest)]
+    waiting = [rest.rstrip("/")]
+    with explained(address):
+        while waiting:
+            for folder in store.list_with_delimiter(waiting.pop() or None)["common_prefixes"]:
+                if folder.rstrip("/").endswith(suffix):
+                    yield root + folder.rstrip("/")
+                else:
+                    waiting.append(folder)
+
+
+def fingerprint(address: str) -> str:
+    """Return what identifies the content of an object: the sha256 of its size and its tag.
+
+    Raises:
+        SourceError: it is missing, or the store does not answer.
+    """
+    store, key = store_of(address)
+    with explained(address):
+        return _digest(store.head(key))
+
+
+def fetch(address: str, path: Path) -> str:
+    """Copy an object into a file and return its `fingerprint`, which raises the same errors."""
+    store, key = store_of(address)
+    with explained(address):
+        found = store.get(key)
+        with path.open("wb") as file:
+            for chunk in found.stream(min_chunk_size=CHUNK):
+                file.write(chunk)
+        return _digest(found.meta)
+
+
+def _digest(meta: ObjectMeta) -> str:
+    return hashlib.sha256(f"{meta['size']} {meta.get('e_tag')}".encode()).hexdigest()
+
+
+@contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Turn an error of a store into a SourceError of one line."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
+    except (BaseError, PermissionError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise SourceError(
+            f"cannot read {address}: {shown(lines[0], 240) if lines else type(error).__name__}",
+            hint=HINT,
+        ) from error

@@ -1,0 +1,93 @@
+"""Memories under test: named ones, their variants, and the label that each has in rows and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protokv.config import FullConfig, MemoryConfig
+from protokv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A memory under test.
+
+    Attributes:
+        label: its name in tables.
+        config: the memory.
+        blind: it is shown no step; the model answers from the text alone.
+    """
+
+    label: str
+    config: MemoryConfig
+    blind: bool = False
+
+    @property
+    def budget(self) -> int:
+        """Visual tokens that a question may read."""
+        return 0 if self.blind else self.config.budget
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its settings as plain JSON values."""
+        return {"kind": self.label} if self.blind else self.config.to_dict()
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A setting and the values to compare.
+
+    Attributes:
+        memory: the memory whose setting changes; None: every memory.
+        setting: the name of the field.
+        values: each value, behind its text in tables.
+    """
+
+    memory: str | None
+    setting: str
+    values: Sequence[tuple[str, Any]]
+
+
+def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
+    """Return memories by their names, at each budget; see `drop_repeated`.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    return drop_repeated([Variant(name, MemoryConfig.of(name, budget=budget)) for budget in budgets for name in names])
+
+
+def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
+    """Keep each memory once per budget, and the full cache, which ignores its budget, once."""
+    found: dict[tuple[str, int], Variant] = {}
+    for variant in variants:
+        budget = 0 if variant.config.name == FullConfig.name else variant.budget
+        found.setdefault((variant.label, budget), variant)
+    return list(found.values())
+
+
+def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) -> list[Variant]:
+    """Replace each memory by one variant per combination of values.
+
+    Raises:
+        ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
+    """
+    found = list(variants)
+    for variation in variations:
+        names = {variant.config.name for variant in found}
+        if variation.memory is not None and variation.memory not in names:
+            raise ConfigError(
+                f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared",
+                hint=f"memories: {', '.join(sorted(names))}",
+            )
+        varied: list[Variant] = []
+        for variant in found:
+            if variation.memory not in (None, variant.config.name):
+                varied.append(variant)
+                continue
+            for text, value in variation.values:
+                label = f"{variant.label} {variation.setting}={text}"
+                varied.append(Variant(label, variant.config.with_fields({variation.setting: value})))
+        found = varied
+    return found

@@ -1,0 +1,192 @@
+"""What `protokv ingest` of one source shows: notes before the run, its progress, its result, and what to do next.
+
+Imports the library whole, so it is imported when a run begins.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
+from protokv.ingestion.estimate import Estimate
+from protokv.timings import Timings
+from protokv_cli.answers import warn_of_source
+from protokv_cli.exits import Exit
+from protokv_cli.output import Format, Output
+from protokv_cli.progress import Bar, left_text, show_timings, timings_key
+from protokv_cli.tables import bytes_text, count_text, pairs, time_text
+
+# Readers of the JSON lines want to follow the run, not every step.
+JSON_EVERY_S = 1.0
+
+
+def show_start(out: Output, started: Started, source: str, argument: str) -> None:
+    """Note where the run begins, and warn of what may surprise the user.
+
+    Args:
+        out: where to write.
+        started: the event.
+        source: its name, without secrets.
+        argument: the source on a command line.
+    """
+    if not started.locked:
+        out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
+    if started.how == "finished":
+        out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
+        return
+    if started.how == "started":
+        most = "grows with the stream" if started.most_bytes is None else f"about {bytes_text(started.most_bytes)}"
+        out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
+    else:
+        how = "continuing" if started.how == "continued" else "appending to"
+        out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
+    if started.beyond_model:
+        warn_of_source(out, source, argument)
+    if started.source_fps and started.fps > 1.01 * started.source_fps:
+        out.warn(
+            f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
+            "shows the model some of them more than once"
+        )
+
+
+def show_news(out: Output, event: Event) -> None:
+    """Write a line if a live source was lost, recovered, or comes faster than the model."""
+    if isinstance(event, SourceLost):
+        out.warn(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
+    elif isinstance(event, SourceRecovered):
+        out.warn(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
+    elif isinstance(event, FramesDropped):
+        out.warn(
+            f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
+            "sample fewer with --fps, or let the camera send smaller ones"
+        )
+
+
+@contextmanager
+def reporting(out: Output, source: str, timings: Timings | None = None) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows each event in the chosen format; the last one with `timings`."""
+    is_json = out.format is Format.JSON
+    bar = Bar(out, "loading model", source, logs=not is_json)
+    row_s = -JSON_EVERY_S
+    first: tuple[float, float] | None = None
+
+    def report(event: Event) -> None:
+        nonlocal row_s, first
+        if isinstance(event, Progress):
+            now_s = time.monotonic()
+            first = first or (now_s, event.stream_time_s)
+            if bar.due():
+                done_s, length_s = event.stream_time_s, event.duration_s
+                bar.show(progress_parts(event, first, now_s), min(done_s, length_s or done_s), length_s)
+            if not is_json or now_s - row_s < JSON_EVERY_S:
+                return
+            row_s = now_s
+        if is_json:
+            spent = {}
+            if timings is not None and isinstance(event, Summary):
+                spent = {"timings": timings_key(timings.seconds)}
+            out.json({"type": event_type(event), **asdict(event), **spent})
+        elif isinstance(event, Summary):
+            bar.stop()
+            if timings is not None:
+                show_timings(out, timings.seconds)
+            if out.format is Format.PLAIN:
+                out.plain(event.state)
+            else:
+                _show_summary(out, event)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
+def event_type(event: Event) -> str:
+    """Return the `type` of an event in JSON: its class in snake case, such as `source_lost`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def progress_parts(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
+    """Return the text beside the bar, the most important part first.
+
+    Args:
+        event: the latest.
+        first: time of the clock and stream time at the first event, from which the time left is estimated.
+        now_s: time of the clock.
+    """
+    where, speed = time_text(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
+    state = f"state {bytes_text(event.state_bytes)}"
+    if not event.duration_s:
+        return [where, speed, state]
+    share = min(1.0, event.stream_time_s / event.duration_s)
+    left = left_text(event.stream_time_s - first[1], event.duration_s - event.stream_time_s, now_s - first[0])
+    return [f"{share:4.0%}", f"{where} / {time_text(event.duration_s)}", *left, speed, state]
+
+
+def _show_summary(out: Output, summary: Summary) -> None:
+    seen = f"{count_text(summary.tokens_seen, 'token')} seen"
+    rows: dict[str, Any] = {
+        "state": summary.state,
+        "stream": ", ".join((time_text(summary.watched_s), count_text(summary.steps, "step"), seen)),
+        "bytes": f"{bytes_text(summary.state_bytes)} of state, {bytes_text(summary.file_bytes)} on disk",
+        "took": f"{summary.elapsed_s:.1f} s",
+    }
+    if not summary.complete:
+        rows["incomplete"] = "stopped before the end of the source"
+    if summary.damaged:
+        rows["damaged"] = summary.damage
+    out.table(pairs(rows))
+
+
+def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -> None:
+    """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
+
+    Args:
+        out: where to write.
+        summary: of the run.
+        source: its name, without secrets.
+        stopped: the exit code of the signal that stopped the run; None: it ended by itself.
+    """
+    if stopped is not None:
+        at = time_text(summary.stream_time_s)
+        out.warn(f"stopped at {at}; {summary.state} is committed. Continue with the same command.")
+        raise typer.Exit(stopped)
+    if summary.damaged:
+        out.warn(f"Error: {source}: {summary.damage}")
+        out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
+        raise typer.Exit(Exit.PARTIAL)
+    if summary.grows:
+        out.warn(f"Note: {source} is still being written; {summary.state} holds it up to now.")
+        out.warn("Hint: run the same command again to go on, and once more when the file is whole")
+        raise typer.Exit(Exit.PARTIAL)
+    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+
+
+def show_estimate(out: Output, found: Estimate) -> None:
+    """Show what a run would take, as a table or one JSON object."""
+    if out.format is Format.JSON:
+        out.json({"type": "estimate", **asdict(found)})
+        return
+    unknown = "unknown: the source does not say how long it is"
+    in_all = "" if found.tokens is None else f", {found.tokens:,} in all"
+    on_disk = "growing with the stream" if found.most_bytes is None else f"about {bytes_text(found.most_bytes)}"
+    takes = "unknown"
+    if found.seconds is not None:
+        takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
+    rows = {
+        "source": found.source,
+        "length": unknown if found.duration_s is None else time_text(found.duration_s),
+        "steps": unknown if found.steps is None else count_text(found.steps, "step"),
+        "tokens": f"{found.tokens_per_step:g} a step{in_all}",
+        "state": f"{bytes_text(found.state_bytes)} in memory, on disk {on_disk}",
+        "takes": takes,
+    }
+    out.table(pairs(rows, title="nothing was written; it would be"))

@@ -1,0 +1,131 @@
+"""Merging against pruning: is the evidence of a wrong answer still in memory, and does the answer attend to it?
+
+    python recall.py ROWS.jsonl                 # watch and ask; goes on where it was stopped
+    python recall.py --report ROWS.jsonl        # the table of README.md
+
+The streams and questions of `measure.py`, of which only those about content, under `durable`, which merges, and
+`infinipot-v`, which prunes, at four budgets. Evidence is *held* by a head of the layer that reads memory if one of its
+slots is anchored in the time at which what was asked about was visible: the newest token in it is of that event. It is
+*attended to* if one of the moments that the answer stood on overlaps with that time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
+
+from protokv.backbones import EMBEDDED, load_backbone
+from protokv.config import MemoryConfig
+from protokv.core.context import EMPTY
+from protokv.core.session import Session
+from protokv.replay.batched import BatchedStreams
+from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.texts import is_expected
+from protokv.replay.worlds import Worlds, WorldStream
+
+MEMORIES = ("durable", "infinipot-v")
+BUDGETS = (86, 43, 22, 11)
+
+
+def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
+    """Append the rows of every world that the file does not have, some worlds side by side."""
+    done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
+    backbone = load_backbone(EMBEDDED, device="cpu")
+    groups = [
+        (budget, left[start : start + together])
+        for budget in BUDGETS
+        for left in [[seed for seed in seeds if (seed, budget) not in done]]
+        for start in range(0, len(left), together)
+    ]
+    for budget, group in groups:
+        streams = [WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0)) for seed in group]
+        configs = [MemoryConfig.of(name, budget=budget) for name in MEMORIES]
+        memories = [BatchedStreams(backbone, config, len(streams)) for config in configs]
+        for steps in zip(*(stream.steps(2.0, 2) for stream in streams), strict=True):
+            tokens = [memories[0].sessions[0].embed(step.images, step.time_s) for step in steps]
+            for memory in memories:
+                memory.take(tokens, steps[0].time_s)
+        rows = [
+            {"seed": seed, "memory": config.name, "budget": budget} | row
+            for config, memory in zip(configs, memories, strict=True)
+            for seed, stream, session in zip(group, streams, memory.sessions, strict=True)
+            for row in ask(stream, session)
+        ]
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
+    """Every question about content whose evidence was visible at all."""
+    for question in stream.questions:
+        spans = spans_of(stream, question.reference_s)
+        if not spans or find_type(question.type).group != "content":
+            continue
+        answer = session.ask(question.text, evidence=True)
+        assert answer.evidence is not None
+        yield {
+            "type": question.type,
+            "question": question.text,
+            "answer": answer.text,
+            "correct": is_expected(answer.text, question.answer),
+            "true": spans,
+            "held": held_by(session, spans),
+            "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.moments],
+        }
+
+
+def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
+    """Share of the heads of the reading layers with a slot that is anchored in one of the spans."""
+    backbone, context = session.backbone, session.memory.recall()
+    heads: list[bool] = []
+    for layer in backbone.reading_layers or range(backbone.layers):
+        places = context.places(layer)
+        assert places is not None
+        times = backbone.times_of(places, session.clock)
+        query = torch.zeros(backbone.kv_heads, 1, backbone.head_size)
+        shown = torch.cat([segment.bias for segment in context.at(layer, query)], 1) > EMPTY
+        shown[:, : len(backbone.prefix_ids)] = False
+        inside = torch.stack([(times >= start) & (times < end) for start, end in spans]).any(0)
+        heads += (inside & shown).any(1).tolist()
+    return sum(heads) / len(heads)
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the table."""
+    print("| tokens | memory | | n | right | held by all heads | by one | by none | attended to |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for budget, name in itertools.product(BUDGETS, MEMORIES):
+        own = [row for row in rows if row["memory"] == name and row["budget"] == budget]
+        for kind, some in (
+            ("all answers", own),
+            ("right", [row for row in own if row["correct"]]),
+            ("wrong", [row for row in own if not row["correct"]]),
+        ):
+            cells = [
+                interval([row["correct"] for row in some]),
+                interval([row["held"] == 1 for row in some]),
+                interval([0 < row["held"] < 1 for row in some]),
+                interval([row["held"] == 0 for row in some]),
+                interval([hit(row, 3) for row in some]),
+            ]
+            print(f"| {budget} | {name} | {kind} | {len(some)} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--worlds", type=int, default=len(SEEDS))
+    parser.add_argument("--batched", type=int, default=8)
+    options = parser.parse_args()
+    if options.report:
+        report(read(options.rows))
+    else:
+        watch_and_ask(options.rows, SEEDS[: options.worlds], options.batched)

@@ -1,0 +1,125 @@
+"""Recipes with the mock instead of a model, found by name in processes that import them, and their accidents."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protokv.backbones.base import Backbone, PreparedStep, StepTokens
+from protokv.core.records import BackboneIdentity
+from protokv.errors import ModelError
+from protokv.fleet import Recipe
+from tests.mock_backbone import MockBackbone
+
+R = TypeVar("R", bound=Recipe)
+
+
+def remade(recipe: Recipe, kind: type[R], **changes: Any) -> R:
+    """The same recipe with another model."""
+    return kind(**{"place": recipe.place, "options": recipe.options, **changes})
+
+
+class Hooked(MockBackbone):
+    """Calls a function before every step."""
+
+    def __init__(self, before: Callable[[PreparedStep], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        self._before(steps[0])
+        return super().embed_steps(steps, times_s)
+
+
+def is_red(step: PreparedStep, red: int) -> bool:
+    """Whether the frames of a step are of this redness, as far as a codec keeps it."""
+    return abs(float(step.pixels[0, 0]) * 255 - red) < 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class MockRecipe(Recipe):
+    """Loads at once, and writes a line into `log` when it does."""
+
+    log: Path | None = None
+
+    def load(self, device: str) -> Backbone:
+        if self.log is not None:
+            with self.log.open("a") as log:
+                log.write(f"{os.getpid()} {device}\n")
+        return MockBackbone()
+
+    def identify(self, device: str) -> BackboneIdentity:
+        return MockBackbone().identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillingRecipe(MockRecipe):
+    """Kills its process at the step of this redness, as long as the file `lives` can be made shorter."""
+
+    at: int
+    lives: Path
+
+    def load(self, device: str) -> Backbone:
+        super().load(device)
+
+        def kill(step: PreparedStep) -> None:
+            left = self.lives.stat().st_size
+            if left and is_red(step, self.at):
+                os.truncate(self.lives, left - 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return Hooked(kill)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingRecipe(MockRecipe):
+    """Its model is nowhere."""
+
+    def load(self, device: str) -> Backbone:
+        raise ModelError("there is no model", hint="find one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingRecipe(MockRecipe):
+    """Its model waits for a byte from a pipe before every step, and then writes a dot to stdout."""
+
+    gate: Path
+
+    def load(self, device: str) -> Backbone:
+        gate = self.gate.open("rb", buffering=0)
+
+        def wait(_: PreparedStep) -> None:
+            gate.read(1)
+            os.write(1, b".")
+
+        return Hooked(wait)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldingRecipe(MockRecipe):
+    """Its model writes its node and process into the FIFO `says` at one step, once, and waits there to be ended.
+
+    `once` is a folder that the first one makes.
+    """
+
+    at: int
+    says: Path
+    once: Path
+
+    def load(self, device: str) -> Backbone:
+        return Hooked(lambda step: self.hold() if is_red(step, self.at) else None)
+
+    def hold(self) -> None:
+        try:
+            self.once.mkdir()
+        except FileExistsError:
+            return
+        import ray
+
+        self.says.write_text(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}")
+        # Nobody writes there any more.
+        self.says.read_text()

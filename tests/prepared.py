@@ -1,0 +1,52 @@
+"""A source of prepared random frames, which needs no decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+
+from protokv.video import Damage, Frame, SourceInfo
+from protokv.video.source import from_shown_at
+
+RATE = 2.0
+
+
+class Prepared:
+    """A source of `n_frames` random frames, two a second; the seed makes it differ from others."""
+
+    damage = Damage()
+
+    def __init__(self, seed: int, n_frames: int) -> None:
+        self._seed, self._n = seed, n_frames
+        self.info = SourceInfo(
+            name=f"{seed}.mp4",
+            kind="file",
+            decoder="none",
+            container="none",
+            codec="none",
+            pixel_format="rgb24",
+            width=48,
+            height=32,
+            rotation=0,
+            rate_fps=RATE,
+            duration_s=n_frames / RATE,
+            size_bytes=0,
+            fingerprint=f"{seed}/{n_frames}",
+        )
+
+    def frames(self, start_s: float = 0.0, **_: object) -> Iterator[Frame]:
+        def image(i: int) -> np.ndarray:
+            return np.random.default_rng([self._seed, i]).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+
+        return from_shown_at((Frame(i / RATE, image(i), 1 / RATE) for i in range(self._n)), start_s)
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,189 @@
+"""Procedural streams: questions stay true, and distraction, time and place are independent."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protokv.errors import ConfigError
+from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
+from protokv.mini.questions import find_facts
+from protokv.mini.sprites import PLACES, SHAPES
+from protokv.mini.world import WorldConfig
+from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.rows import read_rows
+from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_minutes
+
+STUDY = Path(__file__).parents[2] / "samples" / "studies" / "delay"
+
+
+def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldStream:
+    """300 seconds with the evidence at the start, unless the settings say otherwise."""
+    return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: int) -> None:
+    stream = make_world(seed, distractor_rate=20.0)
+    world = stream.world
+    assert {question.type for question in stream.questions} == {kind for kind in TYPES if find_type(kind).retrospective}
+    for ask_s in (16.0, 60.0, 150.0, 300.0):
+        for question in stream.questions:
+            answers = {fact.answer for fact in find_facts(question.type, world.events_until(ask_s), ask_s)}
+            assert question.answer in answers
+            assert question.reference == "evidence"
+            assert question.reference_s <= 16.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(seed: int) -> None:
+    stream = make_world(seed, ORDER_TYPES, distractor_rate=5.0, before="mix")
+    plain = make_world(seed, distractor_rate=5.0, before="mix").questions
+    assert list(stream.questions[: len(plain)]) == list(plain)
+    further = stream.questions[len(plain) :]
+    assert {q.type for q in further} <= {kind for kind in ORDER_TYPES if find_type(kind).retrospective}
+    assert {"before", "middle_first", "middle_after"} <= {q.type for q in further}
+    repeats = stream.world.repeats()
+    seen = [e for e in stream.world.events_until(300) if e not in repeats]
+    for question in further:
+        assert question.answer in {fact.answer for fact in find_facts(question.type, seen, 300)}
+
+
+@pytest.mark.parametrize("before", [0, 60, 104, 240])
+def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
+    first, later = (make_world(9, distractor_rate=20.0, before=start).world for start in (0, before))
+    expected = [event.later(before) for event in first.events_until(16)]
+    assert [e for e in later.events() if before <= e.start_s < before + 16] == expected
+    assert all(e in later.visible(e.start_s) for e in expected)
+    others = [e for e in later.events() if e not in expected]
+    assert len(others) > 60
+    for attribute in ("shape", "colour", "place"):
+        assert not {getattr(e, attribute) for e in expected} & {getattr(e, attribute) for e in others}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
+    stream = make_world(seed, length_s=420, distractor_rate=20.0, before="mix", per_type=3)
+    world = stream.world
+    start_s, *again_s = world.config.showings
+    last_s = (again_s or [start_s])[0]
+    shown = [e for e in world.events() if start_s <= e.start_s < start_s + 16]
+    ends = {e.end_s + last_s - start_s for e in shown} | {last_s + 16.0}
+    assert len(stream.questions) > 12
+    assert {question.reference_s for question in stream.questions} <= ends
+    repeats = world.repeats()
+    for ask_s in (last_s + 16.0, 420.0):
+        seen = [e for e in world.events_until(ask_s) if e not in repeats]
+        for question in stream.questions:
+            assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_questions_of_minutes_have_one_answer_at_every_time_after_their_evidence(seed: int) -> None:
+    stream = make_world(
+        seed, TIME_TYPES, length_s=480, distractor_rate=20.0, per_type=3, before="mix", evidence="minutes"
+    )
+    world = stream.world
+    assert [question.type for question in stream.questions] == ["times"] * 3 + ["where_first", "where_last"]
+    last_s = max(event.end_s for event in (*world.counted, *world.crossing))
+    assert last_s <= 240
+    for question in stream.questions:
+        assert question.reference_s <= last_s
+        for ask_s in (last_s, 300.0, 480.0):
+            facts = find_facts(question.type, world.events_until(ask_s), ask_s)
+            told = {fact.answer for fact in facts if SHAPES.index(fact.slots["shape"]) in _shapes_in(question.text)}
+            assert told == {question.answer}
+    first, last = stream.questions[-2:]
+    assert (first.answer, last.answer) == tuple(
+        PLACES[event.place] for event in (world.crossing[0], world.crossing[-1])
+    )
+    assert (first.reference_s, last.reference_s) == (world.crossing[0].end_s, world.crossing[-1].end_s)
+
+
+def _shapes_in(text: str) -> list[int]:
+    return [i for i, shape in enumerate(SHAPES) if shape in text.rstrip("?").split()]
+
+
+def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_within_one() -> None:
+    placed = [place_minutes(seed, 480)[0] for seed in range(8)]
+    assert placed == [(0, 4), (0, 1), (0, 4), (1, 1), (0, 4), (2, 1), (0, 4), (3, 1)]
+    crossings = [place_minutes(seed, 480)[1] for seed in range(12)]
+    assert len(set(crossings)) > 9
+    assert all(begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings)
+
+
+@pytest.mark.parametrize("wrong", [{"before": 60}, {"distractor_similarity": 0.5}])
+def test_evidence_that_lasts_for_minutes_is_placed_by_nobody_else(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="its own places"):
+        make_world(1, **{"length_s": 480, "before": "mix", "evidence": "minutes"} | wrong)
+
+
+def test_a_mixture_gives_each_of_four_worlds_another_place() -> None:
+    placed = [place_evidence("mix", seed, 660) for seed in range(8)]
+    assert placed[:4] == [(0, None), (120, None), (300, None), (0, 120)] == placed[4:]
+
+
+@pytest.mark.parametrize("length_s", [20, 30, 60, 119])
+def test_a_stream_too_short_for_a_mixture_has_its_evidence_at_the_start(length_s: int) -> None:
+    assert {place_evidence("mix", seed, length_s) for seed in range(8)} == {(0, None)}
+
+
+def test_what_is_shown_twice_is_the_same_twice() -> None:
+    world = make_world(3, distractor_rate=20.0, before="mix").world
+    once = [e for e in world.events() if e.start_s < 16]
+    assert [e.later(60) for e in once] == world.repeats()
+    assert len(world.repeats()) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"before_s": 50}, "crosses a full minute"),
+        ({"before_s": -60}, "crosses a full minute"),
+        ({"again_s": 10}, "before it has been shown once"),
+        ({"evidence_events": 0, "before_s": 60}, "evidence_events is 0"),
+    ],
+)
+def test_evidence_that_cannot_lie_there_is_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        WorldConfig(**{"evidence_events": 4, "evidence_s": 16, "length_s": 300} | wrong)
+
+
+def test_a_stream_with_its_evidence_at_the_start_is_the_one_of_the_stored_rows(tmp_path: Path) -> None:
+    # Of tens of thousands only those of one world are parsed.
+    lines = gzip.decompress((STUDY / "high.jsonl.gz").read_bytes()).decode().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(line for line in lines if "world-5000003" in line))
+    rows = [row for row in read_rows([tmp_path / "rows.jsonl"]) if row.video == "world-5000003"]
+    stream = make_world(5_000_003, length_s=420, distractor_rate=20.0, per_type=3)
+    assert all(row.stream["world"] == stream.facts["world"] for row in rows)
+    asked = {(row.question_id, row.question, row.expected) for row in rows}
+    assert asked == {(q.id, q.text, q.answer) for q in stream.questions}
+
+
+def test_the_rate_of_distractors_changes_what_comes_later_and_nothing_of_the_evidence() -> None:
+    calm, busy = (make_world(3, length_s=200, distractor_rate=rate) for rate in (2.0, 30.0))
+    early = [world.world.events_until(16.0) for world in (calm, busy)]
+    assert early[0] == early[1]
+    assert len(busy.world.events_until(200)) > 3 * len(calm.world.events_until(200))
+
+
+def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
+    stream = make_world(5, length_s=20)
+    steps = list(stream.steps(2.0, 2))
+    assert [step.time_s for step in steps] == [float(s) for s in range(20)]
+    assert np.array_equal(steps[7].images, stream.world.frames(7, 8))
+
+
+def test_each_seed_gives_a_world_of_its_own() -> None:
+    streams = Worlds(first_seed=7, count=3, length_s=60, per_type=1).open()
+    assert [stream.name for stream in streams] == ["world-7", "world-8", "world-9"]
+
+
+def test_a_stream_no_longer_than_its_evidence_is_refused() -> None:
+    with pytest.raises(ConfigError, match="16 s"):
+        make_world(1, length_s=16)
