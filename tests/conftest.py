@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Of every process that a test starts; read when torch and numpy are loaded.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("PROTOKV_TEST_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -36,10 +36,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if alone or files else min(2, os.cpu_count() or 1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of numbers is one in a file that imports `tests.tolerance`; marked before `-m` looks for it."""
+    for item in items:
+        named = vars(item.module) if isinstance(item, pytest.Function) else {}
+        if any(getattr(value, "__module__", None) == "tests.tolerance" for value in named.values()):
+            item.add_marker(pytest.mark.numbers)
+
+
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Small tensors are slower on several threads, and results must not depend on their number."""
-    torch.set_num_threads(1)
+def _few_threads() -> None:
+    """One, since small tensors are slower on several; more show what a sum in several parts changes."""
+    torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)

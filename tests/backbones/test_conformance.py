@@ -27,10 +27,9 @@ from protokv.video import steps as steps_of
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
+from tests.tolerance import forward_terms, near, near_logits
 
 QUESTION = "what is the first star ?"
-# float32 through vision tower and three layers; the sums run in another order than in eager attention.
-TIGHT = {"rtol": 2e-4, "atol": 2e-4}
 SIZES = {"landscape": (60, 90), "portrait": (97, 41), "below one patch": (9, 5), "one row": (1, 150)}
 # One family of each kind of position; the others share its code.
 HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
@@ -89,6 +88,10 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
     return upstream.logits(inputs, len(session.backbone.suffix_ids(QUESTION)))
 
 
+def assert_logits(session: Session, expected: Tensor) -> None:
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+
+
 def test_every_family_has_a_row() -> None:
     assert BUILDERS.keys() == FAMILIES.keys()
 
@@ -104,7 +107,7 @@ def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upst
 def test_logits_equal_the_whole_model_while_nothing_was_evicted(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 4)
     session = watched(backbone, MemoryConfig.of("paper", budget=400), steps)
-    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+    assert_logits(session, expected_logits(upstream, session, steps))
 
 
 def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
@@ -113,7 +116,7 @@ def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backb
     for part in (steps[:2], steps[2:]):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
-    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+    assert_logits(session, expected_logits(upstream, session, steps))
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
@@ -124,9 +127,10 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
         alone = [backbone.embed_steps([one], [time_s])[0] for one, time_s in zip(prepared, times_s, strict=True)]
     for one, other in zip(together, alone, strict=True):
         assert (one.grid, one.visual) == (other.grid, other.visual)
-        torch.testing.assert_close(one.embeddings, other.embeddings, **TIGHT)
+        terms = forward_terms(backbone.layers, other.embeddings.shape[1], len(other.embeddings))
+        torch.testing.assert_close(one.embeddings, other.embeddings, **near(other.embeddings, terms))
         if other.deepstack is not None:
-            torch.testing.assert_close(one.deepstack, other.deepstack, **TIGHT)
+            torch.testing.assert_close(one.deepstack, other.deepstack, **near(other.deepstack, terms))
 
 
 @pytest.mark.parametrize("case", [*(name for name in SIZES if name != "landscape"), "gray", "a single frame"])
@@ -141,7 +145,7 @@ def test_frames_of_any_kind_give_the_logits_of_the_whole_model(
         steps = [step.images for step in steps_of(alone, backbone.frames_per_step)]
         assert len(steps) == 1
     session = watched(backbone, everything(), steps)
-    torch.testing.assert_close(session.prefill(QUESTION), expected_logits(upstream, session, steps), **TIGHT)
+    assert_logits(session, expected_logits(upstream, session, steps))
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Path, Backbone]) -> None:
@@ -150,9 +154,10 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Pat
     session = watched(backbone, everything(), steps)
     ours, exact = session.prefill(QUESTION), expected_logits(Upstream(family, folder), session, steps)
     theirs = expected_logits(Upstream(family, folder, torch.bfloat16), session, steps).float()
-    # Logits range over +-6 and more here. Rounding moves single ones by up to 0.35, on either side.
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.5)
-    assert (ours - exact).square().mean() <= 1.5**2 * (theirs - exact).square().mean()
+    error = (theirs - exact).square().mean()
+    # Of two independent errors of one size; a single logit may be far off on either side.
+    assert (ours - exact).square().mean() <= 1.5**2 * error
+    assert (ours - theirs).square().mean() <= (1 + 1.5) ** 2 * error
 
 
 def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Backbone) -> None:
@@ -171,14 +176,15 @@ def test_logits_equal_the_whole_model_at_every_grouping(family: str, tmp_path: P
     steps = video(backbone, 3)
     session = watched(backbone, everything(), steps)
     expected = expected_logits(Upstream(family, folder), session, steps)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **TIGHT)
+    assert_logits(session, expected)
 
 
 def test_the_comparison_would_notice_a_forgotten_step_and_another_order(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 4)
     for wrong in (steps[:3], steps[::-1]):
         session = watched(backbone, everything(), wrong)
-        assert (session.prefill(QUESTION) - expected_logits(upstream, session, steps)).abs().max() > 1e-2
+        expected = expected_logits(upstream, session, steps)
+        assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
 
 
 def test_step_by_step_makes_the_keys_and_values_of_one_prefill(backbone: Backbone, upstream: Upstream) -> None:
@@ -189,7 +195,8 @@ def test_step_by_step_makes_the_keys_and_values_of_one_prefill(backbone: Backbon
     context = session.memory.context()
     assert isinstance(context, SlotContext)
     for ours, theirs in ((context.keys, keys), (context.values, values)):
-        torch.testing.assert_close(ours[:, :, : prefix + seen], theirs[:, :, : prefix + seen], **TIGHT)
+        part = theirs[:, :, : prefix + seen]
+        torch.testing.assert_close(ours[:, :, : prefix + seen], part, **near_logits(session, part))
 
 
 def test_a_greedy_answer_is_what_transformers_generates(
@@ -197,7 +204,10 @@ def test_a_greedy_answer_is_what_transformers_generates(
 ) -> None:
     steps = video(backbone, 3)
     session = watched(backbone, everything(), steps)
-    expected = upstream.generate(upstream.inputs(steps, QUESTION, session.clock.step_seconds), 8)
+    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
+    expected = upstream.generate(inputs, 8)
+    # No choice is a near-tie, which another order of sums would decide in another way.
+    assert upstream.least_lead(inputs, 8) > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
     decoded: list[list[int]] = []
     # Both go on behind a token that would end the answer, so that all eight are compared.
     monkeypatch.setattr(backbone, "stop_ids", frozenset())
@@ -215,11 +225,12 @@ def test_rotation_is_removed_where_transformers_applied_it(
     positions = torch.randint(newest - 900, newest, (11, backbone.position_components), generator=g)
     keys = torch.randn(2, 11, backbone.head_size, generator=g)
     rotated = upstream.apply_rotary(keys.to(dtype), positions)
-    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    # A key, its cosine and sine, their products and the sum of these are each rounded to the dtype.
+    allowed = near(rotated, 4, float(keys.abs().max()))
     back = unrotate(rotated.float(), *backbone.rotary(positions))
-    torch.testing.assert_close(back, keys, rtol=0, atol=tolerance)
+    torch.testing.assert_close(back, keys, **allowed)
     again = turn(rotated, positions, positions, backbone.rotary)
-    torch.testing.assert_close(again, rotated, rtol=0, atol=tolerance)
+    torch.testing.assert_close(again, rotated, **allowed)
 
 
 def test_rotation_at_the_end_of_a_stream_is_not_that_at_its_start(backbone: Backbone, upstream: Upstream) -> None:

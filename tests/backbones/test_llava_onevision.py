@@ -21,6 +21,7 @@ from tests.backbones.pictures import sample_frames
 from tests.backbones.tiny import LLAVA_SPECIAL, QWEN_TEMPLATE, write_llava_onevision, write_tokenizer
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
+from tests.tolerance import near_logits
 
 QUESTION = "where is the ring ?"
 
@@ -52,7 +53,7 @@ def assert_equals_the_whole_model(folder: Path, steps: list[np.ndarray]) -> None
         session.watch(images)
     upstream = Upstream("llava_onevision", folder)
     expected = upstream.logits(upstream.inputs(steps, QUESTION, 2.0), len(backbone.suffix_ids(QUESTION)))
-    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ class Upstream:
         settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
         return self.model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
 
+    def least_lead(self, inputs: dict[str, Tensor], n_tokens: int) -> float:
+        """By how much the closest of these choices was won: the order of sums turns none that is clearer than that."""
+        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
+        found = self.model.generate(**inputs, **settings, output_logits=True, return_dict_in_generate=True)
+        first, second = torch.cat(found.logits).topk(2).values.unbind(1)
+        return float((first - second).min())
+
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
         text = self.model.model.language_model

@@ -19,8 +19,10 @@ from protokv.core.session import Session
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
+from tests.tolerance import near, tolerance
 
-TIE = 1e-5
+# A score is a share of attention, products over a head and a softmax over what is held, spread to reach from 0 to 1.
+TIE = tolerance(torch.float32, 6 + 32, 2.0)
 
 
 def draw_queries(generator: torch.Generator, layers: int, heads: int, size: int) -> list[Tensor]:
@@ -86,7 +88,9 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
                 ("values", [token.values[head] for token in held]),
                 ("coordinates", [token.place for token in held]),
             ):
-                assert torch.allclose(state[f"kept.{name}"][layer, head, :n], torch.stack(exact), atol=1e-4), name
+                # A mean of up to a hundred tokens whose keys are turned from one place to another.
+                allowed = near(torch.stack(exact), 100 + 12)
+                torch.testing.assert_close(state[f"kept.{name}"][layer, head, :n], torch.stack(exact), **allowed)
     assert (state["kept.step"][:, :, n:] == -1).all()
     context = fast.context()
     assert isinstance(context, SlotContext)

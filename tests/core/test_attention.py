@@ -20,6 +20,7 @@ from protokv.core.rotary import rotate
 from protokv.extras import evidence as shares
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
+from tests.tolerance import deviation, near, tolerance
 
 CPU = torch.device("cpu")
 
@@ -44,6 +45,19 @@ def dense(query: Tensor, segments: list[Segment], tail: tuple[Tensor, Tensor], s
             values.append(tail[1][h, :seen].double())
             out[head, i] = torch.cat(logits).softmax(0) @ torch.cat(values)
     return out
+
+
+def allowed(case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float], dtype: torch.dtype) -> dict[str, float]:
+    """What an order of sums leaves of a weighted mean: products over a head, and values of all tokens by their weights.
+
+    Logits are of order one here, and so is what their rounding changes of a weight.
+    """
+    query, segments, (_, values), _ = case
+    shown = [*(segment.values for segment in segments), values]
+    # What is rounded to a shorter dtype: turned queries, weights, the parts that are merged and what comes out.
+    terms = 4 if dtype != torch.float32 else query.shape[2] + sum(part.shape[1] for part in shown)
+    scale = max(float(part.abs().max()) for part in shown if part.numel())
+    return {"rtol": 0.0, "atol": tolerance(dtype, terms, scale)}
 
 
 @st.composite
@@ -73,7 +87,7 @@ def test_the_plain_form_is_the_dense_softmax(case: tuple[Tensor, list[Segment], 
     query, segments, tail, scaling = case
     expected = dense(*case)
     out = plain.attend(query.float(), segments, tail, scaling)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.double(), expected, **allowed(case, torch.float32))
 
 
 @given(cases())
@@ -81,10 +95,8 @@ def test_the_fused_form_is_the_plain_one(case: tuple[Tensor, list[Segment], tupl
     query, segments, tail, scaling = case
     out = attend(query, segments, tail, scaling)
     assert out.dtype == query.dtype
-    # Weights, the parts that are merged and turned queries are rounded to the dtype; values are of order one.
-    tolerance = {torch.float32: 1e-5, torch.float16: 2**-8, torch.bfloat16: 2**-5}[query.dtype]
     expected = plain.attend(query, segments, tail, scaling)
-    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(out, expected, **allowed(case, query.dtype))
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 40), st.booleans(), st.integers(0, 9))
@@ -94,9 +106,10 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N:
     mask = torch.randn(*((1, M, N) if shared else (H, 1, N)), generator=g)
     out, lse = kernels.attention(query, keys, values, mask, 0.25)
     logits = (query @ keys.transpose(1, 2)).double() * 0.25 + mask
-    torch.testing.assert_close(lse.double(), logits.logsumexp(-1), rtol=1e-5, atol=1e-5)
+    largest = max(float(part.abs().max()) for part in (values, logits, lse))
+    torch.testing.assert_close(lse.double(), logits.logsumexp(-1), rtol=0, atol=tolerance(lse.dtype, 16 + N, largest))
     for mine, other in zip(kernels._by_products(query, keys, values, mask, 0.25), (out, lse), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, other, **near(other, 16 + N, largest))
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -114,9 +127,10 @@ def test_merged_parts_are_the_attention_over_all_of_them() -> None:
     whole, _ = kernels.attention(query, keys, values, None, 0.3)
     cuts = [(0, 1), (1, 5), (5, 12)]
     parts = [kernels.attention(query, keys[:, a:b], values[:, a:b], None, 0.3) for a, b in cuts]
-    torch.testing.assert_close(merged(parts), whole, rtol=1e-5, atol=1e-6)
+    largest = float(values.abs().max())
+    torch.testing.assert_close(merged(parts), whole, **near(whole, 8 + 12, largest))
     for pair in combinations(parts, 2):
-        torch.testing.assert_close(merged_pair(*pair), merged(pair), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(merged_pair(*pair), merged(pair), **near(whole, 8 + 12, largest))
 
 
 def rms(values: Tensor) -> float:
@@ -125,21 +139,30 @@ def rms(values: Tensor) -> float:
 
 @pytest.mark.parametrize("queries", [1, 31])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_error_is_not_above_that_of_transformers_sdpa(queries: int, dtype: torch.dtype) -> None:
-    ours, theirs = errors(queries, dtype, biased=True)
-    # In float32 the order of sums is all that differs; in bfloat16 ours is a quarter, since theirs rounds the bias.
-    assert ours <= (1.02 if dtype == torch.float32 else 0.5) * theirs
+def test_the_error_is_that_of_transformers_sdpa_or_less_where_a_bias_is_rounded(
+    queries: int, dtype: torch.dtype
+) -> None:
+    ours, theirs, likely = errors(queries, dtype, biased=True)
+    if dtype == torch.float32:
+        # The order of sums is all that differs, and the kernels choose it: both stay within what any order leaves.
+        assert max(ours, theirs) <= likely
+    else:
+        # Theirs rounds the bias, in whatever order it adds up, which makes ours a quarter.
+        assert ours <= 0.5 * theirs
 
 
 @pytest.mark.parametrize("queries", [1, 31])
 def test_without_any_bias_the_error_is_that_of_transformers_sdpa_and_one_more_rounding(queries: int) -> None:
-    ours, theirs = errors(queries, torch.bfloat16, biased=False)
+    ours, theirs, _ = errors(queries, torch.bfloat16, biased=False)
     # The parts are rounded before they are merged. Of three independent errors, two are those of a single call.
     assert ours <= 1.5 * theirs
 
 
-def errors(queries: int, dtype: torch.dtype, *, biased: bool) -> tuple[float, float]:
-    """Root mean square distance from the dense softmax: of `attend`, and of transformers' SDPA with its mask."""
+def errors(queries: int, dtype: torch.dtype, *, biased: bool) -> tuple[float, float, float]:
+    """Root mean square distance from the dense softmax: of `attend`, of transformers' SDPA with its mask, and of sums.
+
+    That of sums is what one sum after the other leaves, the longest walk that there is; kernels add up in lanes.
+    """
     g = torch.Generator().manual_seed(6)
     H, groups, N, n, D = 2, 7, 700, 40, 64
     query = (1.5 * torch.randn(H * groups, queries, D, generator=g)).to(dtype)
@@ -157,7 +180,8 @@ def errors(queries: int, dtype: torch.dtype, *, biased: bool) -> tuple[float, fl
     mask = whole.to(dtype).repeat_interleave(groups, 1)
     theirs, _ = sdpa_attention_forward(module, query[None], keys[None], values[None], mask, scaling=D**-0.5)
     ours = attend(query, [segment], tail, D**-0.5)
-    return rms(ours - expected), rms(theirs[0].transpose(0, 1) - expected)
+    likely = deviation(dtype, D + N + n, rms(expected))
+    return rms(ours - expected), rms(theirs[0].transpose(0, 1) - expected), likely
 
 
 def test_a_slot_with_bias_log_n_weighs_as_much_as_n_copies() -> None:
@@ -172,7 +196,8 @@ def test_a_slot_with_bias_log_n_weighs_as_much_as_n_copies() -> None:
         return Segment(keys, values, torch.tensor([bias] * copies + [0.0] * 3).expand(2, -1))
 
     one = attend(query, [segment(1, math.log(5))], tail, 0.5)
-    torch.testing.assert_close(one, attend(query, [segment(5, 0.0)], tail, 0.5), rtol=1e-5, atol=1e-6)
+    largest = max(float(part.abs().max()) for part in (value, other, tail[1]))
+    torch.testing.assert_close(one, attend(query, [segment(5, 0.0)], tail, 0.5), **near(one, 8 + 9, largest))
 
 
 def test_an_empty_slot_is_invisible_whatever_it_holds() -> None:
@@ -250,7 +275,9 @@ def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(
     slots, tail = shares(query[:, -1], segments, keys, scaling)
     H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
     expected = plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
-    torch.testing.assert_close(torch.cat((slots, tail), 1), expected, rtol=1e-4, atol=1e-5)
+    # In whatever dtype the model is, logits and weights are float32.
+    terms = query.shape[2] + N + keys.shape[1]
+    torch.testing.assert_close(torch.cat((slots, tail), 1), expected, **near(expected, terms))
     assert slots.shape == (H, N)
 
 
@@ -263,4 +290,4 @@ def test_the_weights_written_out_are_those_that_attention_reads_by(
     shown = torch.cat([*(segment.values for segment in segments), values], 1).double()
     weights = plain.weights(query.float(), segments, keys, scaling).double()
     read = weights.view(H, -1, shown.shape[1]) @ shown
-    torch.testing.assert_close(read.view(heads, -1, shown.shape[2]), dense(*case), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read.view(heads, -1, shown.shape[2]), dense(*case), **allowed(case, torch.float32))

@@ -18,6 +18,7 @@ from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.core.naive import NaiveProtoKV, Prototype
 from protokv.core.paper_rule import decay_, draw, merge_, merge_order, recycle_
 from tests.core.streams import World, shape_of
+from tests.tolerance import near
 
 
 class Listener:
@@ -104,9 +105,10 @@ def test_merging_conserves_mass_and_moments() -> None:
     one = merge_order(5)[0]
     assert bank.mass.view(-1).tolist() == [14 * (slot == one) for slot in range(5)]
     assert listener.merged == [(one, slot) for slot in range(5) if slot != one]
-    torch.testing.assert_close(bank.key_center[0, 0, one], center)
-    torch.testing.assert_close(bank.mean[0, 0, one], mean)
-    torch.testing.assert_close(bank.covariance[0, 0, one] + torch.outer(mean, mean), second.sum(0) / 14)
+    second = second.sum(0) / 14
+    torch.testing.assert_close(bank.key_center[0, 0, one], center, **near(center, 5 * 3))
+    torch.testing.assert_close(bank.mean[0, 0, one], mean, **near(mean, 5 * 3))
+    torch.testing.assert_close(bank.covariance[0, 0, one] + torch.outer(mean, mean), second, **near(second, 5 * 6))
     assert float(bank.position[0, 0, one]) == 4.0
     bank.check(bank.held(), None)
 
@@ -207,6 +209,8 @@ def test_merging_side_by_side_is_what_is_written_out(
     config, moved = PaperConfig(anchor=anchor), torch.ones(heads, prototypes, dtype=torch.bool)
     for _ in range(3):
         naive, listener = heads_of(bank, config), Listener()
+        names = ("key_center", "value_center", "mean", "covariance", "position")
+        largest = {name: float(getattr(bank, name).abs().max()) for name in names}
         merge_(bank, moved, [listener], config)
         merged = []
         for head, expected in enumerate(naive.heads[0]):
@@ -218,10 +222,12 @@ def test_merging_side_by_side_is_what_is_written_out(
                     heir = before[slot].merged_into if before[slot] else None
                     merged += [(head * prototypes + before.index(heir), head * prototypes + slot)] if heir else []
                     continue
-                for name in ("key_center", "value_center", "mean", "covariance", "position"):
+                for name in names:
                     expected_part = getattr(prototype, name)
                     found = getattr(bank, name)[0, head, slot]
-                    torch.testing.assert_close(found, expected_part, rtol=1e-5, atol=1e-5)
+                    # Three passes, each of which may merge all others into one.
+                    allowed = near(expected_part, 3 * 3 * prototypes, scale=largest[name])
+                    torch.testing.assert_close(found, expected_part, **allowed)
         assert sorted(listener.merged) == sorted(merged)
         bank.check(bank.held(), None)
         # Another pass over what some of has moved meanwhile: what was found apart and did not move is not looked at.

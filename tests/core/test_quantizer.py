@@ -15,6 +15,7 @@ from protokv.core import quantizer
 from protokv.core.memory import MemoryShape
 from protokv.core.naive import NaiveProtoKV
 from tests.core.streams import PlainRotary
+from tests.tolerance import near, tolerance
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -27,7 +28,8 @@ def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int) -> None:
         code = torch.cdist(part, codebook[g]).argmin(1)
         assert code.unique().tolist() == [0, 1, 2, 3, 4]
         for c in range(5):
-            torch.testing.assert_close(codebook[g, c], part[code == c].mean(0), rtol=0, atol=1e-5)
+            own = part[code == c]
+            torch.testing.assert_close(codebook[g, c], own.mean(0), **near(own, len(own)))
 
 
 def test_well_separated_clusters_are_found() -> None:
@@ -73,7 +75,9 @@ def test_the_modes_are_the_likeliest_of_all_code_tuples(counts: list[list[int]],
 
     best = sorted((score(codes) for codes in itertools.product(range(C), repeat=G)), reverse=True)
     expected = [best[s % len(best)] if len(best) < modes else best[s] for s in range(modes)]
-    assert [score(tuple(codes)) for codes in found] == pytest.approx(expected, abs=1e-6)
+    # Tuples whose logarithms add up to the same in float32 may change places.
+    allowed = tolerance(torch.float32, 2 * G, -min(best))
+    assert [score(tuple(codes)) for codes in found] == pytest.approx(expected, rel=0, abs=allowed)
     assert len({tuple(codes) for codes in found}) == min(modes, C**G)
 
 

@@ -21,6 +21,7 @@ from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
+from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
@@ -52,8 +53,7 @@ def test_logits_equal_the_plain_model_while_nothing_was_evicted(
 ) -> None:
     session = watched(tiny, n_steps, MemoryConfig.of(kind, budget=400))
     expected = plain_logits(upstream, n_steps)
-    # float32 through three layers; the sums run in another order than in eager attention.
-    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)], ids=lambda v: str(v))
@@ -62,12 +62,13 @@ def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: i
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     session = watched(backbone, 4, PaperConfig(budget=400))
     expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
     session = watched(tiny, 4, PaperConfig(budget=400))
-    assert (session.prefill(QUESTION) - plain_logits(upstream, 5)).abs().max() > 1e-2
+    expected = plain_logits(upstream, 5)
+    assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
 
 
 def test_the_comparison_would_notice_rows_taken_for_columns(
@@ -81,7 +82,8 @@ def test_the_comparison_would_notice_rows_taken_for_columns(
 
     monkeypatch.setattr(tiny, "step_positions", swapped)
     session = watched(tiny, 4, PaperConfig(budget=400))
-    assert (session.prefill(QUESTION) - plain_logits(upstream, 4)).abs().max() > 1e-2
+    expected = plain_logits(upstream, 4)
+    assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -116,6 +118,8 @@ def test_the_answer_is_what_transformers_generates(
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     answer = session.ask(QUESTION, Decoding(max_new_tokens=12))
     inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
+    # No choice is a near-tie, which another order of sums would decide in another way.
+    assert upstream.least_lead(inputs, 12) > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
     assert answer.text == tiny.decode(upstream.generate(inputs, 12)).strip()
     assert answer.tokens == 12
 
@@ -172,8 +176,9 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
     stream, compact = (watched(tiny, 6, PaperConfig(budget=400, positions=p)) for p in ("stream", "compact"))
+    expected = stream.prefill(QUESTION)
     # Compact, the prompt prefix is attended to by itself.
-    torch.testing.assert_close(compact.prefill(QUESTION), stream.prefill(QUESTION), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compact.prefill(QUESTION), expected, **near_logits(stream, expected))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
     moved = replace(to_state(session), tensors=tensors, clock=clock)
     later = Session.resume(tiny, session.config, moved)
-    torch.testing.assert_close(later.prefill(QUESTION), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(later.prefill(QUESTION), expected, **near_logits(session, expected))
     stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), moved)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from protokv.storage.api import load_state
 from tests.conftest import random_frames
 from tests.fleet.conftest import CONFIG, InlinePool, ends, outcomes
 from tests.storage.test_checkpoint import CONFIGS
+from tests.tolerance import forward_terms, near
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 99))
@@ -80,6 +82,14 @@ def watch_all(model: Backbone, lengths: list[int], together: bool) -> tuple[list
     return [found[i] for i in range(len(lengths))], forwards
 
 
+def assert_alike(model: Backbone, state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Equal up to the order of sums in the model; what is counted and chosen is equal."""
+    terms = forward_terms(2 * model.layers, model.embed_text(model.prefix_ids).shape[1], 100)
+    for name, tensor in expected.items():
+        allowed = near(tensor, terms) if tensor.is_floating_point() else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(state[name], tensor, **allowed, msg=name)
+
+
 @pytest.mark.parametrize("name", ["embedded", "tiny"])
 def test_streams_of_any_length_end_as_they_do_alone(name: str, request: pytest.FixtureRequest) -> None:
     """Up to the order of sums, which kernels choose by the number of rows."""
@@ -89,8 +99,7 @@ def test_streams_of_any_length_end_as_they_do_alone(name: str, request: pytest.F
     joined, forwards = watch_all(model, lengths, together=True)
     for single, mine in zip(alone, joined, strict=True):
         assert single.keys() == mine.keys()
-        for tensor, expected in single.items():
-            torch.testing.assert_close(mine[tensor], expected, rtol=1e-5, atol=1e-5)
+        assert_alike(model, mine, single)
     # Four prompts, and as many joint steps as the longest stream has.
     assert (one_by_one, forwards) == (sum(lengths) + 4, max(lengths) + 4)
 
@@ -127,8 +136,7 @@ def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
         list(ingest(job.source, alone, CONFIG, backbone=embedded))
         mine, expected = load_state(Path(recipe.place) / f"{job.key}.safetensors"), load_state(alone)
         assert replace(mine, tensors={}) == replace(expected, tensors={})
-        for name, tensor in expected.tensors.items():
-            torch.testing.assert_close(mine.tensors[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+        assert_alike(embedded, mine.tensors, expected.tensors)
     with pytest.raises(SourceError):
         list(ingest(bad.source, tmp_path / "x.safetensors", CONFIG, backbone=embedded))
 

@@ -10,7 +10,7 @@ import pytest
 import protokv
 from protokv import storage
 from protokv.core.session import Session
-from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
+from protokv.errors import SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
@@ -217,10 +217,3 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbon
             path.rename(moved)
     assert isinstance(event, Summary)
     assert event.file_bytes == moved.stat().st_size
-
-
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["seconds", "n_steps", "wall_s"])
-def test_an_interval_of_nothing_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="cannot commit every"):
-        Every(**{name: value})

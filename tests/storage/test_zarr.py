@@ -114,17 +114,17 @@ class TestZarr(LocalFormTests):
     def test_a_reader_that_is_overtaken_reads_the_newer_state(self, at, make_state, same_state, monkeypatch):
         from protokv.storage import zarr as module
 
-        path, states, real = at(), iter((1, 2)), module._files
+        path, states, real = at(), iter((1, 2)), module._file_sizes
         save_state(make_state(seed=0), path)
 
         def files(*arguments):
             """Another writer commits between the reading of the document and of all else."""
             if (seed := next(states, None)) is not None:
                 with monkeypatch.context() as nested:
-                    nested.setattr(module, "_files", real)
+                    nested.setattr(module, "_file_sizes", real)
                     save_state(make_state(seed=seed), path)
             return real(*arguments)
 
-        monkeypatch.setattr(module, "_files", files)
+        monkeypatch.setattr(module, "_file_sizes", files)
         found = load_state(path)
         assert same_state(found, make_state(seed=2))
