@@ -20,14 +20,13 @@ from torch import Tensor
 from protokv.core.arrays import write_rows_
 from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
 from protokv.core.context import Context
-from protokv.core.local import LocalMemory
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.near import NearWindow, Tokens
+from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.paper_rule import PaperRule
 from protokv.core.residuals import Residuals
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
-from protokv.core.slots import Slots
+from protokv.core.step import StepKV
 from protokv.core.tensors import StatePart, TensorSpec, size_of
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class ProtoKV(LocalMemory):
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of these."""
         optional = (self._policy, self._residuals)
-        return self._slots, self._intake, self._near, self._bank, *(part for part in optional if part is not None)
+        return self._slots, self._sanitizer, self._near, self._bank, *(part for part in optional if part is not None)
 
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
@@ -206,4 +205,4 @@ class ProtoKV(LocalMemory):
         layers = self._bank.report(self._near.last_step)
         if self._residuals is not None:
             layers = [bank | more for bank, more in zip(layers, self._residuals.report(), strict=True)]
-        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": layers}
+        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": layers}

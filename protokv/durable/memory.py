@@ -12,13 +12,14 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.bank import Policy, PrototypeBank
-from protokv.core.context import Context, DecodedContext, SlotContext
+from protokv.core.context import Context, SlotContext
 from protokv.core.memory import MemoryShape
 from protokv.core.prototypes import Layout, ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
 from protokv.durable.quantized import QuantizedBank
+from protokv.extras.decoded import DecodedContext
 
 # Numbers of quantized keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
 _DECODED_AT_ONCE = 2**23

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
+from protokv.core.near import Slots
 from protokv.core.prototypes import LAYOUTS, Layout
 from protokv.core.residuals import Residuals
-from protokv.core.slots import Slots
 from protokv.core.tensors import size_of
 
 # Variances are taken in units of 2**-31 of the head's largest: shares are then whole numbers on any device.

@@ -84,7 +84,7 @@ def test_at_the_real_frame_size_a_frame_of_a_real_video_is_196_tokens(tmp_path: 
 
 def test_positions_count_tokens_from_the_start(backbone: Backbone) -> None:
     tokens = backbone.embed_step(random_frames(0, 1))
-    positions = backbone.step_positions(tokens, origin=2, start=40, index=7, time_s=90.0).places
+    positions = backbone.step_positions(tokens, origin=2, start=40, index=7, time_s=90.0).positions
     assert positions.tolist() == [[position] for position in range(40, 49)]
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.core.step import StepTokens
 from protokv.errors import ModelError
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
@@ -20,7 +21,7 @@ def grid_of(rows: int, columns: int) -> StepTokens:
 
 
 def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
-    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0).places
+    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0).positions
     # Two positions a second, and every component starts at the origin.
     assert positions.tolist() == [
         [11, 5, 5], [11, 5, 6], [11, 5, 7],
@@ -30,7 +31,7 @@ def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
 
 def test_qwen2_vl_counts_steps_whatever_their_time(tmp_path: Path) -> None:
     backbone = load_backbone(str(write_qwen2_vl(tmp_path)), device="cpu", dtype="float32")
-    positions = backbone.step_positions(grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0).places
+    positions = backbone.step_positions(grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0).positions
     assert positions.tolist() == [[8, 5, 5], [8, 5, 6]]
 
 
@@ -39,7 +40,7 @@ def test_positions_equal_those_of_transformers_at_an_awkward_rate(tiny: Backbone
     upstream = Upstream("qwen2_5_vl", tiny_folder).model.model
     theirs = upstream.get_vision_position_ids(5, torch.tensor([7, 4, 6]), 1, 2, 2 * (2 / fps))
     ours = torch.cat(
-        [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).places for i in range(7)]
+        [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).positions for i in range(7)]
     )
     assert ours.T.tolist() == theirs.tolist()
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.core.registry import MEMORIES
 from protokv.durable.memory import Durable
+from protokv.memories import MEMORIES
 from tests.core.streams import World, shape_of
 
 LONG = 10**9

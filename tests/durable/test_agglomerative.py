@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.memory import StepKV
+from protokv.core.step import StepKV
 from protokv.durable import agglomerative, ward
 from protokv.durable.memory import Durable
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable

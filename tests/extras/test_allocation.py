@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import MemoryConfig, PaperConfig
+from protokv.core.near import Slots
 from protokv.core.prototypes import ProtoKV
-from protokv.core.slots import Slots
 from protokv.errors import ConfigError
 from protokv.extras.allocation import VarianceLayout, by_variance
 from tests.core.streams import World, copy_of, feed, shape_of, small_config

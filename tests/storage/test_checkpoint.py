@@ -13,9 +13,9 @@ from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.digest import canonical, document_digest
-from protokv.core.local import LocalMemory
+from protokv.core.memory import LocalMemory
+from protokv.core.packing import pack
 from protokv.core.session import Session
-from protokv.core.tensors import pack
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch
 from protokv.inspection.describe import describe
 from protokv.storage.checkpoint import check_fits, from_state, load, save, to_state

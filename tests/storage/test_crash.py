@@ -14,7 +14,7 @@ from random import Random
 import pytest
 import torch
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import StateError
 from protokv.storage.api import load_state, save_state
 from protokv.storage.form import FORMS, form_of

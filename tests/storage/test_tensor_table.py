@@ -10,7 +10,7 @@ import torch
 import protokv
 from protokv.config import CONFIGS, DurableConfig
 from protokv.core.memory import MemoryShape
-from protokv.core.registry import MEMORIES
+from protokv.memories import MEMORIES
 
 PAGE = Path(protokv.__file__).parent / "storage" / "README.md"
 SHAPE = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
