@@ -15,7 +15,7 @@ from protokv.config import MemoryConfig, PaperConfig
 from protokv.core.near import Slots
 from protokv.core.prototypes import ProtoKV
 from protokv.errors import ConfigError
-from protokv.extras.allocation import VarianceLayout, by_variance
+from protokv.extras.allocation import VarianceLayout, by_variance, variances
 from tests.core.streams import World, copy_of, feed, shape_of, small_config
 from tests.tolerance import near
 
@@ -96,7 +96,7 @@ def test_the_variance_is_that_of_the_residuals_that_were_counted(histograms: str
         if (histograms == "independent")
         else [state["residual.joint_counts"].flatten(0, 1).sum(axis).double() for axis in (4, 3)]
     )
-    found = memory._residuals.variances(torch.arange(4))
+    found = variances(memory._residuals, torch.arange(4))
     for head in range(4):
         for k in range(found.shape[1]):
             expected = 0.0
