@@ -51,7 +51,7 @@ def _unit_roundoff(dtype: torch.dtype) -> float:
 def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, float]:
     """The tolerance for `torch.testing.assert_close`, the same for all numbers: rounding is as large in small sums."""
     if scale is None:
-        shown = expected[expected.isfinite()]
+        shown = expected.detach()[expected.isfinite()]
         scale = float(shown.abs().max()) if shown.numel() else 0.0
     return {"rtol": 0.0, "atol": tolerance(expected.dtype, terms, scale)}
 
