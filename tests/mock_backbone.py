@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ConfigError
 
 WORDS = ("red", "green", "blue", "star", "ring", "left", "right", "<end>")
@@ -79,12 +80,12 @@ class MockBackbone(Backbone):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: LocalKV,
+        local_kv: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         for layer in range(self.layers):
-            tail.append(layer, embeddings[None] + layer, embeddings[None])
+            local_kv.append(layer, embeddings[None] + layer, embeddings[None])
         return embeddings + positions
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
-from protokv.core.hook import _attention
+from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.hook import attention_forward
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens
 from tests.core.streams import PlainRotary
 
 VOCABULARY = 50
@@ -88,10 +89,10 @@ class StubBackbone(Backbone):
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._rotary(positions)
 
-    def forward(self, embeddings: Tensor, positions: Tensor, context: Any, tail: Any, **_: Any) -> Tensor:
+    def forward(self, embeddings: Tensor, positions: Tensor, context: Any, local_kv: Any, **_: Any) -> Tensor:
         query, keys, values, hidden = self._made_for(len(positions))
         for module in self._modules:
-            out, _ = _attention(
+            out, _ = attention_forward(
                 module,
                 query,
                 keys,
@@ -99,7 +100,7 @@ class StubBackbone(Backbone):
                 None,
                 scaling=self.head_size**-0.5,
                 protokv_context=context,
-                protokv_tail=tail,
+                protokv_local=local_kv,
             )
             assert out.shape == (1, len(positions), self._heads, self.head_size)
         return hidden

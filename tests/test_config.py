@@ -41,7 +41,7 @@ def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
     assert {name: getattr(config, name) for name in PAPER_TABLE} == PAPER_TABLE
     assert config.beam_per_mode * config.pseudo_tokens == 32
     assert (config.decay, config.merge, config.recycle, config.residual) == ("floor", True, True, True)
-    assert (config.mass_bias, config.anchor, config.encode_with) == ("log_n", "recent", "all")
+    assert (config.mass_bias, config.anchor) == ("log_n", "recent")
 
 
 @pytest.mark.parametrize(("budget", "prototypes", "near"), [(24_000, 2250, 6000), (6000, 562, 1504), (512, 48, 128)])
@@ -73,9 +73,9 @@ def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
     config = MemoryConfig.of(name, budget=777)
     assert CONFIGS[name].name == config.name == config.to_dict()["kind"] == name
     assert config.changes() == {}
-    changed = config.with_fields({"seed": 3, "encode_with": "near"})
+    changed = config.with_fields({"seed": 3, "non_finite": "refuse"})
     assert changed.name == name
-    assert changed.changes() == {"encode_with": "near"}
+    assert changed.changes() == {"non_finite": "refuse"}
 
 
 def test_changes_are_told_against_the_defaults_of_the_name() -> None:
@@ -158,7 +158,6 @@ def test_a_setting_with_few_values_takes_no_other_one(wrong: object) -> None:
         ("decay", "sometimes"),
         ("anchor", None),
         ("mass_bias", "log"),
-        ("encode_with", "far"),
         ("merge", 1),
         ("codewords", 1),
         ("warmup_residuals", 15),

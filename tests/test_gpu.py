@@ -112,7 +112,8 @@ def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str
         session.take([step], [40.0])
     watched.replay()
     with torch.inference_mode():
-        _, context, tail, _ = session._forward_question("what?", 4)
+        reading = session.read_question("what?", 4)
+        context, tail = reading.context, reading.local_kv
         token, where = torch.zeros((), dtype=torch.int64, device="cuda"), backbone.text_positions(9000, 1)
         backbone.forward(backbone.embed_token(token), where, context, tail)
         decoded = torch.cuda.CUDAGraph()

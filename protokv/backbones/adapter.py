@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.backbones.loading import find_devices
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
 
 
@@ -110,7 +111,7 @@ class Adapter(Backbone):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: LocalKV,
+        local_kv: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
@@ -120,7 +121,7 @@ class Adapter(Backbone):
             position_ids=self._position_ids(positions),
             use_cache=False,
             protokv_context=context,
-            protokv_tail=tail,
+            protokv_local=local_kv,
             **self._step_arguments(steps),
         )
         hidden: Tensor = output.last_hidden_state[0].to(self.device)

@@ -1,8 +1,8 @@
 """What a vision-language model must offer to be streamed: the `Backbone` interface.
 
-A backbone turns frames and text into embeddings, assigns stream positions, and runs the language model with a
-`Context` and a `LocalKV` (`protokv.core.attention`). It knows nothing of memories, snapshots or the command line. A
-family is one file that implements this class and one line in `protokv.backbones.FAMILIES`.
+A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
+`Context` and a `LocalKV` (`protokv.core.attention`). It knows no memories, snapshots or command line. A family is one
+file that implements this class and one line in `protokv.backbones.FAMILIES`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
-from protokv.core.context import Context, EmptyContext
-from protokv.core.records import BackboneIdentity, StreamClock
-from protokv.core.rotary import PreciseRotary
+from protokv.core.context import Context
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.extras.precise_rotary import PreciseRotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +38,6 @@ class PreparedStep:
     grid: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
-    """One step as the language model takes it.
-
-    Attributes:
-        embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
-        grid: rows and columns of the visual tokens; of the whole step where a memory selected some of them.
-        visual: which of the `T` tokens are visual, `rows * columns` of them. The others are text that a family writes
-            around every step, such as its time. None: all are visual.
-        deepstack: `[n, rows * columns, E]`, what is added to the visual tokens after each of the first `n` layers of
-            the language model; None where the family has no such thing.
-    """
-
-    embeddings: Tensor
-    grid: tuple[int, int]
-    visual: slice | None = None
-    deepstack: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepPositions:
-    """Where the tokens of a step stand in the stream.
-
-    Attributes:
-        places: `[T, P]` int64, on the backbone's device.
-        highest: the highest position of each component, known without asking the device.
-    """
-
-    places: Tensor
-    highest: tuple[int, ...]
-
-
 class Backbone(ABC):
     """A vision-language model that reads steps and text at positions of our choice.
 
@@ -80,11 +49,11 @@ class Backbone(ABC):
         stop_ids: tokens that end an answer.
         moving: the position components that grow with the stream; the others stay within one step's grid.
         max_position: the positions that the model was trained on; None where its config does not say.
-        reading_layers: the layers whose attention tells what an answer stands on; None: nobody has measured it.
+        reading_layers: the layers whose attention tells what an answer stands on; None: not measured.
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
         layer_devices: device of each layer where the model is spread over several; None: all on `device`.
-        settings: how frames are prepared, plain JSON: what `inspect` shows as the defaults in use.
+        settings: how frames are prepared, plain JSON; `inspect` shows them.
     """
 
     identity: BackboneIdentity
@@ -110,7 +79,7 @@ class Backbone(ABC):
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-        """The identity that `load` would give it, without its weights in memory."""
+        """Return the identity that `load` would give it, without loading its weights."""
         from protokv.backbones.loading import identify
 
         return identify(path, name, config, placement)
@@ -126,19 +95,19 @@ class Backbone(ABC):
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """Text of generated ids, without special tokens."""
+        """Return the text of generated ids, without special tokens."""
 
     @abstractmethod
     def embed_text(self, ids: list[int]) -> Tensor:
-        """`[n, E]` in the model's dtype."""
+        """Return embeddings `[n, E]` in the model's dtype."""
 
     @abstractmethod
     def embed_token(self, token: Tensor) -> Tensor:
-        """`[1, E]` of a generated token, whose id `[1]` int64 stays on the device."""
+        """Return the embedding `[1, E]` of a generated token, whose id `[1]` int64 stays on the device."""
 
     @abstractmethod
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Resize and normalise the frames of one step, on the host; threads may do so beside everything else.
+        """Resize and normalise the frames of one step, on the host; any thread may call it.
 
         Args:
             images: `[frames_per_step, height, width, 3]`, RGB, uint8.
@@ -150,17 +119,17 @@ class Backbone(ABC):
 
     @abstractmethod
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Tokens of some steps, which go through the vision tower together and do not see each other there.
+        """Return the tokens of some steps, which pass the vision tower together without seeing each other.
 
-        Together or one by one, they are equal up to the order of sums: kernels choose it by the number of rows.
+        One by one they are equal up to the order of sums.
 
         Args:
-            steps: what `prepare` made of them.
+            steps: the steps, prepared.
             times_s: mean stream time of the frames of each, for families that write it down.
         """
 
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
-        """Tokens of one step from its frames."""
+        """Return the tokens of one step from its frames."""
         (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
         return tokens
 
@@ -168,7 +137,7 @@ class Backbone(ABC):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """Stream positions of a step.
+        """Return the stream positions of a step.
 
         Args:
             tokens: the step.
@@ -179,7 +148,7 @@ class Backbone(ABC):
         """
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """Stream times within the steps that stand at `positions` `[..., P]`, seconds, `[...]` float64.
+        """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
 
         In proportion to the stream so far: exact while all steps have one size and none is left out.
         """
@@ -189,7 +158,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, `[..., D]` float32, of positions `[..., P]`, in transformers' half-split convention.
+        """Return cos and sin, `[..., D]` float32, of positions `[..., P]`, half-split as in transformers.
 
         They are on the device of the positions.
         """
@@ -205,19 +174,19 @@ class Backbone(ABC):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: LocalKV,
+        local_kv: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        """Run the language model over `T` tokens; their keys and values are appended to `tail`.
+        """Run the language model over `T` tokens; their keys and values are appended to `local_kv`.
 
         Args:
             embeddings: `[T, E]`.
             positions: `[T, P]` int64.
-            context: what they attend to besides themselves and the tail.
-            tail: the tokens forwarded since the context was taken.
-            steps: the steps that the embeddings are those of, one behind the other, for families that feed more than
-                these to the layers.
+            context: what they attend to besides themselves and the local tokens.
+            local_kv: the tokens forwarded since the context was taken.
+            steps: the consecutive steps that the embeddings belong to, for families that feed more than embeddings to
+                the layers.
 
         Returns:
             Final hidden states `[T, E]`.
@@ -225,29 +194,17 @@ class Backbone(ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., vocabulary]` float32 of hidden states `[..., E]`."""
+        """Return logits `[..., vocabulary]` float32 of hidden states `[..., E]`."""
 
     def text_positions(self, start: int, n_tokens: int) -> Tensor:
-        """Positions `[n, P]` int64 of text: the same number in every component."""
+        """Return positions `[n, P]` int64 of text: the same number in every component."""
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def empty_context(self) -> Context:
-        """A context of no slots, for the prompt prefix."""
-        return EmptyContext()
-
     def new_local_kv(self, capacity: int) -> LocalKV:
-        """An empty tail for `capacity` tokens."""
-        return LocalKV(
-            self.layers,
-            self.kv_heads,
-            capacity,
-            self.head_size,
-            dtype=self.dtype,
-            device=self.device,
-            layer_devices=self.layer_devices,
-        )
+        """Return an empty `LocalKV` for `capacity` tokens."""
+        return LocalKV(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
 
     def unknown_words(self, question: str) -> list[str]:
-        """Words of a question that the tokenizer cannot represent, in order; empty for real models."""
+        """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""
         return []

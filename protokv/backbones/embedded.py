@@ -19,13 +19,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from protokv.backbones.adapter import check_question
-from protokv.backbones.base import Backbone, PreparedStep, StepPositions, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
 from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY = "identity.json"
@@ -159,12 +160,12 @@ class Embedded(Backbone):
         embeddings: Tensor,
         positions: Tensor,
         context: Context,
-        tail: LocalKV,
+        local_kv: LocalKV,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
-        return self._language(embeddings, positions, context, tail)
+        return self._language(embeddings, positions, context, local_kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[..., vocabulary]` float32."""

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
-from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
+from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images, resize
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ModelError
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import StepPositions
-from protokv.core.records import StreamClock
+from protokv.core.step import StepPositions, StreamClock
 from protokv.errors import SourceUnreadable
 
 MAX_ASPECT_RATIO = 200

@@ -25,10 +25,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
+from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.core.step import StepPositions, StepTokens
 
 # Defaults of the family's video processor.
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}

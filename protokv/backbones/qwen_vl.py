@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
-from protokv.backbones.base import PreparedStep, StepPositions, StepTokens
+from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens, StreamClock
 
 VIDEO_TOKEN = "<|video_pad|>"
 DEFAULT_FPS = 2.0

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.local import LocalMemory
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.near import Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
-from protokv.core.slots import Slots
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -41,7 +41,7 @@ class CompressedMemory(LocalMemory):
 
     def parts(self) -> Sequence[StatePart]:
         """Return the prompt prefix, the sanitizer and the kept tokens."""
-        return self._slots, self._intake, self._kept
+        return self._slots, self._sanitizer, self._kept
 
     @abstractmethod
     def _compress(self, keep: int) -> None:
@@ -81,7 +81,7 @@ class CompressedMemory(LocalMemory):
             "near_tokens_in_use": sum(kept.lengths),
             "far_tokens_in_use": kept.far,
             "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
-            "tokens_dropped": int(self._intake.dropped),
+            "tokens_dropped": int(self._sanitizer.dropped),
             "layers": [],
         }
 

@@ -41,11 +41,12 @@ from torch.nn import functional
 
 from protokv.baselines.exact import FullCache, SlidingWindow
 from protokv.config import DyCokeConfig
-from protokv.core.context import Anchoring, Context, Segment
+from protokv.core.context import Context, Segment
 from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import Clock, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
+from protokv.extras.compact import Anchoring, compacted, far_span, next_position_of, shift_of
 
 GROUP = 4  # frames
 
@@ -198,30 +199,26 @@ class DecodePruning(Context):
         slots = torch.cat((torch.arange(rest, device=query.device), rest + self._chosen))
         return *prefix, replace(last, keys=last.keys[:, slots], values=last.values[:, slots], bias=last.bias[:, slots])
 
-    def without_far(self) -> DecodePruning:
-        """Return the same context: nothing is far."""
-        return replace(self, whole=self.whole.without_far())
-
     def visible_tokens(self) -> int:
         """Return the number of slots that unpruned layers see."""
         return self.whole.visible_tokens()
 
     def far_span(self) -> int | Tensor:
         """Return the far span of the whole."""
-        return self.whole.far_span()
+        return far_span(self.whole)
 
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> DecodePruning:
         """Return the same context with the whole re-anchored."""
-        whole = self.whole.compacted(anchoring, span)
-        return replace(self, whole=whole, shift=whole.shift, next_position=whole.next_position)
+        whole = compacted(self.whole, anchoring, span)
+        return replace(self, whole=whole, shift=shift_of(whole), next_position=next_position_of(whole))
 
     def _choose(self, query: Tensor, whole: Sequence[Segment]) -> None:
         """Choose tokens again if the attention of the last query token has changed."""
         last = query[:, -1:].float() * query.shape[-1] ** -0.5
         logits = []
         for segment in whole:
-            turned = last if segment.turn is None else rotate(last, *segment.turn)
-            folded = turned.reshape(segment.keys.shape[0], -1, query.shape[-1])
+            rotated = last if segment.query_rotation is None else rotate(last, *segment.query_rotation)
+            folded = rotated.reshape(segment.keys.shape[0], -1, query.shape[-1])
             logits.append(torch.baddbmm(segment.bias[:, None], folded, segment.keys.float().transpose(1, 2)))
         weights = torch.cat(logits, -1).softmax(-1).mean((0, 1))
         attention = weights[self.sink : self.sink + self.tokens]

@@ -13,12 +13,11 @@ from typing import Any, Final
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.local import LocalMemory
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.near import NearWindow
+from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.near import NearWindow, Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
-from protokv.core.slots import Slots
+from protokv.core.step import StepKV
 from protokv.core.tensors import Clock, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -48,7 +47,7 @@ class ExactMemory(LocalMemory):
 
     def parts(self) -> Sequence[StatePart]:
         """Return the prompt prefix, the sanitizer and the window."""
-        return self._slots, self._intake, self._near
+        return self._slots, self._sanitizer, self._near
 
     def append(self, step: StepKV) -> None:
         """Take one step; the window evicts its oldest steps to make room."""
@@ -60,7 +59,7 @@ class ExactMemory(LocalMemory):
 
     def report(self) -> dict[str, Any]:
         """Return the number of tokens held and dropped."""
-        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": []}
+        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
 
 class SlidingWindow(ExactMemory):
@@ -97,7 +96,7 @@ class FullCache(ExactMemory):
             raise StateCorrupt("state: tensor near.ring does not start at 0, or there is no room at all")
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        self._intake.take(tensors)
+        self._sanitizer.take(tensors)
         self._reallocate(tensors, tensors["near.step"].numel())
 
     def _reallocate(self, state: Mapping[str, Tensor], capacity: int) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from protokv.baselines.compressed import CompressedMemory
 from protokv.config import HermesConfig
-from protokv.core.rotary import turn
+from protokv.core.rotary import rerotate
 
 
 class Hermes(CompressedMemory):
@@ -86,7 +86,7 @@ class Hermes(CompressedMemory):
         last = dropped.nonzero()[-1]
         keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
         here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
-        moved = turn(keys.float(), here, there.expand_as(here), self._rotary)
+        moved = rerotate(keys.float(), here, there.expand_as(here), self._rotary)
         kept.keys[layer, :, last] = moved.mean(1, keepdim=True).to(keys.dtype)
         kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from protokv.baselines.exact import ExactMemory
-from protokv.core.context import Anchoring, Context, SlotContext
-from protokv.core.memory import StepKV
-from protokv.core.near import NearWindow, Tokens
-from protokv.core.slots import Slots
+from protokv.core.context import Context, SlotContext
+from protokv.core.near import NearWindow, Slots, Tokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import Clock
 from protokv.errors import StateCorrupt
+from protokv.extras.compact import Anchoring
 
 
 class LastFrames(ExactMemory):
@@ -87,6 +87,11 @@ class PrefixContext(SlotContext):
     """
 
     newest: Callable[[], int] = lambda: -1
+    shift: int = 0
+
+    def far_span(self) -> int:
+        """Nothing is older than what is shown."""
+        return 0
 
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
         """Return the same slots, shifted so that the token behind the newest one comes first."""

@@ -35,11 +35,13 @@ from torch import Tensor
 
 from protokv.baselines.exact import ExactMemory
 from protokv.config import ReKVConfig
-from protokv.core.context import EMPTY, Anchoring, Context, Segment
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.rotary import Rotary, turn, unrotate
+from protokv.core.context import EMPTY, Context, Segment
+from protokv.core.memory import MemoryShape
+from protokv.core.rotary import Rotary, rerotate, unrotate
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec, size_of
 from protokv.errors import StateCorrupt
+from protokv.extras.compact import Anchoring
 
 
 class ReKV(ExactMemory):
@@ -83,7 +85,7 @@ class ReKV(ExactMemory):
         super()._check(tensors, clock)
         seen, archived = int(tensors["near.ring"][2]) >= 0, tensors["archive.lengths"].numel() > 0
         # If every token was dropped, the stream has steps and no block.
-        dropped = "intake.dropped" in tensors and int(tensors["intake.dropped"]) > 0
+        dropped = int(tensors["sanitize.dropped"]) > 0
         if archived != seen and not (seen and dropped):
             raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
 
@@ -294,7 +296,7 @@ class Retrieval(Context):
         budget: the most tokens of all chosen blocks of a layer.
         rotary: the model's angles.
         next_position: where the question starts.
-        shift: see `Context`.
+        shift: see `protokv.extras.compact.Compactable`.
         packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay at their
             stream positions.
     """
@@ -321,7 +323,7 @@ class Retrieval(Context):
             self._shown[layer] = self._read(layer, self._chosen[layer])
         return (self._shown[layer],)
 
-    def places(self, layer: int) -> Tensor | None:
+    def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions `[H, N, P]` of prefix and chosen blocks; None before the layer was asked."""
         if layer not in self._shown:
             return None
@@ -334,10 +336,6 @@ class Retrieval(Context):
             found = torch.cat(chosen)
             positions[P0 : P0 + len(found)] = found
         return positions.expand(H, N, P)
-
-    def without_far(self) -> Retrieval:
-        """Return the prompt prefix alone: no block is near."""
-        return replace(self, budget=0)
 
     def visible_tokens(self) -> int:
         """Return the most slots that a layer sees; before any layer was asked, an upper bound."""
@@ -407,7 +405,7 @@ class Retrieval(Context):
                 stop, end = stop - len(block), end - (high + 1 - low)
             seen = slice(P0, P0 + n)
             device = keys.device
-            keys[:, seen] = turn(keys[:, seen], before.to(device), after.to(device), self.packed.rotary)
+            keys[:, seen] = rerotate(keys[:, seen], before.to(device), after.to(device), self.packed.rotary)
         return Segment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:

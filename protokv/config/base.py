@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, ge
 
 from protokv.errors import ConfigError
 
-EncodeWith = Literal["all", "near"]
 NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
 
@@ -36,7 +35,6 @@ class MemoryConfig:
         positions: "stream" shows every token at the position it had in the stream, as the paper does; "compact" shows
             what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
             model was trained on (`protokv.context`).
-        encode_with: what a new step attends to while it is encoded: the whole memory, or its exact tokens only.
         recent_frames: N, the last frames that the state keeps as the vision tower gave them, and that a question reads
             afresh behind the memory; 0: none. They count in the bytes of the state and in the tokens that an answer
             read.
@@ -54,7 +52,6 @@ class MemoryConfig:
 
     budget: int = 6000
     positions: Positions = "stream"
-    encode_with: EncodeWith = "all"
     recent_frames: int = 0
     non_finite: NonFinite = "drop"
     seed: int = 0

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.core.arrays import cut, least_from, sorted_from, write_rows_
+from protokv.core.arrays import chunks, least_from, sorted_from, write_rows_
 from protokv.core.bank import Assigned, FarTokens, PrototypeBank, asks_freely, first_of
 
 # Added to the diagonal of Sigma, which shrinks towards 0 where tokens keep coming from one place.
@@ -153,11 +153,11 @@ def _costs(bank: PrototypeBank, directions: Tensor, features: Tensor, step: int,
     if config.spatial_weight:
         form = _form(bank.mean.view(B, K, 2), bank.covariance.view(B, K, 4), config)
         form[:, 5:] += constant
-    for heads in cut(B, _CACHED_ELEMENTS // (n * K), cost.device):
+    for heads in chunks(B, _CACHED_ELEMENTS // (n * K), cost.device):
         if config.spatial_weight == 0:
             cost[heads] = constant[heads]
         else:
-            for part in cut(n, _CACHED_ELEMENTS // K, cost.device):
+            for part in chunks(n, _CACHED_ELEMENTS // K, cost.device):
                 cost[heads, part] = torch.bmm(features[part].expand(len(form[heads]), -1, -1), form[heads])
         unit = unit_of(centers[heads])
         cost[heads].baddbmm_(directions[heads], unit.transpose(1, 2), alpha=-1)

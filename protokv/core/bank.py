@@ -222,9 +222,8 @@ class PrototypeBank(StatePart):
         if clock is None or not mass.shape[2]:
             return
         left = clock.tokens_seen - int(tensors["near.ring"][1])
-        if "intake.dropped" in tensors:
-            # Of those that were dropped some are in the window still.
-            left -= int(tensors["intake.dropped"]) - int((~tensors["near.usable"]).sum())
+        # Some of the dropped tokens are still in the window.
+        left -= int(tensors["sanitize.dropped"]) - int((~tensors["near.usable"]).sum())
         if (came != left).any():
             raise StateCorrupt(
                 f"state: tensors bank.opened and bank.absorbed do not sum to the {left} tokens that left"

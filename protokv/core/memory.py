@@ -1,7 +1,6 @@
-"""What every memory is: bounded state with the verbs `append`, `context` and `tensors`.
+"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `LocalMemory`, its form in declared parts.
 
-Owns the interface `Memory` and its inputs (`StepKV`, `MemoryShape`). Knows nothing of models, files or sessions. A
-memory is handed keys as the model rotated them, and hands back a `Context`.
+A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or session.
 """
 
 from __future__ import annotations
@@ -9,13 +8,128 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.tensors import Clock, TensorSpec
+from protokv.core.near import Slots
+from protokv.core.packing import unpack
+from protokv.core.rotary import Rotary
+from protokv.core.sanitize import Sanitizer
+from protokv.core.step import StepKV, StepTokens
+from protokv.core.tensors import Clock, StatePart, TensorSpec, add_up, shapes_of
+from protokv.core.validation import check_shapes, check_step, check_values
+
+
+class Memory(ABC):
+    """State of a stream. One memory serves all layers and KV heads of a model.
+
+    Attributes:
+        bounded: whether its bytes stop growing; False for a reference that keeps everything.
+        hides_recent: whether `recall().before(time)` works, so that the last steps can be read again.
+        joins_steps: whether a step may attend to earlier steps that are not appended yet; False if the memory
+            encodes each step by itself.
+    """
+
+    bounded: bool = True
+    hides_recent: bool = True
+    joins_steps: bool = True
+
+    @abstractmethod
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix, `[L, H, P0, D]` each: kept exactly for ever. Once, before any step."""
+
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+        """Choose the visual tokens of the next step that are forwarded at all; by default all of them.
+
+        Called once a step and in order, before the model reads it. Features that a memory keeps are part of its state.
+
+        Args:
+            features: `[V, E]` model dtype, visual tokens in raster order as the language model would read them.
+            grid: rows and columns of these.
+
+        Returns:
+            Indices `[n]` int64 into the features, increasing, at least one; None: all.
+        """
+        return None
+
+    @abstractmethod
+    def append(self, step: StepKV) -> None:
+        """Take one step of the stream."""
+
+    def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
+        """See the input of a step that was just appended: its tokens and their positions `[T, P]`."""
+        return
+
+    @abstractmethod
+    def context(self) -> Context:
+        """Return what a new step attends to. Changes no state; the tensors are live, valid until `append`."""
+
+    def recall(self) -> Context:
+        """Return what a question attends to; by default `context()`."""
+        return self.context()
+
+    def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
+        """Return steps, and their positions `[T, P]`, that a question reads again before its text; by default none."""
+        return ()
+
+    @abstractmethod
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return the declaration of its state."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+        """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused.
+
+        Args:
+            tensors: the whole state.
+            clock: where the stream stands, for `check`; None if unknown.
+
+        Raises:
+            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream leaves.
+        """
+
+    @abstractmethod
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Check that a stream can leave this state: finite numbers, positions within the stream, counters that agree.
+
+        Runs before each commit: one pass over the state, and a few waits for the device.
+
+        Args:
+            clock: where the stream stands.
+            tensors: what `tensors` just returned, if it is at hand.
+
+        Raises:
+            StateCorrupt: naming the tensor.
+        """
+
+    @abstractmethod
+    def promises(self) -> list[str]:
+        """Return what `check` guarantees, one line each."""
+
+    @abstractmethod
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes by part."""
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.nbytes().values())
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The most bytes that the tensors of its state can take; None if they grow with the stream."""
+        return sum(spec.nbytes for spec in self.specs()) if self.bounded else None
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Return plain numbers about the state, JSON-able."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +144,11 @@ class MemoryShape:
         sink_tokens: P0, tokens of the prompt prefix; may be 0.
         dtype: of keys and values.
         device: of all tensors, unless `layer_devices` says otherwise.
-        layer_devices: device of each layer where a model is spread over several; None: all on `device`.
-        part_of: the whole model's layers where these are some of its consecutive ones, and the first of them is
-            `first_layer`; None: they are all.
-        first_layer: see `part_of`.
+        layer_devices: device of each layer if a model is spread over several; None: all on `device`.
+        part_of: number of layers of the whole model if these are only some of them; None: these are all.
+        first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
-        streams: streams of one model whose heads stand one behind the other among the `kv_heads`. What is drawn at
-            random is the same for each of them, as if it were alone.
+        streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
     """
 
     layers: int
@@ -54,169 +166,101 @@ class MemoryShape:
 
     @property
     def of_model(self) -> tuple[int, slice]:
-        """How many layers the whole model has, and which of them these are."""
+        """The number of layers of the whole model, and which of them these are."""
         return self.part_of or self.layers, slice(self.first_layer, self.first_layer + self.layers)
 
 
-@dataclass(frozen=True, slots=True)
-class StepKV:
-    """Keys and values of one step, in raster order.
+class LocalMemory(Memory):
+    """A memory on one device, whose state is declared once and held by `StatePart`s.
 
     Attributes:
-        keys: `[L, H, T, D]` model dtype, rotated as the model made them.
-        values: `[L, H, T, D]` model dtype.
-        positions: `[T, P]` int64, stream positions.
-        coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
-        step: index of the step, increasing.
-        usable: `[T]` bool, which tokens may be taken; None: that is not known yet (`protokv.core.sanitize`).
+        undivided: why its layers must all be on one device; empty: they need not.
     """
 
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    coordinates: Tensor
-    step: int
-    usable: Tensor | None = None
+    undivided: ClassVar[str] = ""
 
-    def usable_only(self) -> StepKV:
-        """The step without the tokens that may not be taken; this waits for the device."""
-        if self.usable is None:
-            return self
-        kept = self.usable.nonzero().squeeze(1)
-        return StepKV(
-            self.keys[:, :, kept], self.values[:, :, kept], self.positions[kept], self.coordinates[kept], self.step
-        )
+    _slots: Slots
 
-    def check(self, shape: MemoryShape) -> None:
-        """Raise ValueError unless the tensors fit the memory."""
-        T = self.keys.shape[2]
-        kv = (shape.layers, shape.kv_heads, T, shape.head_size)
-        expected = {
-            "keys": (kv, shape.dtype),
-            "values": (kv, shape.dtype),
-            "positions": ((T, shape.position_components), torch.int64),
-            "coordinates": ((T, 2), torch.float32),
-        }
-        for name, (size, dtype) in expected.items():
-            tensor: Tensor = getattr(self, name)
-            if tensor.shape != size or tensor.dtype != dtype or T == 0:
-                raise ValueError(
-                    f"step {self.step}: {name} must be {list(size)} {dtype} with T > 0, "
-                    f"got {list(tensor.shape)} {tensor.dtype}"
-                )
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+        """Make an empty memory.
 
+        Raises:
+            ConfigError: the config does not fit the model.
+        """
+        self._config, self._shape, self._rotary = config, shape, rotary
+        self._sanitizer = Sanitizer(shape, refuse=config.non_finite == "refuse")
 
-class Memory(ABC):
-    """State of a stream. One memory serves all layers and KV heads of a model.
-
-    Attributes:
-        bounded: whether its bytes stop growing; a reference that keeps everything says that it does not.
-        hides_recent: whether what it recalls can be shown without the last steps, which are then read afresh.
-        joins_steps: whether a step may read the steps before it while they are not appended yet; not where each is
-            encoded by itself.
-    """
-
-    bounded: bool = True
-    hides_recent: bool = True
-    joins_steps: bool = True
+    @classmethod
+    @abstractmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Return the tensors of its state under these settings. Allocates nothing."""
 
     @abstractmethod
+    def parts(self) -> Sequence[StatePart]:
+        """Return the holders of its state."""
+
     def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix, `[L, H, P0, D]` each: exact, always kept. Once, before any step."""
+        """Take the prompt prefix."""
+        self._slots.start(keys, values)
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Which visual tokens of the next step are forwarded at all; for most memories all of them.
+    def _admit(self, step: StepKV, last_step: int) -> StepKV:
+        """Return the step without numbers that are not finite.
 
-        Called once a step and in order, before the model reads it. A memory that compares steps may keep features:
-        they are part of its state.
-
-        Args:
-            features: `[V, E]` model dtype, visual tokens in raster order as the language model would take them.
-            grid: rows and columns of these, `V` together.
-
-        Returns:
-            Indices `[n]` int64 into the features, increasing, at least one; None: all.
+        Raises:
+            ValueError: its tensors do not fit, or its index is not above `last_step`.
+            RuntimeError: the stream has not started.
+            ModelError: it holds numbers that are not finite, and the settings say to refuse it.
         """
-        return None
+        if not self._slots.started:
+            raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
+        check_step(step, self._shape)
+        if step.step <= last_step:
+            raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
+        return self._sanitizer.admit(step)
 
-    def probes_for(self, tokens: int) -> Sequence[str]:
-        """Texts whose queries `compact` wants before a step of this many tokens is appended; for most memories none."""
-        return ()
-
-    def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
-        """Make room for a step, by what some texts look for. Only after `probes_for`, and before the step.
-
-        Args:
-            queries: of each text, `[L, Hq, t, D]`, rotated to where a question would stand.
-            tokens: of the step.
-        """
-        raise RuntimeError("this memory makes room by itself")
-
-    @abstractmethod
-    def append(self, step: StepKV) -> None:
-        """Take one step of the stream."""
-
-    @abstractmethod
-    def context(self) -> Context:
-        """What a new step attends to. Changes no state; the tensors are live, valid until `append`."""
-
-    def recall(self) -> Context:
-        """What a question attends to; for most memories the same. Changes no state, as `context`."""
-        return self.context()
-
-    @abstractmethod
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What its state consists of."""
+        """Return the declaration of its state."""
+        return self.declare(self._config, self._shape)
 
-    @abstractmethod
+    def held(self) -> dict[str, Tensor]:
+        """Return the whole state by name: live tensors, contiguous or not."""
+        return {name: tensor for part in self.parts() for name, tensor in part.held().items()}
+
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
+        """Return the whole state by name, contiguous."""
+        return {name: tensor.contiguous() for name, tensor in self.held().items()}
 
-    @abstractmethod
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
-        """Take a state that `tensors` gave, packed or whole, on any device. Nothing is changed when it is refused.
+        """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused."""
+        check_shapes(shapes_of(tensors), self.specs())
+        tensors = unpack(tensors, self.specs())
+        self._check(tensors, clock)
+        self._take(tensors)
 
-        Args:
-            tensors: the whole state.
-            clock: where the stream stands, which `check` would hold it against; None where that is not known.
-
-        Raises:
-            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream can
-            leave.
-        """
-
-    @abstractmethod
     def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Refuse to go on with a state that no stream leaves: numbers that are not finite, places beyond the stream,
-        counters that contradict each other or the clock. Cheap enough to run before each commit: one pass over the
-        state, and a few waits for the device.
+        """Check that a stream can leave this state."""
+        self._check(self.held() if tensors is None else tensors, clock)
 
-        Args:
-            clock: where the stream stands.
-            tensors: what `tensors` gave just now, where that is at hand.
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        check_values(tensors, self.specs(), clock)
+        for part in self.parts():
+            part.check(tensors, clock)
 
-        Raises:
-            StateCorrupt: naming the tensor.
-        """
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        for part in self.parts():
+            part.take(tensors)
 
-    @abstractmethod
     def promises(self) -> list[str]:
-        """What `check` holds the state to, a line each."""
+        """Return what `check` guarantees, one line each."""
+        held = self.held()
+        floats = sum(tensor.is_floating_point() for tensor in held.values())
+        with_unit = [spec.name for spec in self.specs() if spec.unit and spec.name in held]
+        return [
+            f"values: finite in all {floats} tensors of floating-point numbers",
+            f"places and counts: {', '.join(with_unit)} within the stream",
+            *(part.promise for part in self.parts() if part.promise),
+        ]
 
-    @abstractmethod
     def nbytes(self) -> dict[str, int]:
-        """Bytes by part."""
-
-    @property
-    def bytes_held(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.nbytes().values())
-
-    @property
-    def most_bytes(self) -> int | None:
-        """Bytes of the tensors of its state at the most; None where they grow with the stream."""
-        return sum(spec.nbytes for spec in self.specs()) if self.bounded else None
-
-    @abstractmethod
-    def report(self) -> dict[str, Any]:
-        """Plain numbers about the state, JSON-able."""
+        """Return bytes by part."""
+        return add_up(sizes for part in self.parts() for sizes in part.nbytes().items())

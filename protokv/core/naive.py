@@ -19,8 +19,9 @@ from torch import Tensor
 
 from protokv.core import quantizer
 from protokv.core.maintenance import PASSES, step_seed, turns
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate, unrotate
+from protokv.core.step import StepKV
 
 
 @dataclass(slots=True)

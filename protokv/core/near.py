@@ -1,25 +1,102 @@
-"""`NearWindow`: the most recent steps, exact, in a ring of W slots that attention reads in place.
+"""The near window: the most recent steps, exact, in slots that attention reads in place.
 
-The storage of keys and values is a view of the context's slots, so nothing is copied to be shown. Whole steps
-leave, oldest first, when the window would exceed W; of a step larger than W the last W tokens stay and the
-others leave at once. Invariants: held tokens are the ring positions `start .. start + count`, in stream
-order; the bias is 0 on these and -inf on all others. Knows nothing of who takes what leaves.
+`Slots` is one buffer of keys and values `[sink P0 | far | near W]` with a logit bias a slot; its shape is fixed.
+`NearWindow` is a ring of W tokens in the near part. Whole steps leave it, oldest first, when it would exceed W; of a
+step larger than W the last W tokens stay. Invariant: the tokens held are ring positions `start .. start + count`, in
+stream order; their bias is 0, or `-inf` for tokens dropped as not finite, and `-inf` in free slots.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.slots import Slots
+from protokv.core.context import SlotContext
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
+
+if TYPE_CHECKING:
+    from protokv.core.memory import MemoryShape
+
+
+class Slots(StatePart):
+    """`[L, H, P0 + far + near, D]` keys and values and their bias, all free at first. Holds the prompt prefix."""
+
+    def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
+        P0 = shape.sink_tokens
+        size = (shape.layers, shape.kv_heads, P0 + far + near, shape.head_size)
+        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
+        self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
+        self.started = False
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix, `[L, H, P0, D]` each.
+
+        Raises:
+            ValueError: it has another shape or dtype.
+            RuntimeError: the stream has started already.
+        """
+        if self.started:
+            raise RuntimeError("the memory has its prompt prefix already")
+        held = self.keys[:, :, self.sink]
+        for name, given in (("keys", keys), ("values", values)):
+            if given.shape != held.shape or given.dtype != held.dtype:
+                raise ValueError(
+                    f"prompt prefix: {name} must be {list(held.shape)} {held.dtype}, "
+                    f"got {list(given.shape)} {given.dtype}"
+                )
+        self.keys[:, :, self.sink] = keys
+        self.values[:, :, self.sink] = values
+        self.bias[:, :, self.sink] = 0.0
+        self.started = True
+
+    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None) -> SlotContext:
+        """Return all slots.
+
+        Args:
+            near: stream positions `[near, P]` int64 of the near part.
+            far: returns those of the far part, `[L, H, far, P]` int64; None if it has no slots.
+        """
+
+        def positions() -> Tensor:
+            L, H = self.keys.shape[:2]
+            P0, P = self.sink.stop, near.shape[1]
+            line = torch.arange(P0, device=near.device)[:, None].expand(P0, P)
+            parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
+            return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
+
+        return SlotContext(self.keys, self.values, self.bias, self.far, positions)
+
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the prompt prefix."""
+        dims = (LAYER, "kv_head", "sink_token", "feature")
+        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
+        return (
+            TensorSpec("sink.keys", dims, size, shape.dtype, "keys of the prompt prefix, rotated"),
+            TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
+        )
+
+    def held(self) -> dict[str, Tensor]:
+        """Return the prompt prefix."""
+        return {"sink.keys": self.keys[:, :, self.sink], "sink.values": self.values[:, :, self.sink]}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the prompt prefix of a checked state."""
+        self.started = False
+        self.start(tensors["sink.keys"], tensors["sink.values"])
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the bias of the prompt prefix."""
+        return {"sink": (self.bias[:, :, self.sink],)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +107,7 @@ class Tokens:
         keys, values: `[L, H, n, D]` model dtype, keys rotated.
         positions: `[n, P]` int64.
         coordinates: `[n, 2]` float32.
-        usable: `[n]` bool; the others were dropped: they are zeros, and count for nothing.
+        usable: `[n]` bool; False for dropped tokens, which are zeros and count for nothing.
     """
 
     keys: Tensor
@@ -59,7 +136,7 @@ class NearWindow(StatePart):
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
         self.last_step = -1
         self._start = 0
-        # All slots twice over: `n` of a ring are a part of it.
+        # All slots twice over, so that any `n` of the ring are one part of it.
         self._twice = torch.arange(W, device=device).repeat(2)
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
         self._lengths: deque[int] = deque()
@@ -68,28 +145,29 @@ class NearWindow(StatePart):
         return sum(self._lengths)
 
     def append(self, step: StepKV) -> Tokens:
-        """Take a step; return what left for it, in stream order."""
+        """Take a step; return the tokens that left for it, in stream order."""
         W, T = self.step.shape[0], step.positions.shape[0]
-        usable = self._ones(T) if step.usable is None else step.usable
+        usable = step.usable
+        if usable is None:
+            usable = torch.ones(T, dtype=torch.bool, device=self.step.device)
         leaving = 0
         while self._lengths and len(self) + T > W:
             leaving += self._lengths[0]
             self._evict(self._lengths.popleft())
         held = len(self)
-        # The evicted ones stay in their slots until they are overwritten below, so they are copied out first.
+        # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
         left = self._ring(self._start - leaving, leaving)
         out = self._at(left)
-        # A free slot says nothing of what left it.
         self.usable[left] = True
         kept = min(T, W)
         if kept < T:
-            cut = T - kept
+            surplus = slice(0, T - kept)
             out = Tokens(
-                torch.cat((out.keys, step.keys[:, :, :cut]), 2),
-                torch.cat((out.values, step.values[:, :, :cut]), 2),
-                torch.cat((out.positions, step.positions[:cut])),
-                torch.cat((out.coordinates, step.coordinates[:cut])),
-                torch.cat((out.usable, usable[:cut])),
+                torch.cat((out.keys, step.keys[:, :, surplus]), 2),
+                torch.cat((out.values, step.values[:, :, surplus]), 2),
+                torch.cat((out.positions, step.positions[surplus])),
+                torch.cat((out.coordinates, step.coordinates[surplus])),
+                torch.cat((out.usable, usable[surplus])),
             )
         if kept:
             slots = self._ring(self._start + held, kept)
@@ -105,7 +183,7 @@ class NearWindow(StatePart):
         return out
 
     def newest(self) -> Tokens:
-        """Copies of the tokens of the newest step that are in the window."""
+        """Return copies of the tokens of the newest step that are in the window."""
         n = self._lengths[-1] if self._lengths else 0
         return self._at(self._ring(self._start + len(self) - n, n))
 
@@ -128,50 +206,26 @@ class NearWindow(StatePart):
             self.usable[slots],
         )
 
-    def _ones(self, n: int) -> Tensor:
-        return torch.ones(n, dtype=torch.bool, device=self.step.device)
-
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
-        """A window of W tokens, or of any number (None)."""
-        L, H, D, W = shape.layers, shape.kv_heads, shape.head_size, tokens
-        kv = (LAYER, "kv_head", "near_token", "feature")
+        """Declare a window of W tokens, or of any number (None)."""
+        L, H, D, P, W = shape.layers, shape.kv_heads, shape.head_size, shape.position_components, tokens
+        kv, token = (LAYER, "kv_head", "near_token", "feature"), ("near_token",)
+        i64, f32 = torch.int64, torch.float32
         return (
             TensorSpec("near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"),
             TensorSpec("near.values", kv, (L, H, W, D), shape.dtype, "values of the near window"),
             TensorSpec(
-                "near.positions",
-                ("near_token", "component"),
-                (W, shape.position_components),
-                torch.int64,
-                "stream position of each token of the near window",
-                "position",
+                "near.positions", (*token, "component"), (W, P), i64, "stream position of each token", "position"
             ),
-            TensorSpec(
-                "near.coordinates",
-                ("near_token", "xy"),
-                (W, 2),
-                torch.float32,
-                "centre of each token's cell",
-                "share of the image",
-            ),
-            TensorSpec(
-                "near.step", ("near_token",), (W,), torch.int64, "step of each token; -1: free", "step", fill=-1
-            ),
-            TensorSpec(
-                "near.usable",
-                ("near_token",),
-                (W,),
-                torch.bool,
-                "whether a token is shown; the others were dropped as not finite",
-                fill=1,
-                optional=True,
-            ),
-            TensorSpec("near.ring", ("field",), (3,), torch.int64, "first slot in use, slots in use, last step seen"),
+            TensorSpec("near.coordinates", (*token, "xy"), (W, 2), f32, "centre of each cell", "share of the image"),
+            TensorSpec("near.step", token, (W,), i64, "step of each token; -1: free", "step", fill=-1),
+            TensorSpec("near.usable", token, (W,), torch.bool, "False for tokens dropped as not finite", fill=1),
+            TensorSpec("near.ring", ("field",), (3,), i64, "first slot in use, slots in use, last step seen"),
         )
 
     def held(self) -> dict[str, Tensor]:
-        """Its part of the state."""
+        """Return its part of the state."""
         return {
             "near.keys": self.keys,
             "near.values": self.values,
@@ -183,15 +237,13 @@ class NearWindow(StatePart):
         }
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """The bias of its slots."""
+        """Return the bias of its slots."""
         return {"near": (self._bias,)}
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """The ring, its steps and its positions are in the order of the stream, up to the last step."""
+        """Check that the ring, its steps and its positions are in the order of the stream, up to the last step."""
         steps, positions = tensors["near.step"], tensors["near.positions"]
         W = steps.shape[0]
-        if "intake.dropped" in tensors and "near.usable" not in tensors:
-            raise StateCorrupt("state: tensor near.usable is missing, and tokens are counted as dropped")
         start, count, last_step = tensors["near.ring"].tolist()
         if not (0 <= start < max(W, 1) and 0 <= count <= W and last_step >= -1):
             raise StateCorrupt(f"state: tensor near.ring holds {start}, {count}, {last_step} for a window of {W}")
@@ -221,8 +273,7 @@ class NearWindow(StatePart):
         self.coordinates[:W] = tensors["near.coordinates"]
         self.step[:W] = tensors["near.step"]
         self.usable.fill_(True)
-        if "near.usable" in tensors:
-            self.usable[:W] = tensors["near.usable"]
+        self.usable[:W] = tensors["near.usable"]
         ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         self._bias.fill_(-torch.inf)

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from protokv.config import PrototypeConfig
-from protokv.core.arrays import cut, write_rows_
+from protokv.core.arrays import chunks, write_rows_
 from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
-from protokv.core.context import Context, DecodedContext, SlotContext
-from protokv.core.local import LocalMemory
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.near import NearWindow, Tokens
+from protokv.core.context import Context, SlotContext
+from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.policies import find_policy
 from protokv.core.residuals import Residuals
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
-from protokv.core.slots import Slots
+from protokv.core.step import StepKV
 from protokv.core.tensors import StatePart, TensorSpec, size_of
 from protokv.durable.quantized import QuantizedBank
 from protokv.extras.allocation import Layout, by_variance
+from protokv.extras.decoded import DecodedContext
 
 # How many prototypes are made visible together where all are: in float32 they take several times their bytes.
 ROWS_AT_ONCE = 2**18
@@ -76,7 +76,7 @@ class ProtoKV(LocalMemory):
     def parts(self) -> Sequence[StatePart]:
         """Who holds these."""
         optional = (self._policy, self._residuals)
-        return self._slots, self._intake, self._near, self._bank, *(part for part in optional if part is not None)
+        return self._slots, self._sanitizer, self._near, self._bank, *(part for part in optional if part is not None)
 
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
@@ -229,7 +229,7 @@ class ProtoKV(LocalMemory):
         layers = self._bank.report(self._near.last_step)
         if self._residuals is not None:
             layers = [bank | more for bank, more in zip(layers, self._residuals.report(), strict=True)]
-        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._intake.dropped), "layers": layers}
+        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": layers}
 
 
 def _bank_of(config: PrototypeConfig) -> type[PrototypeBank]:
@@ -267,7 +267,7 @@ def write_pseudo_tokens_(
         turn: cos and sin `[n, D]` float32 of the prototypes' positions; None: not turned.
     """
     (n, S), D = places.shape, center.shape[1]
-    for part in cut(n, _CACHED_ELEMENTS // (S * D), slots.device):
+    for part in chunks(n, _CACHED_ELEMENTS // (S * D), slots.device):
         new = words.index_select(0, modes[part].reshape(-1)).view(-1, S, D).add_(center[part, None])
         if turn is not None:
             new = rotate(new, *(angle[part, None] for angle in turn))

@@ -1,57 +1,55 @@
-"""`Sanitizer`: what a step must be before a memory takes it. Tokens with numbers that cannot be used are dropped.
+"""`Sanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
 
-A half-precision model overflows now and then; one such number in a key would spoil every cost and every centre that it
-meets. A token is dropped when any number of its keys or values, in any layer and head, is not finite or beyond
-`LARGEST`, up to which squares, weighted with the mass of 10**9 tokens, are finite in float32.
-
-Shapes do not change and the host asks nothing of the device: what is dropped is set to 0 and marked, `StepKV.usable`,
-so that it is never shown, weighs nothing, and is counted on the device. Whoever waits for the device in every step
-anyway may leave it out instead (`StepKV.usable_only`).
+A half-precision model overflows now and then; one such number in a key would spoil every cost and centre that it
+meets. A token is dropped if any number of its keys or values, in any layer and head, is not finite or is beyond
+`LARGEST`, up to which squares weighted with the mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0
+and marked (`StepKV.usable`): shapes do not change, and nothing waits for the device, which counts the drops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from protokv.config import MemoryConfig
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.step import StepKV
 from protokv.core.tensors import Clock, StatePart, TensorSpec
 from protokv.errors import ModelError, StateCorrupt
 
-# A power of two: it is the same number in every dtype that reaches so far.
+if TYPE_CHECKING:
+    from protokv.core.memory import MemoryShape
+
+# A power of two: the same number in every dtype that reaches so far.
 LARGEST: Final = 2.0**40
 
 
 class Sanitizer(StatePart):
-    """The door of one memory; it counts what it drops."""
+    """Admits the steps of one memory and counts the tokens that it drops."""
 
-    def __init__(self, config: MemoryConfig, shape: MemoryShape) -> None:
-        self._refuses = config.non_finite == "refuse"
+    def __init__(self, shape: MemoryShape, *, refuse: bool) -> None:
+        """Drop unusable tokens, or refuse steps that have one."""
+        self._refuse = refuse
         (spec,) = self.declare()
         self.dropped = spec.allocate(shape.device)
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
-        """The counter; states from before it was kept have dropped nothing."""
+        """Declare the counter."""
         return (
-            TensorSpec(
-                "intake.dropped", ("field",), (1,), torch.int64, "tokens dropped as not finite", "tokens", optional=True
-            ),
+            TensorSpec("sanitize.dropped", ("field",), (1,), torch.int64, "tokens dropped as not finite", "tokens"),
         )
 
     def admit(self, step: StepKV) -> StepKV:
-        """The step with what cannot be used set to 0 and marked.
+        """Return the step with unusable tokens set to 0 and marked.
 
         Raises:
-            ModelError: the settings say to refuse it, and it has such a token; nothing has changed.
+            ModelError: it has such a token and the settings refuse it; nothing has changed.
         """
         usable = find_usable(step.keys, step.values) if step.usable is None else step.usable
-        if self._refuses:
+        if self._refuse:
             bad = int((~usable).sum())
             if bad:
                 raise ModelError(
@@ -65,25 +63,21 @@ class Sanitizer(StatePart):
         return replace(step, keys=keys, values=values, usable=usable)
 
     def held(self) -> dict[str, Tensor]:
-        """The counter."""
-        return {"intake.dropped": self.dropped}
+        """Return the counter."""
+        return {"sanitize.dropped": self.dropped}
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Where dropped tokens are marked they are counted."""
-        if "near.usable" in tensors and "intake.dropped" not in tensors:
-            raise StateCorrupt("state: tensor intake.dropped is missing, and dropped tokens are marked")
-        if clock is not None and "intake.dropped" in tensors and int(tensors["intake.dropped"]) > clock.tokens_seen:
-            raise StateCorrupt(f"state: tensor intake.dropped counts more than the {clock.tokens_seen} tokens seen")
+        """Check that no more tokens were dropped than seen."""
+        if clock is not None and int(tensors["sanitize.dropped"]) > clock.tokens_seen:
+            raise StateCorrupt(f"state: tensor sanitize.dropped counts more than the {clock.tokens_seen} tokens seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the counter of a checked state."""
-        self.dropped.zero_()
-        if "intake.dropped" in tensors:
-            self.dropped.copy_(tensors["intake.dropped"])
+        self.dropped.copy_(tensors["sanitize.dropped"])
 
 
 def find_usable(keys: Tensor, values: Tensor) -> Tensor:
-    """Which tokens of keys and values `[L, H, T, D]` hold nothing but numbers that can be used, `[T]` bool."""
+    """Return which tokens of keys and values `[L, H, T, D]` hold only usable numbers, `[T]` bool."""
     # A comparison with NaN is false.
     largest = torch.maximum(keys.abs(), values.abs()).amax((0, 1, 3))
     return largest <= min(LARGEST, torch.finfo(keys.dtype).max)

@@ -1,60 +1,62 @@
 """A session: a backbone, a memory and a clock. The only place that joins a model and a memory.
 
-Owns the order of things (a step attends to the memory and to itself, then the memory takes its keys and values) and
-the positions (steps continue the stream, text stands behind everything seen). Asking forwards the question into a
-tail of its own and drops it, so it changes nothing. Knows no files, no video formats and no command line.
+Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
+is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
+What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) comes in as
+`SessionParts`. Knows no files, no video formats and no command line.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep, StepTokens
-from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
-from protokv.core.context import Anchoring, Context, RecordedContext
+from protokv.core.context import Context, EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
-from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.records import StreamClock
-from protokv.core.registry import build_memory, restore_memory
-from protokv.core.rotary import Rotary, direction, rotate, turn
-from protokv.core.step import coordinates_of, read_recent, recent_step, thinned
+from protokv.core.memory import Memory, MemoryShape
+from protokv.core.rotary import Rotary
+from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.extras.evidence import Evidence, find_evidence
-from protokv.extras.position_limit import PositionLimit
-from protokv.extras.recent import WithRecent
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
+    from protokv.backbones.base import Backbone, PreparedStep
+    from protokv.config import MemoryConfig
     from protokv.core.snapshot import State
+    from protokv.extras.evidence import Evidence
 
-# No camera gives more, and the time of a step stays well above the rounding of time stamps.
+_ASSEMBLY = "protokv.memories"
+"""The module that makes the memory and the parts that a config names. It imports every memory, so the core, which must
+not import any, finds it by this name when a session starts."""
+
+# No camera is faster, and a step stays longer than the rounding of time stamps.
 MOST_FPS = 240
 
-# Questions are forwarded whole: with this many tokens that takes seconds on a CPU, and room for them is no concern.
+# A question of this length takes seconds on a CPU, and its room is no concern.
 MOST_QUESTION_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and what it took.
+    """One answer and its cost.
 
     Attributes:
-        question, text: what was asked and answered.
+        question, text: the question and the generated answer.
         stream_time_s: stream time at which it was asked.
         ttft_ms, total_ms: from the arrival of the question to the first and to the last token.
-        context_tokens: slots of memory that attention could see.
+        context_tokens: slots of memory that attention could see, and tokens of steps that were read again.
         tokens: generated tokens.
-        mean_logprob: the mean log probability, in nats, that the model gave the tokens of the answer, the one that ends
-            it included: how sure it is, the same for answers of any length.
-        evidence: the stream times that it stood on; None where that was not asked for.
+        mean_logprob: mean log probability, in nats, of the tokens of the answer, its end included: how sure the model
+            is, comparable between answers of any length.
+        evidence: the stream times that the answer stands on; None unless asked for.
     """
 
     question: str
@@ -70,9 +72,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PositionedStep:
-    """A step of the stream: what is read of it, where, and the clock behind it."""
+    """A step of the stream at its positions.
 
-    read: StepTokens
+    Attributes:
+        tokens: what the model reads of it.
+        positions: `[T, P]` int64, stream positions.
+        coordinates: `[T, 2]` float32, centres of cells.
+        highest: the highest position of each component in the whole step.
+        clock: where the stream stands after it.
+    """
+
+    tokens: StepTokens
     positions: Tensor
     coordinates: Tensor
     highest: tuple[int, ...]
@@ -81,31 +91,100 @@ class PositionedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Steps on their way into a memory: placed, and to be forwarded.
+    """Consecutive steps on their way through the model into a memory.
 
     Attributes:
-        placed: the steps.
-        positions: of their tokens in the stream, `[T, P]`.
-        shown: where they are forwarded, `[T, P]`.
-        context: what they attend to besides themselves.
-        tail: takes their keys and values.
+        steps: the steps.
+        forward_positions: where their tokens are forwarded, `[T, P]`.
+        context: what they attend to besides each other.
+        local_kv: receives their keys and values.
     """
 
-    placed: Sequence[PositionedStep]
-    positions: Tensor
-    shown: Tensor
+    steps: Sequence[PositionedStep]
+    forward_positions: Tensor
     context: Context
-    tail: LocalKV
+    local_kv: LocalKV
 
     @property
-    def reads(self) -> list[StepTokens]:
-        """What is read of each step."""
-        return [one.read for one in self.placed]
+    def tokens(self) -> list[StepTokens]:
+        """The tokens of each step."""
+        return [step.tokens for step in self.steps]
 
     @property
     def embeddings(self) -> Tensor:
-        """Of all their tokens, `[T, E]`."""
-        return _joined([read.embeddings for read in self.reads])
+        """The embeddings of all their tokens, `[T, E]`."""
+        return _concatenate([step.tokens.embeddings for step in self.steps])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A question that was forwarded.
+
+    Attributes:
+        logits: `[n, vocabulary]` float32 of its tokens.
+        context: what it attended to.
+        local_kv: its keys and values, after those of steps that were read again.
+        next_position: position of the first token of the answer.
+        prelude: stream positions `[R, P]` of the steps that were read again.
+    """
+
+    logits: Tensor
+    context: Context
+    local_kv: LocalKV
+    next_position: int
+    prelude: Tensor
+
+
+class Placement:
+    """Where tokens stand while they are forwarded: at their stream positions. `extras.compact` has another one."""
+
+    def place(self, context: Context, clock: StreamClock) -> Context:
+        """Return the context with its tokens where they are shown."""
+        return context
+
+    def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
+        """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""
+        return positions
+
+    def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
+        """Return keys `[L, H, T, D]` of tokens that were forwarded there, rotated to their stream positions."""
+        return keys
+
+    def text_start(self, context: Context, clock: StreamClock) -> int:
+        """Return the position of the first text token behind the video."""
+        return clock.next_position
+
+
+class SessionListener:
+    """Is told what a session does; every method may be left out."""
+
+    def before_append(self, session: Session, step: PositionedStep) -> None:
+        """Called before the memory takes a step."""
+
+    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
+        """Called when the memory has taken a step that attended to `context`."""
+
+    def before_read(self, session: Session) -> None:
+        """Called before a question is forwarded and before the state is read."""
+
+
+class EvidenceFinder(Protocol):
+    """Finds the stream times that an answer stands on."""
+
+    def record(self, context: Context) -> Context:
+        """Return a context that keeps what `find` needs of the forward that reads it."""
+
+    def find(self, session: Session, reading: Reading) -> Evidence:
+        """Return the evidence of a question that was forwarded with a recorded context."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """What a configuration adds to a session."""
+
+    placement: Placement = field(default_factory=Placement)
+    listeners: Sequence[SessionListener] = ()
+    evidence: EvidenceFinder | None = None
 
 
 class Session:
@@ -113,38 +192,36 @@ class Session:
 
     Attributes:
         backbone, config, memory, clock: what it joins.
-        intact: whether memory and clock speak of the same steps. False after an error within a step: such a session
-            must not be saved.
+        parts: what the config adds.
+        intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
+            session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
     """
 
     timings: Timings | None = None
 
-    def __init__(self, backbone: Backbone, config: MemoryConfig, memory: Memory, clock: StreamClock) -> None:
-        """Join what fits together already; `start` and `resume` make the parts.
-
-        Args:
-            backbone: the model.
-            config: of the memory.
-            memory: what it remembers, the prompt prefix included.
-            clock: where the stream stands.
-        """
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: MemoryConfig,
+        memory: Memory,
+        clock: StreamClock,
+        parts: SessionParts | None = None,
+    ) -> None:
+        """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
         self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
+        self.parts = parts or SessionParts()
         self.intact = True
-        self._prefix = len(backbone.prefix_ids)
-        self._moving = direction(backbone.moving, backbone.position_components, backbone.device)
-        advice = "" if config.positions == "compact" else "; positions=compact would stay inside"
-        self._reach = PositionLimit(backbone.max_position, backbone.moving, advice)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod
     def start(cls, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Session:
-        """An empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
+        """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
 
         Args:
             backbone: the model.
             config: which memory, and its budget.
-            fps: sampled frames per second; what the backbone was trained at where None.
+            fps: sampled frames per second; None: the rate that the backbone was trained at.
 
         Raises:
             ConfigError: fps is not a positive number up to `MOST_FPS`, or the memory does not fit the model.
@@ -152,12 +229,15 @@ class Session:
         rate = backbone.default_fps if fps is None else fps
         if not 0 < rate <= MOST_FPS:
             raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
-        memory, prefix = build_memory(config, shape_of(backbone), rotary_of(backbone, config)), len(backbone.prefix_ids)
-        tail = backbone.new_local_kv(prefix)
+        memories: Any = import_module(_ASSEMBLY)
+        parts: SessionParts = memories.session_parts(backbone, config)
+        memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))
+        prefix = len(backbone.prefix_ids)
+        local_kv = backbone.new_local_kv(prefix)
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
-            backbone.forward(embeddings, backbone.text_positions(0, prefix), backbone.empty_context(), tail)
-            memory.start(*tail.read_all())
+            backbone.forward(embeddings, backbone.text_positions(0, prefix), EmptyContext(), local_kv)
+            memory.start(*local_kv.read_all())
         clock = StreamClock(
             steps=0,
             stream_time_s=0.0,
@@ -166,11 +246,11 @@ class Session:
             fps=rate,
             frames_per_step=backbone.frames_per_step,
         )
-        return cls(backbone, config, memory, clock)
+        return cls(backbone, config, memory, clock, parts)
 
     @classmethod
     def resume(cls, backbone: Backbone, config: MemoryConfig, state: State) -> Session:
-        """Continue where a saved session of the same backbone and config stood; nothing is forwarded.
+        """Continue a saved session of the same backbone and config; nothing is forwarded.
 
         Raises:
             StateCorrupt: a tensor is missing, superfluous, misshapen or holds what no stream leaves, or the clock
@@ -180,8 +260,10 @@ class Session:
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
-        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), state.tensors, clock)
-        return cls(backbone, config, memory, clock)
+        memories: Any = import_module(_ASSEMBLY)
+        rotary: Rotary = memories.rotary_of(backbone, config)
+        memory: Memory = memories.restore_memory(config, shape_of(backbone), rotary, state.tensors, clock)
+        return cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
 
     @torch.inference_mode()
     def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:
@@ -189,20 +271,17 @@ class Session:
 
         Args:
             images: `[frames_per_step, height, width, 3]` uint8 RGB.
-            time_s: stream time of the first frame; where None the step follows the last one without a gap.
+            time_s: stream time of the first frame; None: the step follows the last one without a gap.
         """
         start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
         self.watch_prepared([self.backbone.prepare(images)], [start_s])
 
     def watch_prepared(self, steps: Sequence[PreparedStep], starts_s: Sequence[float]) -> None:
-        """Take steps that follow each other, the frames of each prepared already, at their stream times.
+        """Take consecutive steps, the frames of each prepared already, at their stream times.
 
-        One step is what `watch` takes. Several are a chunk, for streams that need not be answered in between: they go
-        through the vision tower together and through the language model in one forward. Each attends to the memory as
-        it stood before the chunk, to the earlier steps of the chunk exactly, and to itself; then the memory takes them
-        one by one. While nothing has been evicted, that is what they attend to one by one. From then on a chunk reads
-        its own last steps exactly, and not what the memory would have made of older ones meanwhile. A memory whose
-        steps do not see each other has them forwarded one by one.
+        Several steps are a chunk: they go through the vision tower together and through the language model in one
+        forward. Each attends to the memory before the chunk, to the earlier steps of the chunk exactly, and to itself;
+        then the memory takes them one by one. Until the first eviction this equals watching them one by one.
         """
         with stage(self.timings, "vision tower"), torch.inference_mode():
             tokens = self.backbone.embed_steps(steps, [self._mean_time(start_s) for start_s in starts_s])
@@ -210,15 +289,12 @@ class Session:
 
     @torch.inference_mode()
     def embed(self, images: np.ndarray[Any, np.dtype[np.uint8]], start_s: float) -> StepTokens:
-        """A step through the vision tower, at stream time `start_s` and the stream's rate: what `take` wants."""
+        """Return a step behind the vision tower, at stream time `start_s`, for `take`."""
         return self.backbone.embed_step(images, self._mean_time(start_s))
 
     @torch.inference_mode()
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
-        """Take steps that were embedded already: what `watch_prepared` does behind the vision tower.
-
-        Several sessions of one backbone may share the embedding of a step.
-        """
+        """Take embedded steps: the rest of `watch_prepared`. Sessions of one backbone may share embeddings."""
         if self.memory.joins_steps:
             self._forward_and_append(steps, starts_s)
             return
@@ -226,97 +302,86 @@ class Session:
             self._forward_and_append([one], [start_s])
 
     def skip(self, step: StepTokens, start_s: float) -> None:
-        """Let a step go by that no question will depend on (`MemoryConfig.horizon`): the clock alone goes on."""
-        self.clock = self._place([step], [start_s])[0].clock
+        """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
+        self.clock = self._position(step, start_s, self.clock).clock
 
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         with stage(self.timings, "forward"):
-            pending = self.place(steps, starts_s)
-            self.backbone.forward(pending.embeddings, pending.shown, pending.context, pending.tail, steps=pending.reads)
+            batch = self.position_steps(steps, starts_s)
+            self.backbone.forward(
+                batch.embeddings, batch.forward_positions, batch.context, batch.local_kv, steps=batch.tokens
+            )
         with stage(self.timings, "memory"):
-            self.append(pending)
+            self.append(batch)
 
     @torch.inference_mode()
-    def place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
-        """The first half of `take`: what it forwards. For streams whose steps share a forward (`side_by_side`)."""
-        placed = self._place(steps, starts_s)
-        positions = _joined([one.positions for one in placed])
-        context = self._placed(self.memory.context())
-        if self.config.encode_with == "near":
-            context = context.without_far()
-        shown = self._shifted(positions, context)
-        return StepBatch(placed, positions, shown, context, self.backbone.new_local_kv(len(positions)))
+    def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
+        """Give steps their positions and their context: the part of `take` before the forward."""
+        clock, positioned = self.clock, []
+        for one, start_s in zip(steps, starts_s, strict=True):
+            positioned.append(self._position(one, start_s, clock))
+            clock = positioned[-1].clock
+        positions = _concatenate([step.positions for step in positioned])
+        context = self.parts.placement.place(self.memory.context(), self.clock)
+        shown = self.parts.placement.forward_positions(positions, context)
+        return StepBatch(positioned, shown, context, self.backbone.new_local_kv(len(positions)))
 
     @torch.inference_mode()
-    def append(self, pending: StepBatch) -> None:
-        """Put what was placed and forwarded into the memory: the second half of `take`."""
-        context, tail = pending.context, pending.tail
-        keys, values = tail.read_all()
-        counts = [len(one.positions) for one in pending.placed]
-        split = (torch.split(self._in_stream(keys, context), counts, 2), torch.split(values, counts, 2))
+    def append(self, batch: StepBatch) -> None:
+        """Put forwarded steps into the memory: the part of `take` after the forward."""
+        keys, values = batch.local_kv.read_all()
+        keys = self.parts.placement.stream_keys(keys, batch.context)
+        counts = [len(step.positions) for step in batch.steps]
+        split = (torch.split(keys, counts, 2), torch.split(values, counts, 2))
         self.intact = False
-        for one, own_keys, own_values in zip(pending.placed, *split, strict=True):
-            self._make_room(len(one.positions))
-            self.memory.append(StepKV(own_keys, own_values, one.positions, one.coordinates, self.clock.steps))
-            self._reach.follow(self.clock.steps, one.highest, context.shift)
-            if isinstance(self.memory, WithRecent):
-                self.memory.remember(recent_step(one.read, one.positions, self.clock.steps))
-            self.clock = one.clock
+        for step, own_keys, own_values in zip(batch.steps, *split, strict=True):
+            for listener in self.parts.listeners:
+                listener.before_append(self, step)
+            self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, self.clock.steps))
+            self.memory.observe(step.tokens, step.positions, self.clock.steps)
+            for listener in self.parts.listeners:
+                listener.after_append(self, step, batch.context)
+            self.clock = step.clock
         self.intact = True
 
-    def _make_room(self, tokens: int) -> None:
-        """Ask what a memory wants asked before it takes a step of this many tokens; for most memories nothing."""
-        probes = self.memory.probes_for(tokens)
-        if probes:
-            self.memory.compact([self._find_queries(text) for text in probes], tokens)
+    def _position(self, tokens: StepTokens, start_s: float, clock: StreamClock) -> PositionedStep:
+        """Return the positions of a step that follows `clock`, and the tokens that the memory selects of it."""
+        placed = self.backbone.step_positions(
+            tokens, origin=len(self.backbone.prefix_ids), start=clock.next_position, index=clock.steps, time_s=start_s
+        )
+        clock = replace(
+            clock,
+            steps=clock.steps + 1,
+            stream_time_s=start_s + clock.step_seconds,
+            next_position=max(clock.next_position, max(placed.highest) + 1),
+            tokens_seen=clock.tokens_seen + len(placed.positions),
+        )
+        positions, coordinates = placed.positions, self._coordinates_of(tokens)
+        selected = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
+        if selected is not None:
+            # A memory that selects has noted the step already.
+            self.intact = False
+            tokens, rows = tokens.select(selected)
+            positions, coordinates = positions[rows], coordinates[rows]
+        return PositionedStep(tokens, positions, coordinates, placed.highest, clock)
 
-    def _find_queries(self, text: str) -> Tensor:
-        """Queries `[L, Hq, t, D]` of a text that is asked now and not answered, at stream positions."""
-        backbone, ids = self.backbone, self.backbone.suffix_ids(text)
-        context = RecordedContext(self._placed(self.memory.context()))
-        shown = backbone.text_positions(self._behind(context), len(ids))
-        backbone.forward(backbone.embed_text(ids), shown, context, backbone.new_local_kv(len(ids)))
-        queries = torch.stack([query.to(backbone.device) for query in context.queries])
-        stands = backbone.text_positions(self.clock.next_position, len(ids))
-        precise = backbone.precise_rotary
-        return turn(queries, shown, stands, precise) if context.next_position is not None else queries
-
-    def _place(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[PositionedStep]:
-        """Where each of some steps stands in the stream, and what of it is read."""
-        clock, placed = self.clock, []
-        for tokens, start_s in zip(steps, starts_s, strict=True):
-            stands = self.backbone.step_positions(
-                tokens, origin=self._prefix, start=clock.next_position, index=clock.steps, time_s=start_s
-            )
-            read, positions, coordinates = tokens, stands.places, self._coordinates_of(tokens)
-            kept = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
-            if kept is not None:
-                # A memory that selects has taken note of the step.
-                self.intact = False
-                read, rows = thinned(tokens, kept)
-                positions, coordinates = positions[rows], coordinates[rows]
-            clock = replace(
-                clock,
-                steps=clock.steps + 1,
-                stream_time_s=start_s + clock.step_seconds,
-                next_position=max(clock.next_position, max(stands.highest) + 1),
-                tokens_seen=clock.tokens_seen + len(stands.places),
-            )
-            placed.append(PositionedStep(read, positions, coordinates, stands.highest, clock))
-        return placed
+    def _coordinates_of(self, tokens: StepTokens) -> Tensor:
+        """Return the coordinates of a step, made anew only if its grid or its text differs from the last step's."""
+        form = (tokens.grid, tokens.visual, len(tokens))
+        if self._form != form:
+            self._form, self._coordinates = form, tokens.coordinates()
+        return self._coordinates
 
     def _mean_time(self, start_s: float) -> float:
-        """Of the frames of a step that starts then."""
+        """Return the mean stream time of the frames of a step that starts at `start_s`."""
         return start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps)
 
-    @torch.inference_mode()
     def prefill(self, question: str) -> Tensor:
-        """Logits `[n, vocabulary]` float32 of the tokens that stand behind the video: what `ask` starts from."""
-        logits, *_ = self._forward_question(question, room=0)
-        return logits
+        """Return the logits `[n, vocabulary]` float32 of the tokens behind the video, from which `ask` answers."""
+        return self.read_question(question, room=0).logits
 
     def ask(self, question: str, decoding: Decoding | None = None, *, evidence: bool = False) -> Answer:
-        """The whole answer at once; see `stream`."""
+        """Return the whole answer at once; see `stream`."""
         pieces = self.stream(question, decoding, evidence=evidence)
         while True:
             try:
@@ -330,26 +395,25 @@ class Session:
     ) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
 
-        It reads the memory in place, so let it end before the next `watch`. With `evidence` the answer says what it
-        stood on; the attention that tells it is made a second time.
+        It reads the memory in place, so let it end before the next `watch`. With `evidence` the answer names the
+        stream times that it stands on.
 
         Raises:
             ConfigError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens; or
-                evidence is wanted and the memory does not know where what it shows stands in the stream.
+                evidence is wanted and the memory does not know the positions of its slots.
         """
         decoding = decoding or Decoding()
         began = time.perf_counter()
-        with torch.inference_mode():
-            logits, context, tail, position = self._forward_question(question, decoding.max_new_tokens, record=evidence)
-            stood_on = self._stood_on(context, tail) if isinstance(context, RecordedContext) else None
+        finder = self.parts.evidence if evidence else None
+        reading = self.read_question(question, decoding.max_new_tokens, finder)
+        found = finder.find(self, reading) if finder else None
         choose = Chooser(decoding, self.backbone.device)
         text = TextStream(self.backbone.decode)
-        chosen = choose(logits[-1])
-        sure = [log_probability(logits[-1], chosen)]
+        chosen = choose(reading.logits[-1])
+        log_probabilities = [log_probability(reading.logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
-        pieces, n_tokens = [], 0
-        afresh = tail.length - len(logits)
+        pieces, n_tokens, position = [], 0, reading.next_position
         while token not in self.backbone.stop_ids:
             n_tokens += 1
             if piece := text.push(token):
@@ -360,10 +424,10 @@ class Session:
             with torch.inference_mode():
                 embedded = self.backbone.embed_token(chosen)
                 where = self.backbone.text_positions(position, 1)
-                hidden = self.backbone.forward(embedded, where, context, tail)
-                scores = self.backbone.logits(hidden[-1])
-                chosen = choose(scores)
-                sure.append(log_probability(scores, chosen))
+                hidden = self.backbone.forward(embedded, where, reading.context, reading.local_kv)
+                logits = self.backbone.logits(hidden[-1])
+                chosen = choose(logits)
+                log_probabilities.append(log_probability(logits, chosen))
             token = read_token(chosen)
             position += 1
         if piece := text.finish():
@@ -375,48 +439,36 @@ class Session:
             stream_time_s=self.clock.stream_time_s,
             ttft_ms=(first - began) * 1e3,
             total_ms=(time.perf_counter() - began) * 1e3,
-            context_tokens=context.visible_tokens() + afresh,
+            context_tokens=reading.context.visible_tokens() + len(reading.prelude),
             tokens=n_tokens,
-            mean_logprob=float(torch.cat(sure).mean()),
-            evidence=stood_on,
+            mean_logprob=float(torch.cat(log_probabilities).mean()),
+            evidence=found,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything the memory holds, by the names of the snapshot's schema."""
-        self._reach.tell(self.clock.steps)
-        return self.memory.tensors()
-
-    def _forward_question(
-        self, question: str, room: int, *, record: bool = False
-    ) -> tuple[Tensor, Context, LocalKV, int]:
-        """Logits of the question, what it read, the tail behind it, and the position of its first answered token."""
-        backbone, ids = self.backbone, self._ids_of(question)
-        self._reach.tell(self.clock.steps)
-        recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
-        tail = backbone.new_local_kv(sum(len(one.positions) for one in recent) + len(ids) + room)
-        context = self._placed(self.memory.recall())
-        start = self._behind(context)
-        if recent:
-            reads = [read_recent(one) for one in recent]
-            shown = self._shifted(torch.cat([one.positions for one in recent]), context)
-            backbone.forward(torch.cat([read.embeddings for read in reads]), shown, context, tail, steps=reads)
+    @torch.inference_mode()
+    def read_question(self, question: str, room: int, finder: EvidenceFinder | None = None) -> Reading:
+        """Forward a question behind the memory, with room for `room` tokens of an answer."""
+        backbone, ids, placement = self.backbone, self._ids_of(question), self.parts.placement
+        self._tell_listeners()
+        prelude = self.memory.prelude()
+        positions = [where for _, where in prelude]
+        local_kv = backbone.new_local_kv(sum(map(len, positions)) + len(ids) + room)
+        context = placement.place(self.memory.recall(), self.clock)
+        start = placement.text_start(context, self.clock)
+        if prelude:
+            steps = [tokens for tokens, _ in prelude]
+            shown = placement.forward_positions(torch.cat(positions), context)
+            backbone.forward(torch.cat([one.embeddings for one in steps]), shown, context, local_kv, steps=steps)
             start = max(start, int(shown.max()) + 1)
-        if record:
-            context = RecordedContext(context)
-        positions = backbone.text_positions(start, len(ids))
-        hidden = backbone.forward(backbone.embed_text(ids), positions, context, tail)
-        return backbone.logits(hidden), context, tail, start + len(ids)
-
-    def _stood_on(self, context: RecordedContext, tail: LocalKV) -> Evidence:
-        recent = self.memory.recent() if isinstance(self.memory, WithRecent) else ()
-        afresh = torch.cat([one.positions for one in recent]) if recent else None
-        found = find_evidence(self.backbone, context, tail, self.clock, afresh)
-        if found is None:
-            raise ConfigError(f"{self.config.name} does not tell what an answer stood on", hint="ask without evidence")
-        return found
+        if finder is not None:
+            context = finder.record(context)
+        where = backbone.text_positions(start, len(ids))
+        hidden = backbone.forward(backbone.embed_text(ids), where, context, local_kv)
+        read_again = torch.cat(positions) if prelude else where[:0]
+        return Reading(backbone.logits(hidden), context, local_kv, start + len(ids), read_again)
 
     def _ids_of(self, question: str) -> list[int]:
-        # A token has seldom more than ten characters, and splitting a text into tokens takes time too.
+        # A token seldom has more than ten characters, and splitting a long text into tokens takes time.
         long = len(question) > 16 * MOST_QUESTION_TOKENS
         ids = [] if long else self.backbone.suffix_ids(question)
         if long or len(ids) > MOST_QUESTION_TOKENS:
@@ -426,55 +478,18 @@ class Session:
             )
         return ids
 
-    def _placed(self, context: Context) -> Context:
-        """What is shown, where the config wants it: at stream positions, or re-anchored to consecutive ones."""
-        if self.config.positions == "stream":
-            return context
-        backbone = self.backbone
-        anchoring = Anchoring(backbone.precise_rotary, self._prefix, self.clock.next_position, backbone.moving)
-        return context.compacted(anchoring, context.far_span())
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return everything the memory holds, by the names of the snapshot."""
+        self._tell_listeners()
+        return self.memory.tensors()
 
-    def _shifted(self, positions: Tensor, context: Context) -> Tensor:
-        """Where tokens of the stream are forwarded."""
-        if _is_unmoved(context):
-            return positions
-        return positions - self._moving * context.shift
-
-    def _in_stream(self, keys: Tensor, context: Context) -> Tensor:
-        """Keys as memories hold them, at stream positions, wherever the step was placed while it was encoded."""
-        if _is_unmoved(context):
-            return keys
-        angles = self.backbone.precise_rotary(self._moving * context.shift)
-        return rotate(keys, *angles).to(keys.dtype)
-
-    def _coordinates_of(self, tokens: StepTokens) -> Tensor:
-        """`coordinates_of`, made when a step differs in its grid or in the text around it from the last one."""
-        form = (tokens.grid, tokens.visual, len(tokens.embeddings))
-        if self._form != form:
-            self._form, self._coordinates = form, coordinates_of(tokens)
-        return self._coordinates
-
-    def _behind(self, context: Context) -> int:
-        """Position of the first token behind the video."""
-        return self.clock.next_position if context.next_position is None else int(context.next_position)
-
-
-def _is_unmoved(context: Context) -> bool:
-    """Whether tokens are forwarded where they stand in the stream, as far as the host knows."""
-    return isinstance(context.shift, int) and not context.shift
-
-
-def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
-    """The angles by which a memory takes rotations away and puts them back.
-
-    At stream positions those of the model, which made the keys there. Compact, the model makes keys at small positions,
-    and they are turned to the stream's: by angles that add up, so that nothing of it is left when they are turned back.
-    """
-    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+    def _tell_listeners(self) -> None:
+        for listener in self.parts.listeners:
+            listener.before_read(self)
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:
-    """What a memory must know of a backbone."""
+    """Return what a memory must know of a backbone."""
     return MemoryShape(
         layers=backbone.layers,
         kv_heads=backbone.kv_heads,
@@ -488,6 +503,6 @@ def shape_of(backbone: Backbone) -> MemoryShape:
     )
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Parts behind each other; nothing is copied where there is one."""
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    """Return parts behind each other; nothing is copied if there is one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

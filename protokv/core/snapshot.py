@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.digest import canonical, document_digest
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
 from protokv.version import __version__
 
@@ -103,11 +104,11 @@ class TensorInfo(NamedTuple):
 class State(Header):
     """A header and the tensors, by name. Tensors may be on any device; after loading they are on the CPU.
 
-    `legends` say what they are, to the forms that can tell it; nothing reads them back.
+    `tensor_info` describes them for other readers, in forms that can hold it; it is not read back.
     """
 
     tensors: Mapping[str, Tensor]
-    legends: Mapping[str, TensorInfo] = field(default_factory=dict)
+    tensor_info: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     @classmethod
     def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:

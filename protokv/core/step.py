@@ -1,56 +1,145 @@
-"""What a step is between a session and a memory: thinned, kept to be read afresh, and where its tokens lie.
+"""A step, the unit of streaming: the `T` tokens that one sampled frame, or one temporal patch of two, becomes.
 
-Knows no model, no memory and no clock.
+The language model reads a step as `StepTokens`, at `StepPositions`; a memory takes it as `StepKV`. `StreamClock` says
+where the stream stands. All are plain records: they know no model and no memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from protokv.backbones.base import StepTokens
-from protokv.extras.recent import RecentStep
+from protokv.errors import StateCorrupt
+
+# Counts far beyond any stream, and low enough that sums and products of them stay in 64 bits.
+Count = Annotated[int, Meta(ge=0, lt=2**48)]
 
 
-def thinned(tokens: StepTokens, kept: Tensor) -> tuple[StepTokens, Tensor]:
-    """A step of which the visual tokens `kept` are left and all of its text; and which rows of the step these are.
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """A step as the language model reads it.
 
-    Its `grid` stays that of the whole step.
+    Attributes:
+        embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
+        grid: rows and columns of the visual tokens; of the whole step even if a memory selected some of them.
+        visual: which of the `T` tokens are visual. The others are text that a model family writes around every step,
+            such as its time. None: all are visual.
+        deepstack: `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model;
+            None if the family has no such features.
     """
-    every = torch.arange(len(tokens.embeddings), device=kept.device)
-    start, stop, _ = (tokens.visual or slice(None)).indices(len(every))
-    rows = torch.cat((every[:start], start + kept, every[stop:]))
-    left = replace(
-        tokens,
-        embeddings=tokens.embeddings[rows],
-        visual=slice(start, start + len(kept)),
-        deepstack=None if tokens.deepstack is None else tokens.deepstack[:, kept],
-    )
-    return left, rows
+
+    embeddings: Tensor
+    grid: tuple[int, int]
+    visual: slice | None = None
+    deepstack: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def select(self, visual_tokens: Tensor) -> tuple[StepTokens, Tensor]:
+        """Return the step with some of its visual tokens `[n]` and all of its text, and the rows `[m]` these were."""
+        rows = torch.arange(len(self), device=visual_tokens.device)
+        start, stop, _ = (self.visual or slice(None)).indices(len(self))
+        rows = torch.cat((rows[:start], start + visual_tokens, rows[stop:]))
+        selected = replace(
+            self,
+            embeddings=self.embeddings[rows],
+            visual=slice(start, start + len(visual_tokens)),
+            deepstack=None if self.deepstack is None else self.deepstack[:, visual_tokens],
+        )
+        return selected, rows
+
+    def coordinates(self) -> Tensor:
+        """Return the centre (x, y) of every token's cell, `[T, 2]` float32 in [0, 1]; text lies in the middle."""
+        coordinates = torch.full((len(self), 2), 0.5, device=self.embeddings.device)
+        coordinates[self.visual or slice(None)] = cell_centres(self.grid).to(coordinates.device)
+        return coordinates
 
 
-def recent_step(tokens: StepTokens, positions: Tensor, step: int) -> RecentStep:
-    """A step that was forwarded at some positions, as a memory keeps it."""
-    start, stop, _ = (tokens.visual or slice(None)).indices(len(positions))
-    return RecentStep(tokens.embeddings, positions, tokens.grid, (start, stop), step, tokens.deepstack)
+@dataclass(frozen=True, slots=True)
+class StepPositions:
+    """Where the tokens of a step stand in the stream.
+
+    Attributes:
+        positions: `[T, P]` int64, on the device of the model.
+        highest: the highest position of each component, known without asking the device.
+    """
+
+    positions: Tensor
+    highest: tuple[int, ...]
 
 
-def read_recent(recent: RecentStep) -> StepTokens:
-    """The inverse of `recent_step`."""
-    return StepTokens(recent.embeddings, recent.grid, slice(*recent.visual), recent.deepstack)
+@dataclass(frozen=True, slots=True)
+class StepKV:
+    """Keys and values of one step, in raster order.
+
+    Attributes:
+        keys: `[L, H, T, D]` model dtype, rotated to their stream positions.
+        values: `[L, H, T, D]` model dtype.
+        positions: `[T, P]` int64, stream positions.
+        coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
+        step: index of the step; it increases.
+        usable: `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    coordinates: Tensor
+    step: int
+    usable: Tensor | None = None
+
+    def usable_only(self) -> StepKV:
+        """Return the step without its unusable tokens. This waits for the device."""
+        if self.usable is None:
+            return self
+        kept = self.usable.nonzero().squeeze(1)
+        return StepKV(
+            self.keys[:, :, kept], self.values[:, :, kept], self.positions[kept], self.coordinates[kept], self.step
+        )
 
 
-def coordinates_of(tokens: StepTokens) -> Tensor:
-    """(x, y) of every token of a step, `[T, 2]` float32; text that is written around it stands in the middle."""
-    coordinates = torch.full((len(tokens.embeddings), 2), 0.5, device=tokens.embeddings.device)
-    coordinates[tokens.visual or slice(None)] = cell_centres(tokens.grid).to(coordinates.device)
-    return coordinates
+@dataclass(frozen=True, slots=True)
+class StreamClock:
+    """Where a stream stands.
+
+    Attributes:
+        steps: steps watched; also the index of the next one.
+        stream_time_s: stream time at the end of the last step, 0 before the first.
+        next_position: one more than the highest rotary position in use; text starts here.
+        tokens_seen: tokens of the steps watched.
+        fps: sampled frames a second.
+        frames_per_step: sampled frames that make a step.
+    """
+
+    steps: Count
+    stream_time_s: Annotated[float, Meta(ge=0, lt=2**48)]
+    next_position: Count
+    tokens_seen: Count
+    fps: Annotated[float, Meta(ge=1e-6, le=1e6)]
+    frames_per_step: Annotated[int, Meta(ge=1, le=1000)]
+
+    @property
+    def step_seconds(self) -> float:
+        """Stream time of one step."""
+        return self.frames_per_step / self.fps
+
+    def check(self) -> None:
+        """Raise StateCorrupt if the fields contradict each other."""
+        if not (self.tokens_seen > 0) == (self.steps > 0) == (self.stream_time_s > 0):
+            raise StateCorrupt(
+                f"clock: {self.steps} steps, {self.tokens_seen} tokens and {self.stream_time_s} s contradict each other"
+            )
+        if self.tokens_seen < self.steps:
+            raise StateCorrupt(f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps")
 
 
 def cell_centres(grid: tuple[int, int]) -> Tensor:
-    """(x, y) of every token of a step in raster order, `[T, 2]` float32 in [0, 1], independent of resolution."""
+    """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0, 1]."""
     rows, columns = grid
     y = (torch.arange(rows, dtype=torch.float32) + 0.5) / rows
     x = (torch.arange(columns, dtype=torch.float32) + 0.5) / columns

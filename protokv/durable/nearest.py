@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import cut, median_from, sorted_from
+from protokv.core.arrays import chunks, median_from, sorted_from
 
 SLOT_BITS = 20
 """A bank has fewer prototypes than 2 to this power."""
@@ -44,7 +44,7 @@ _ROWS = 1024
 
 def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[slice]:
     """Slices that make up `rows`; all but the last hold a multiple of `multiple` rows."""
-    return cut(rows, max(1, _ROWS // multiple) * multiple, device)
+    return chunks(rows, max(1, _ROWS // multiple) * multiple, device)
 
 
 LARGE = 4096

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import add_rows_, cut, write_rows_
+from protokv.core.arrays import add_rows_, chunks, write_rows_
 from protokv.core.bank import PrototypeBank
 from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate
@@ -126,7 +126,7 @@ class QuantizedBank(PrototypeBank):
         codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
         anchors = self.position[layer, heads]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
-        for some in cut(codes.shape[-2], _ROWS, codes.device):
+        for some in chunks(codes.shape[-2], _ROWS, codes.device):
             part = (..., some, slice(None))
             angles = rotary(anchors[part].round().long())
             keys[part] = rotate(decode(codes[part], exponents[part]), *angles)

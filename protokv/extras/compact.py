@@ -1,40 +1,142 @@
-"""Compact placement (`positions="compact"`): a stream of any length shown at the positions a model was trained on.
+"""Compact positions (`positions="compact"`): a stream of any length shown at the positions a model was trained on.
 
-What a memory holds is bounded, so it can be shown at bounded positions: the near window moves as a block and keeps the
-distances inside it; what is older stands before it, every distinct time one position apart, newest next to the window.
-
-The near window's keys stay as they are: queries are turned instead, all by one angle. Far times move by one offset
-each, so far keys are turned, in each layer when it is first asked and by angles that are looked up (`turning`). By how
-much anything moves is known to the device alone, and nothing waits for it. Knows slots and no memory.
+What a memory holds is bounded, so it can be shown at bounded positions. The near window moves as a block and keeps the
+distances inside it; older tokens stand before it, every distinct time one position apart, the newest next to the
+window. Near keys stay as they are: queries are rotated by one angle instead. Far keys are rotated in each layer when it
+is first read. Only the device knows how far anything moves, and nothing waits for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from protokv.core.context import Anchoring, Context, Segment
-from protokv.core.rotary import Angles, direction, turn_
+from protokv.core.context import Context, Segment, SlotContext
+from protokv.core.rotary import rotate
+from protokv.core.session import Placement
+from protokv.core.step import StreamClock
+from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
 
 if TYPE_CHECKING:
-    from protokv.core.context import SlotContext
+    from protokv.backbones.base import Backbone
+
+
+class CompactPlacement(Placement):
+    """Shows a context at consecutive positions, and forwards new tokens behind it."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        """Serve one model."""
+        self._rotary, self._moving = backbone.precise_rotary, backbone.moving
+        self._origin = len(backbone.prefix_ids)
+        self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
+
+    def place(self, context: Context, clock: StreamClock) -> Context:
+        """Return the context at consecutive positions."""
+        return compacted(context, Anchoring(self._rotary, self._origin, clock.next_position, self._moving))
+
+    def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
+        """Return positions moved with the context."""
+        shift = shift_of(context)
+        return positions if _is_zero(shift) else positions - self._direction * shift
+
+    def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
+        """Return keys rotated from where they were forwarded to their stream positions."""
+        shift = shift_of(context)
+        if _is_zero(shift):
+            return keys
+        return rotate(keys, *self._rotary(self._direction * shift)).to(keys.dtype)
+
+    def text_start(self, context: Context, clock: StreamClock) -> int:
+        """Return the position behind the moved context."""
+        behind = next_position_of(context)
+        return clock.next_position if behind is None else int(behind)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchoring:
+    """What compact positions must know of the model and the stream.
+
+    Attributes:
+        rotary: angles that add up at any position.
+        origin: position of the first visual token of the stream.
+        end: the position behind everything seen, above 0.
+        moving: the position components that grow with the stream. The first one is time (or the index of a token).
+        near: time at which the near window begins, if a context of other layers determined it; None: this one does.
+    """
+
+    rotary: PreciseRotary
+    origin: int
+    end: int
+    moving: Sequence[int] = (0,)
+    near: int | None = None
+
+
+@runtime_checkable
+class Compactable(Protocol):
+    """A context that moves itself to compact positions; `SlotContext`s are moved by `compacted`.
+
+    A moved context has `shift`, by how much the moving components of tokens forwarded after it are less than their
+    stream positions, and may have `next_position`, where text behind the video starts. Both are `[]` int64 tensors if
+    only the device knows them.
+    """
+
+    def far_span(self) -> int | Tensor:
+        """Return the number of distinct times older than the near window, in the layer and head that has most."""
+
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Context:
+        """Return the same tokens at consecutive positions; `span` positions are set aside for older ones."""
+
+
+def compacted(context: Context, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
+    """Return the tokens of a context at consecutive positions, `span` of them set aside for older ones.
+
+    None sets aside as many as the context needs.
+    """
+    if isinstance(context, Compactable):
+        return context.compacted(anchoring, context.far_span() if span is None else span)
+    seen = survey_of(context)
+    assert isinstance(context, SlotContext)
+    return CompactContext.of(context, anchoring, seen, seen.span if span is None else span)
+
+
+def far_span(context: Context) -> int | Tensor:
+    """Return the number of distinct times older than the near window, in the layer and head that has most."""
+    return context.far_span() if isinstance(context, Compactable) else survey_of(context).span
+
+
+def shift_of(context: Context) -> int | Tensor:
+    """Return by how many positions tokens forwarded with this context stand before their stream positions."""
+    shift: int | Tensor = getattr(context, "shift", 0)
+    return shift
+
+
+def next_position_of(context: Context) -> int | Tensor | None:
+    """Return where text behind a moved context starts; None: behind the stream."""
+    position: int | Tensor | None = getattr(context, "next_position", None)
+    return position
+
+
+def _is_zero(shift: int | Tensor) -> bool:
+    """Return whether tokens are forwarded at their stream positions, as far as the host knows."""
+    return isinstance(shift, int) and not shift
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Where the slots of a context stand.
+    """Where the slots of a context stand in the stream.
 
     Attributes:
         time: `[L, H, F]` int64 of the far slots, the first position component.
         older: `[L, H, F]` bool, far slots in use that are older than the near window.
-        rank: `[L, H, F]` int64, dense rank of their times from the newest, 0; anything elsewhere.
-        near: `[]` int64, time of the oldest exact token of the near window; one past everything where there is none.
+        rank: `[L, H, F]` int64, dense rank of their times, 0 for the newest; any number in other slots.
+        near: `[]` int64, time of the oldest exact token of the near window; behind all slots if there is none.
         span: `[]` int64, distinct older times, in the layer and head that has most.
         still: `[P]` int64, the highest position of each component among older slots.
-        moved: `[P]`, the highest position less time and rank among them: with `moved` known, any move of these is.
+        moved: `[P]`, the highest of position - time - rank among older slots, from which any move of them follows.
         rest: `[P]`, the highest position among all other slots in use behind the prompt prefix.
     """
 
@@ -48,10 +150,17 @@ class Survey:
     rest: Tensor
 
 
-def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -> Survey:
-    """Look at slots at `places` `[L, H, N, P]` int64, `live` `[L, H, N]` where in use.
+def survey_of(context: Context) -> Survey:
+    """Find where the slots of a context stand, without waiting for the device."""
+    if not isinstance(context, SlotContext) or context.positions is None:
+        raise ValueError("this context does not know the positions of its slots")
+    return survey(context.positions(), context.bias > -torch.inf, context.far, context.until)
 
-    Where no exact token is near, the near window begins at `until`, if that is given, and else behind all slots.
+
+def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -> Survey:
+    """Find where slots stand that have positions `places` `[L, H, N, P]` int64 and are in use where `live` `[L, H, N]`.
+
+    If no exact token is near, the near window begins at `until`, or behind all slots if that is None.
     """
     never = torch.iinfo(places.dtype).min
     time = places[..., 0]
@@ -74,13 +183,13 @@ def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -
 
 
 def _highest(values: Tensor, chosen: Tensor, never: int, *, keep: int = 0) -> Tensor:
-    """The highest chosen value, over all but the last `keep` axes; `never` where there is none."""
+    """Return the highest chosen value over all but the last `keep` axes; `never` if there is none."""
     flat = values.masked_fill(~chosen, never).flatten(0, values.ndim - 1 - keep)
     return flat.amax(0) if flat.shape[0] else torch.full(flat.shape[1:], never, device=values.device)
 
 
 def _rank_from_newest(time: Tensor, chosen: Tensor) -> Tensor:
-    """Dense rank of `time` `[..., N]` among the chosen slots, 0 for the newest time; undefined elsewhere."""
+    """Return the dense rank of `time` `[..., N]` among the chosen slots, 0 for the newest; undefined elsewhere."""
     never = torch.iinfo(time.dtype).min
     ordered, order = time.masked_fill(~chosen, never).sort(dim=-1, descending=True, stable=True)
     new = (ordered[..., 1:] != ordered[..., :-1]) & (ordered[..., 1:] != never)
@@ -90,35 +199,32 @@ def _rank_from_newest(time: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CompactContext(Context):
-    """Slots at consecutive positions; at those of the stream while these are no more than are needed.
+    """Slots at consecutive positions; at stream positions while these are no more than are needed.
 
     Attributes:
-        slots: where they stood in the stream.
-        anchoring: what is known of the model.
-        moves: `[L, H, F]` int64, what is added to the moving components of each far slot.
+        slots: the slots at their stream positions.
+        anchoring: the model and the stream.
+        moves: `[L, H, F]` int64, added to the moving components of each far slot.
         angles: of these moves.
-        near_turn: cos and sin `[D]`, what queries are turned by for the near window: `shift` positions.
-        shift, next_position: `[]` int64; see `Context`.
-        hidden: whether far slots are.
+        near_rotation: cos and sin `[D]` of `shift` positions; queries are rotated by it for the near window.
+        shift, next_position: `[]` int64; see `Compactable`.
     """
 
     slots: SlotContext
     anchoring: Anchoring
     moves: Tensor
-    angles: Angles
-    near_turn: tuple[Tensor, Tensor]
+    angles: MoveAngles
+    near_rotation: tuple[Tensor, Tensor]
     shift: Tensor
     next_position: Tensor
-    hidden: bool = False
-    _older: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rotated: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, slots: SlotContext, anchoring: Anchoring, span: int | Tensor) -> CompactContext:
-        """Slots re-anchored, `span` positions set aside for older times."""
-        seen = slots.survey()
+    def of(cls, slots: SlotContext, anchoring: Anchoring, seen: Survey, span: int | Tensor) -> CompactContext:
+        """Move slots that were surveyed; `span` positions are set aside for older times."""
         device, never, rotary = slots.keys.device, torch.iinfo(torch.int64).min, anchoring.rotary
         near = seen.near if anchoring.near is None else torch.full_like(seen.near, anchoring.near)
-        # Where the near window begins; right behind the prompt prefix and what is older, if that is before.
+        # The near window stays, or moves back to right behind the prompt prefix and the older tokens.
         begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=device))
         shift = near - begins
         moving = direction(anchoring.moving, len(seen.still), device)
@@ -131,40 +237,28 @@ class CompactContext(Context):
         )
         behind = highest.max().clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, behind, anchoring.end)
-        angles = Angles.of(rotary, moving, rotary.moving_pairs(anchoring.moving), anchoring.end)
+        angles = MoveAngles.of(rotary, moving, rotary.moving_pairs(anchoring.moving), anchoring.end)
         return cls(slots, anchoring, moves, angles, rotary(moving * shift), shift, next_position)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """What is older, as it was turned when this layer was first asked, and the near window as it is."""
+        """Return older slots, rotated when this layer is first read, and the near window as it is."""
         slots, far = self.slots, self.slots.far
-        if layer not in self._older:
-            self._older[layer] = self._turned(layer)
+        if layer not in self._rotated:
+            self._rotated[layer] = self._rotate_far(layer)
         part = slice(far.stop, None)
-        near = Segment(*slots.read(layer, part), slots.finite_bias()[layer][:, part], self.near_turn)
-        return self._older[layer], near
+        near = Segment(*slots.read(layer, part), slots.finite_bias()[layer][:, part], self.near_rotation)
+        return self._rotated[layer], near
 
-    def places(self, layer: int) -> Tensor | None:
-        """Where the slots stood in the stream, not where they are shown."""
-        return None if self.hidden else self.slots.places(layer)
-
-    def without_far(self) -> CompactContext:
-        """The same with far slots hidden."""
-        return replace(self, slots=self.slots.without_far(), hidden=True)
+    def positions_at(self, layer: int) -> Tensor | None:
+        """Return the stream positions of the slots, not where they are shown."""
+        return self.slots.positions_at(layer)
 
     def visible_tokens(self) -> int:
-        """As before it was re-anchored."""
+        """Return those of the slots."""
         return self.slots.visible_tokens()
 
-    def far_span(self) -> Tensor:
-        """As before it was re-anchored."""
-        return self.slots.far_span()
-
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> CompactContext:
-        """Itself."""
-        return self
-
     def positions(self) -> Tensor:
-        """Where each slot is shown, `[L, H, N, P]` int64; anything where it is empty."""
+        """Return where each slot is shown, `[L, H, N, P]` int64; any number in free slots."""
         assert self.slots.positions is not None
         there, far = self.slots.positions().clone(), self.slots.far
         for component in self.anchoring.moving:
@@ -172,12 +266,12 @@ class CompactContext(Context):
             there[..., far.stop :, component] -= self.shift
         return there
 
-    def _turned(self, layer: int) -> Segment:
-        """The prompt prefix and the far slots of a layer, keys turned to where they are shown."""
+    def _rotate_far(self, layer: int) -> Segment:
+        """Return the prompt prefix and the far slots of a layer, keys rotated to where they are shown."""
         slots, far = self.slots, self.slots.far
-        shown = slice(0, far.start if self.hidden else far.stop)
+        shown = slice(0, far.stop)
         (keys, values), bias = slots.read(layer, shown), slots.finite_bias()[layer]
         if keys.shape[1] > far.start:
             keys = keys.clone(memory_format=torch.contiguous_format)
-            turn_(keys[:, far], self.moves[layer], self.angles)
+            rotate_by_moves_(keys[:, far], self.moves[layer], self.angles)
         return Segment(keys, values, bias[:, shown])

@@ -1,19 +1,11 @@
-"""What an answer stood on: the times of the stream that the model read when it chose the answer's first word.
+"""Evidence: the times of the stream that the model read when it chose the first word of an answer.
 
-The attention of the last token of the prompt is made again in the layers that read memory, and what it gives to each
-slot is put down to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens speaks of its
-anchor's time with one n-th of what it gets: the rest is of tokens from anywhere in the past.
+The attention of the last token of the question is computed again in the layers that read memory, and the share of each
+slot is credited to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens counts for its
+anchor's time with one n-th of its share: the rest is of tokens from anywhere in the past.
 
-What it is worth was measured on the embedded model (`samples/studies/evidence/`). Which layers read memory is the
-backbone's to say (`Backbone.reading_layers`); where nobody has measured it all layers are averaged, and a low share
-says nothing.
-Knows no memory and no command line.
-
-How much of what a token reads comes from each slot: the weights of its attention, which the kernels do not return.
-
-Made again from queries, keys and bias, for the tokens and layers that somebody asks about; attention itself is as it
-was. The same as `plain.weights`, up to the order of sums, for one token and the mean of a group of heads. Knows nothing
-of stream time.
+`samples/studies/evidence/` measures how good this is on the embedded model. Which layers read memory is the backbone's
+to say (`Backbone.reading_layers`); without that all layers are averaged, and a low share says nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +17,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
-from protokv.core.attention import LocalKV
-from protokv.core.context import EMPTY, RecordedContext, Segment
-from protokv.core.records import StreamClock
+from protokv.core.context import EMPTY, Context, Segment
 from protokv.core.rotary import rotate
+from protokv.core.session import Reading, Session
+from protokv.errors import ConfigError
+from protokv.extras.queries import RecordedContext
 
 NOTICED: Final = 0.02
 """Share of attention from which a step is named."""
 FAINT: Final = 0.05
-"""Share of the strongest moment below which what was asked may no longer be in memory. Fitted on development worlds,
+"""Share of the strongest moment below which the evidence may no longer be in memory. Fitted on development worlds,
 where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 and 184)."""
 MOST_MOMENTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Steps that follow each other, with at most one between two of them that is not named.
+    """Consecutive steps that each stand out; single steps between two of them are included.
 
     Attributes:
         start_s, end_s: stream time, from the start of the first step to the end of the last.
@@ -55,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The moments that an answer stood on.
+    """The moments that an answer stands on.
 
     Attributes:
         moments: the strongest first, at most three; none where no step stands out.
@@ -67,60 +59,61 @@ class Evidence:
 
     @property
     def faint(self) -> bool | None:
-        """Whether what was asked may no longer be in memory; None: nobody has measured it for this model."""
+        """Whether the evidence may no longer be in memory; None: not measured for this model."""
         if not self.measured:
             return None
         return not self.moments or self.moments[0].share < FAINT
 
 
-def find_evidence(
-    backbone: Backbone,
-    context: RecordedContext,
-    tail: LocalKV,
-    clock: StreamClock,
-    afresh: Tensor | None = None,
-) -> Evidence | None:
-    """What the last token that was forwarded read.
+class AttentionEvidence:
+    """Finds evidence by the attention of a question's last token; an `EvidenceFinder` of sessions."""
 
-    Args:
-        backbone: the model.
-        context: what it read of memory, and the queries `[Hq, T, D]` of each layer.
-        tail: what it read besides.
-        clock: where the stream stands.
-        afresh: stream positions `[R, P]` of the first tokens of the tail, where these are steps of the stream.
+    def record(self, context: Context) -> RecordedContext:
+        """Return a context that keeps the queries that read it."""
+        return RecordedContext(context)
 
-    Returns:
-        None: the context does not know where its slots stand in the stream.
-    """
-    layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
-    prefix = len(backbone.prefix_ids)
-    steps, read = [], []
-    for layer in layers:
-        query, places = context.queries[layer], context.shown.places(layer)
-        if places is None:
-            return None
-        segments = context.shown.at(layer, query)
-        given, to_tail = shares(query[:, -1], segments, tail.read(layer)[0], backbone.head_size**-0.5)
-        bias = torch.cat([segment.bias for segment in segments], 1)
-        given = torch.where(bias > EMPTY, given / bias.clamp(min=0.0).exp(), 0.0)
-        # The prompt prefix stands before the stream.
-        found = [(places[:, prefix:], given[:, prefix:])]
-        if afresh is not None:
-            found.append((afresh.expand(len(given), *afresh.shape), to_tail[:, : len(afresh)]))
-        for where, share in found:
-            times = backbone.times_of(where, clock)
-            steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
-            read.append(share.double().cpu().flatten() / (len(given) * len(layers)))
-    by_step: dict[int, float] = {}
-    for step, share in zip(torch.cat(steps).tolist(), torch.cat(read).tolist(), strict=True):
-        by_step[step] = by_step.get(step, 0.0) + share
-    return Evidence(find_moments(by_step, clock.step_seconds), backbone.reading_layers is not None)
+    @torch.inference_mode()
+    def find(self, session: Session, reading: Reading) -> Evidence:
+        """Return the moments that the last token of a question read.
+
+        Raises:
+            ConfigError: the context does not know where its slots stand in the stream.
+        """
+        backbone, clock, context = session.backbone, session.clock, reading.context
+        assert isinstance(context, RecordedContext)
+        layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
+        prefix, prelude = len(backbone.prefix_ids), reading.prelude
+        steps, shares_of_steps = [], []
+        for layer in layers:
+            query, positions = context.queries[layer], context.inner.positions_at(layer)
+            if positions is None:
+                raise ConfigError(
+                    f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
+                )
+            segments = context.inner.at(layer, query)
+            to_slots, to_local = shares(
+                query[:, -1], segments, reading.local_kv.read(layer)[0], backbone.head_size**-0.5
+            )
+            bias = torch.cat([segment.bias for segment in segments], 1)
+            to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
+            # The prompt prefix stands before the stream.
+            found = [(positions[:, prefix:], to_slots[:, prefix:])]
+            if len(prelude):
+                found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
+            for where, share in found:
+                times = backbone.times_of(where, clock)
+                steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
+                shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
+        by_step: dict[int, float] = {}
+        for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
+            by_step[step] = by_step.get(step, 0.0) + share
+        return Evidence(find_moments(by_step, clock.step_seconds), backbone.reading_layers is not None)
 
 
 def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Moment, ...]:
-    """Join the steps whose share is `NOTICED` or more to moments; the strongest of these, the earlier first if equal.
+    """Join the steps whose share is `NOTICED` or more to moments; return the strongest, the earlier first if equal.
 
-    A step between two that are named counts with them.
+    A single step between two of them is included.
     """
     runs: list[list[int]] = []
     for step in sorted(step for step, share in by_step.items() if share >= NOTICED):
@@ -139,27 +132,27 @@ def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Mom
     return tuple(sorted(found, key=lambda moment: -moment.share)[:MOST_MOMENTS])
 
 
-def shares(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """What the last token of the tail reads from where, the mean over the query heads of a KV head.
+def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Return the attention weights of the last token, the mean over the query heads of a KV head.
 
     Args:
         query: `[Hq, D]`, rotated.
         segments: what the layer read of a context, `N` slots together.
-        tail_keys: `[H, n, D]`, all of which the token sees.
+        local_keys: `[H, n, D]` of the local tokens; the token sees all of them.
         scaling: the factor on the logits.
 
     Returns:
-        `[H, N]` of the slots and `[H, n]` of the tail, float32; together they sum to 1 in each head.
+        `[H, N]` of the slots and `[H, n]` of the local tokens, float32; together they sum to 1 in each head.
     """
-    H, _, D = tail_keys.shape
+    H, _, D = local_keys.shape
     asked = query.float() * scaling
     parts = []
     for segment in segments:
-        turned = asked if segment.turn is None else rotate(asked, *segment.turn)
-        logits = torch.matmul(turned.view(H, -1, D), segment.keys.float().transpose(1, 2))
+        rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        logits = torch.matmul(rotated.view(H, -1, D), segment.keys.float().transpose(1, 2))
         parts.append(logits + segment.bias[:, None])
-    parts.append(torch.matmul(asked.view(H, -1, D), tail_keys.float().transpose(1, 2)))
-    # Merged as attention over disjoint sets is: each by its own sum of exponentials.
+    parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
+    # As attention over disjoint sets is merged: each by its own sum of exponentials.
     total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(-1, keepdim=True)
-    *slots, tail = [(part - total).exp().mean(1) for part in parts]
-    return torch.cat([tail[:, :0], *slots], 1), tail
+    *slots, local = [(part - total).exp().mean(1) for part in parts]
+    return torch.cat([local[:, :0], *slots], 1), local

@@ -1,6 +1,6 @@
-"""`PositionLimit`: tells once that a stream was forwarded beyond the positions its model was trained on.
+"""`PositionLimit`: warns once if steps are forwarded beyond the positions that the model was trained on.
 
-Where the device alone knows how far, it is asked when there is a wait for it anyway. Knows no model and no memory.
+At compact positions only the device knows how far a step stands; it is asked when there is a wait for it anyway.
 """
 
 from __future__ import annotations
@@ -11,44 +11,51 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from protokv.core.context import Context
+from protokv.core.session import PositionedStep, Session, SessionListener
 from protokv.errors import PositionWarning
+from protokv.extras.compact import shift_of
 
 
-class PositionLimit:
-    """The highest position at which a step was forwarded, against a limit."""
+class PositionLimit(SessionListener):
+    """Compares the highest position of each step with a limit."""
 
-    def __init__(self, limit: int | None, moving: Sequence[int], advice: str) -> None:
-        """Start at nothing.
+    def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
+        """Start at the beginning of a stream.
 
         Args:
-            limit: positions that the model was trained on; None: nobody knows.
+            limit: positions that the model was trained on; None: unknown.
             moving: the position components that grow with the stream.
-            advice: the end of the warning.
+            advice: appended to the warning.
         """
         self._limit, self._moving, self._advice = limit, moving, advice
         self._furthest: Tensor | None = None
 
+    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
+        """Follow a step of a session."""
+        self.follow(session.clock.steps, step.highest, shift_of(context))
+
+    def before_read(self, session: Session) -> None:
+        """Warn of steps whose positions only the device knew."""
+        if self._furthest is not None:
+            self._warn(session.clock.steps, int(self._furthest))
+            self._furthest = None
+
     def follow(self, step: int, highest: Sequence[int], shift: int | Tensor) -> None:
-        """Note a step whose highest stream positions these are `[P]`, moved back by `shift` in the moving ones.
+        """Note a step with highest stream positions `[P]`, forwarded `shift` positions earlier.
 
         Warns:
-            PositionWarning: it is beyond the limit; now, or when `tell` is called where the shift is a tensor.
+            PositionWarning: it is beyond the limit; now, or at `before_read` if the shift is a tensor.
         """
         if self._limit is None or max(highest) < self._limit:
             return
-        still = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
+        fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
         moved = max(highest[component] for component in self._moving) - shift
         if isinstance(moved, int):
-            self._warn(step, max(still, moved))
+            self._warn(step, max(fixed, moved))
         else:
-            reached = moved.clamp(min=still)
+            reached = moved.clamp(min=fixed)
             self._furthest = reached if self._furthest is None else torch.maximum(self._furthest, reached)
-
-    def tell(self, step: int) -> None:
-        """Warn of what `follow` left open; asks the device."""
-        if self._furthest is not None:
-            self._warn(step, int(self._furthest))
-            self._furthest = None
 
     def _warn(self, step: int, position: int) -> None:
         if self._limit is None or position < self._limit:
@@ -57,5 +64,5 @@ class PositionLimit:
         warnings.warn(
             f"step {step} stands at position {position}, and the model was trained on {trained}{self._advice}",
             PositionWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -1,12 +1,9 @@
 """`RecentSteps` and `WithRecent`: any memory, and besides it the last steps as the vision tower gave them.
 
-A question reads these steps afresh behind the memory, in place of what the memory made of them when they came: the
-largest gain of DSCache (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317) in real-time questions. What is kept is
-embeddings and positions of at most `recent_frames` frames, a part of the state like any other; who forwards them is
-whoever asks. While a memory holds all it has seen, reading afresh is what reading its keys would be.
-
-The memory behind it sees everything as without this, and shows a question nothing that stands where the recent steps
-do: exact tokens and prototypes of one token are hidden, prototypes of several stay.
+A question reads these steps again behind the memory, in place of what the memory made of them when they came: the
+largest gain of DSCache (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317) in real-time questions. The embeddings
+and positions of at most `recent_frames` frames are a part of the state like any other. The memory sees everything as
+without this; for a question its exact tokens and prototypes of one token from the time of these steps are hidden.
 """
 
 from __future__ import annotations
@@ -20,33 +17,29 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.tensors import Clock, StatePart, TensorSpec, check_shapes, check_values, shapes_of
+from protokv.core.memory import Memory, MemoryShape
+from protokv.core.step import StepKV, StepTokens
+from protokv.core.tensors import Clock, StatePart, TensorSpec, shapes_of
+from protokv.core.validation import check_shapes, check_values
 from protokv.errors import StateCorrupt
 
-# Tokens, rows, columns, first and last visual token, step.
+# Tokens, rows, columns, first visual token, the one behind the last, step.
 FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class RecentStep:
-    """A step as it is forwarded.
+    """A step as it was forwarded: its tokens, their stream positions `[T, P]`, and its index."""
 
-    Attributes:
-        embeddings: `[T, E]` model dtype.
-        positions: `[T, P]` int64, stream positions.
-        grid: rows and columns of the visual tokens.
-        visual: first visual token and the one behind the last.
-        step: its index.
-        deepstack: `[n, V, E]`, for families that feed more than embeddings to the layers.
-    """
-
-    embeddings: Tensor
+    tokens: StepTokens
     positions: Tensor
-    grid: tuple[int, int]
-    visual: tuple[int, int]
     step: int
-    deepstack: Tensor | None = None
+
+    @property
+    def fields(self) -> list[int]:
+        """Its row of `recent.steps`."""
+        start, stop, _ = (self.tokens.visual or slice(None)).indices(len(self.tokens))
+        return [len(self.tokens), *self.tokens.grid, start, stop, self.step]
 
 
 class RecentSteps(StatePart):
@@ -60,15 +53,14 @@ class RecentSteps(StatePart):
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Their tokens one behind the other, and a row of numbers for each step."""
-        token, wide = ("recent_token",), "embedding"
+        """Declare their tokens, concatenated, and a row of numbers for each step."""
+        token, wide, P = ("recent_token",), "embedding", shape.position_components
         return (
             TensorSpec(
                 "recent.embeddings", (*token, wide), (None, None), shape.dtype, "recent steps as the model reads them"
             ),
             TensorSpec(
-                "recent.positions", (*token, "component"), (None, shape.position_components), torch.int64,
-                "their stream positions", "position",
+                "recent.positions", (*token, "component"), (None, P), torch.int64, "their stream positions", "position"
             ),
             TensorSpec(
                 "recent.steps", ("recent_step", "field"), (None, FIELDS), torch.int64,
@@ -81,25 +73,24 @@ class RecentSteps(StatePart):
         )  # fmt: skip
 
     def held(self) -> dict[str, Tensor]:
-        """All of them."""
+        """Return all of them."""
         steps, P = self.steps, self._shape.position_components
         if not steps:
-            nothing = torch.zeros(0, 0, dtype=self._shape.dtype)
             return {
-                "recent.embeddings": nothing,
+                "recent.embeddings": torch.zeros(0, 0, dtype=self._shape.dtype),
                 "recent.positions": torch.zeros(0, P, dtype=torch.int64),
                 "recent.steps": torch.zeros(0, FIELDS, dtype=torch.int64),
             }
         found = {
-            "recent.embeddings": torch.cat([one.embeddings for one in steps]),
+            "recent.embeddings": torch.cat([one.tokens.embeddings for one in steps]),
             "recent.positions": torch.cat([one.positions for one in steps]),
-            "recent.steps": torch.tensor([[len(one.positions), *one.grid, *one.visual, one.step] for one in steps]),
+            "recent.steps": torch.tensor([one.fields for one in steps]),
         }
-        deep = [one.deepstack for one in steps if one.deepstack is not None]
+        deep = [one.tokens.deepstack for one in steps if one.tokens.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Rows that speak of the tokens that there are."""
+        """Check that the rows describe the tokens, and are the last steps of the stream."""
         rows = tensors["recent.steps"].tolist()
         total = tensors["recent.embeddings"].shape[0]
         sound = len(rows) <= self._most and sum(row[0] for row in rows) == total
@@ -122,93 +113,83 @@ class RecentSteps(StatePart):
         deep = tensors.get("recent.deepstack")
         for tokens, height, width, first, last, step in tensors["recent.steps"].tolist():
             own, visual = slice(start, start + tokens), slice(seen, seen + last - first)
-            self.steps.append(
-                RecentStep(
-                    tensors["recent.embeddings"][own].to(device, copy=True),
-                    tensors["recent.positions"][own].to(device, copy=True),
-                    (height, width),
-                    (first, last),
-                    step,
-                    None if deep is None else deep[:, visual].to(device, copy=True),
-                )
+            read = StepTokens(
+                tensors["recent.embeddings"][own].to(device, copy=True),
+                (height, width),
+                slice(first, last),
+                None if deep is None else deep[:, visual].to(device, copy=True),
             )
+            self.steps.append(RecentStep(read, tensors["recent.positions"][own].to(device, copy=True), step))
             start, seen = own.stop, visual.stop
 
 
 class WithRecent(Memory):
-    """A memory and the last steps."""
+    """A memory (`inner`) and the last steps."""
 
     def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
-        """Beside an empty memory, or one that is to be loaded."""
+        """Wrap an empty memory."""
         self.bounded, self.joins_steps = inner.bounded, inner.joins_steps
-        self._inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
+        self.inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
-        self._inner.start(keys, values)
+        self.inner.start(keys, values)
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """As the memory does."""
-        return self._inner.select(features, grid)
-
-    def probes_for(self, tokens: int) -> Sequence[str]:
-        """As the memory does."""
-        return self._inner.probes_for(tokens)
-
-    def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
-        """As the memory does."""
-        self._inner.compact(queries, tokens)
+        """Select as the memory does."""
+        return self.inner.select(features, grid)
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        self._inner.append(step)
+        self.inner.append(step)
 
-    def remember(self, step: RecentStep) -> None:
-        """Keep a step that was appended; the oldest goes."""
-        self._recent.steps.append(step)
+    def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
+        """Keep a step that was appended; the oldest one goes."""
+        self.inner.observe(tokens, positions, step)
+        self._recent.steps.append(RecentStep(tokens, positions, step))
 
-    def recent(self) -> Sequence[RecentStep]:
-        """The last steps, oldest first."""
-        return tuple(self._recent.steps)
+    def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
+        """Return the last steps, oldest first."""
+        return [(one.tokens, one.positions) for one in self._recent.steps]
 
     def context(self) -> Context:
-        """What a new step attends to: the memory, the recent steps as they are in it."""
-        return self._inner.context()
+        """Return the memory's context, in which recent steps are as the memory keeps them."""
+        return self.inner.context()
 
     def recall(self) -> Context:
-        """The memory without what stands where the recent steps do."""
-        context = self._inner.recall()
+        """Return the memory without the time of the recent steps."""
+        context = self.inner.recall()
         steps = self._recent.steps
         return context.before(int(steps[0].positions[:, 0].min())) if steps else context
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Those of the memory and of the recent steps."""
-        return (*self._inner.specs(), *RecentSteps.declare(self._shape))
+        """Return those of the memory and of the recent steps."""
+        return (*self.inner.specs(), *RecentSteps.declare(self._shape))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the memory and of the recent steps."""
-        return self._inner.tensors() | self._recent.held()
+        """Return those of the memory and of the recent steps."""
+        return self.inner.tensors() | self._recent.held()
 
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
-        """Take both parts; nothing is changed when one of them is refused."""
-        own, rest = self._parted(tensors)
+        """Take both parts. Change nothing if one of them is refused."""
+        own, rest = self._split(tensors)
         check_shapes(shapes_of(own), RecentSteps.declare(self._shape))
         self._check(own, clock)
-        self._inner.load(rest, clock)
+        self.inner.load(rest, clock)
         self._recent.take(own)
 
     def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Hold both parts against the clock."""
-        own, rest = (self._recent.held(), None) if tensors is None else self._parted(tensors)
-        self._inner.check(clock, rest)
+        """Check both parts."""
+        own, rest = (self._recent.held(), None) if tensors is None else self._split(tensors)
+        self.inner.check(clock, rest)
         self._check(own, clock)
 
     def promises(self) -> list[str]:
-        """What `check` holds the state to, a line each."""
-        return [*self._inner.promises(), self._recent.promise]
+        """Return what `check` guarantees, one line each."""
+        return [*self.inner.promises(), self._recent.promise]
 
     @staticmethod
-    def _parted(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         own = {name: tensor for name, tensor in tensors.items() if name.startswith("recent.")}
         return own, {name: tensor for name, tensor in tensors.items() if name not in own}
 
@@ -217,9 +198,9 @@ class WithRecent(Memory):
         self._recent.check(own, clock)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes by part, with those of the recent steps."""
-        return self._inner.nbytes() | self._recent.nbytes()
+        """Return bytes by part."""
+        return self.inner.nbytes() | self._recent.nbytes()
 
     def report(self) -> dict[str, Any]:
-        """What the memory says, and how many tokens a question reads afresh."""
-        return self._inner.report() | {"recent_tokens": sum(len(one.positions) for one in self._recent.steps)}
+        """Return the memory's report, and how many tokens a question reads again."""
+        return self.inner.report() | {"recent_tokens": sum(len(one.positions) for one in self._recent.steps)}

@@ -1,7 +1,7 @@
 """One model for several streams at a time: forwards that several threads ask for run as one.
 
 Each stream runs in its own thread with a member of the model, which shares the model's weights. A forward waits until
-every member has asked for one or has left; then the last thread runs all of them (`protokv.core.hook`). Frames go
+every member has asked for one or has left; then the last thread runs all of them (`protokv.extras.joint`). Frames go
 through the vision tower one stream at a time. The results of a stream do not depend on the other streams, up to the
 order of sums.
 """
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
-from protokv.core.context import Context
-from protokv.core.hook import Joint, Stream
+from protokv.core.context import Context, EmptyContext
+from protokv.core.step import StepTokens
+from protokv.extras.joint import JointKV, Stream
 
 
 @dataclass(slots=True)
@@ -103,12 +104,12 @@ class SharedForwards:
                 )
                 return
             counts = [len(one.embeddings) for one in requests]
-            joint = Joint([Stream(n, one.context, one.local_kv) for n, one in zip(counts, requests, strict=True)])
+            joint = JointKV([Stream(n, one.context, one.local_kv) for n, one in zip(counts, requests, strict=True)])
             hidden = self._backbone.forward(
                 torch.cat([one.embeddings for one in requests]),
                 torch.cat([one.positions for one in requests]),
-                joint.as_context,
-                joint.as_tail,
+                EmptyContext(),
+                joint,
                 steps=[step for one in requests for step in one.steps],
             )
             for one, part in zip(requests, torch.split(hidden, counts), strict=True):
@@ -124,10 +125,10 @@ class _Member:
     shared: SharedForwards
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, context: Context, tail: LocalKV, *, steps: Sequence[Any] = ()
+        self, embeddings: Tensor, positions: Tensor, context: Context, local_kv: LocalKV, *, steps: Sequence[Any] = ()
     ) -> Tensor:
         """Run `Backbone.forward` together with the other members."""
-        return self.shared.run(_Request(embeddings, positions, context, tail, steps))
+        return self.shared.run(_Request(embeddings, positions, context, local_kv, steps))
 
     def embed_steps(self, steps: Sequence[Any], times_s: Sequence[float]) -> list[StepTokens]:
         """Run `Backbone.embed_steps`, one stream at a time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protokv.core.registry import declare_state
 from protokv.core.snapshot import State, TensorInfo
 from protokv.core.tensors import shapes_of
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import declare_state
 from protokv.storage.api import check_not_read, check_replaceable, load_state
-from protokv.storage.checkpoint import config_of, legends_of, shape_of
+from protokv.storage.checkpoint import config_of, shape_of, tensor_info_of
 from protokv.storage.form import StatePath
 from protokv.storage.writer import Writer
 
@@ -35,13 +35,13 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         state = load_state(path, verify=digests)
         if not overwrite:
             check_replaceable(target, state)
-        (written,) = writer.commit(replace(state, legends=_legends(state)), wait=True)
+        (written,) = writer.commit(replace(state, tensor_info=_tensor_info(state)), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 
 
-def _legends(state: State) -> dict[str, TensorInfo]:
+def _tensor_info(state: State) -> dict[str, TensorInfo]:
     """Describe the tensors of a state. Return nothing if it makes no sense: it can be copied all the same."""
     try:
-        return legends_of(declare_state(config_of(state), shape_of(state, shapes_of(state.tensors))))
+        return tensor_info_of(declare_state(config_of(state), shape_of(state, shapes_of(state.tensors))))
     except (StateCorrupt, ConfigError):
         return {}

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
-from protokv.core.registry import restore_memory
 from protokv.core.snapshot import State
 from protokv.core.tensors import shapes_of
 from protokv.errors import StateCorrupt
+from protokv.memories import restore_memory
 from protokv.storage.api import load_state, moments, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, shape_of
 from protokv.storage.form import StatePath

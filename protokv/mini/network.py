@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
-from protokv.core.hook import attend_to
 from protokv.core.rotary import rotate
 
 EPSILON = 1e-6
@@ -105,7 +104,7 @@ class LanguageModel:
             qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
             rotated = rotate(qkv[:both], cos, sin)
             query = rotated[: self._query_heads]
-            mixed = attend_to(layer, query, rotated[self._query_heads :], qkv[both:], context, local_kv, D**-0.5)
+            mixed = local_kv.attend(layer, query, rotated[self._query_heads :], qkv[both:], context, D**-0.5)
             x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
             x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
         return _norm(x, self._last_norm)

@@ -15,14 +15,15 @@ from typing import Any, Final, Never
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
-from protokv.core.context import Context, SlotContext
-from protokv.core.hook import Joint, Stream
-from protokv.core.memory import Memory, StepKV
-from protokv.core.registry import build_memory
-from protokv.core.session import Session, rotary_of, shape_of
+from protokv.core.context import Context, EmptyContext, SlotContext
+from protokv.core.memory import Memory
+from protokv.core.session import Session, shape_of
+from protokv.core.step import StepKV, StepTokens
 from protokv.core.tensors import Clock, TensorSpec
+from protokv.extras.joint import JointKV, Stream
+from protokv.memories import build_memory, rotary_of
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
 """Memories that several streams can share: bounded, with equally many tokens in every stream, and independent of
@@ -68,16 +69,18 @@ class BatchedStreams:
             for session, step in zip(self.sessions, steps, strict=True):
                 session.take([step], [start_s])
             return
-        pending = [session.place([step], [start_s]) for session, step in zip(self.sessions, steps, strict=True)]
-        joint = Joint([Stream(len(one.positions), one.context, one.tail) for one in pending])
+        batches = [
+            session.position_steps([step], [start_s]) for session, step in zip(self.sessions, steps, strict=True)
+        ]
+        joint = JointKV([Stream(len(one.forward_positions), one.context, one.local_kv) for one in batches])
         self._backbone.forward(
-            torch.cat([one.embeddings for one in pending]),
-            torch.cat([one.shown for one in pending]),
-            joint.as_context,
-            joint.as_tail,
-            steps=[read for one in pending for read in one.reads],
+            torch.cat([one.embeddings for one in batches]),
+            torch.cat([one.forward_positions for one in batches]),
+            EmptyContext(),
+            joint,
+            steps=[tokens for one in batches for tokens in one.tokens],
         )
-        for session, one in zip(self.sessions, pending, strict=True):
+        for session, one in zip(self.sessions, batches, strict=True):
             session.append(one)
 
     def skip(self, steps: Sequence[StepTokens], start_s: float) -> None:

@@ -17,9 +17,10 @@ from typing import Any, Self
 
 import torch
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variant

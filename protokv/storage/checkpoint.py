@@ -16,12 +16,14 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.memory import MemoryShape
+from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
-from protokv.core.registry import declare_state
 from protokv.core.session import Session
 from protokv.core.snapshot import Found, Header, State, TensorInfo
-from protokv.core.tensors import TensorSpec, check_shapes, pack
+from protokv.core.tensors import TensorSpec
+from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
+from protokv.memories import declare_state
 from protokv.mini import is_embedded
 from protokv.storage.api import load_state
 from protokv.storage.form import StatePath
@@ -102,7 +104,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs),
-        legends=legends_of(specs),
+        tensor_info=tensor_info_of(specs),
     )
 
 
@@ -117,7 +119,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
     return Session.resume(backbone, config_of(state), state)
 
 
-def legends_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
+def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
     """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
     return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
 

@@ -2,17 +2,19 @@
 
 It is part of the record of a live source in a state; a file has none. It is bounded: it keeps the newest gaps and
 anchors, and counts of all. Stream times are seconds of the whole stream, real times are seconds since 1970 in UTC.
-Knows no sources, no sessions and no files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from protokv.errors import StateCorrupt
 
@@ -115,40 +117,28 @@ class WallClockLog:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return {**plain, "anchors": [list(one) for one in self.anchors], "gaps": [asdict(one) for one in self.gaps]}
+        """Return plain JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | None) -> WallClockLog | None:
-        """Read the log from the record of a state's source; None if the source was not live.
+        """Return the log in the record of a source; None if it was not live.
 
         Raises:
-            StateCorrupt: the record makes no sense.
+            StateCorrupt: the log makes no sense.
         """
         record = (source or {}).get("live")
         if record is None:
             return None
         try:
-            found = cls(
-                stream=_checked(record["stream"], str),
-                anchors=[(_number(a), _number(b)) for a, b in record["anchors"]],
-                gaps=[
-                    Gap(
-                        _number(g["from_s"]), None if g["to_s"] is None else _number(g["to_s"]), _checked(g["why"], str)
-                    )
-                    for g in record["gaps"]
-                ],
-                gaps_in_all=_checked(record["gaps_in_all"], int),
-                lost_s=_number(record["lost_s"]),
-                frames_dropped=_checked(record["frames_dropped"], int),
-                frames_damaged=_checked(record["frames_damaged"], int),
-                committed_at=_number(record["committed_at"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            # A text without NaN and infinities, which msgspec would accept.
+            found = msgspec.json.decode(json.dumps(record, allow_nan=False), type=cls)
+            complete = record.keys() >= set(cls.__slots__)
+        except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
             raise StateCorrupt("source.live: it makes no sense") from error
-        if not 1 <= len(found.anchors) <= MOST_ANCHORS or len(found.gaps) > MOST_GAPS:
-            raise StateCorrupt("source.live: it has no beginning, or more gaps than are kept")
+        if not complete or not 1 <= len(found.anchors) <= MOST_ANCHORS or len(found.gaps) > MOST_GAPS:
+            raise StateCorrupt("source.live: it is incomplete, or has more gaps or anchors than are kept")
         return found
 
 
@@ -157,15 +147,3 @@ def _date(real_s: float) -> str:
         return datetime.fromtimestamp(real_s, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return "-"
-
-
-def _number(value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
-        raise TypeError
-    return float(value)  # type: ignore[arg-type]
-
-
-def _checked(value: Any, kind: type[Any]) -> Any:
-    if type(value) is not kind:
-        raise TypeError
-    return value

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protokv.core.records import StreamClock
 from protokv.core.snapshot import Header
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
 from protokv.mini import WORLD_MARK, is_embedded
 from protokv.video import Damage

@@ -184,13 +184,13 @@ async def _write_hierarchy(state: State, store: _DigestingStore, separator: str)
     for name, tensor in sorted(state.tensors.items()):
         values = tensor.detach().cpu()
         attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
-        # Axes are named after the tensor if there is no legend, or one with another number of axes.
+        # Axes are named after the tensor if nothing describes it, or something with other axes.
         dims: Sequence[str] = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
-        legend = state.legends.get(name)
-        if legend is not None and len(legend.dims) == tensor.dim():
-            told = {"long_name": legend.meaning, "units": legend.unit}
+        info = state.tensor_info.get(name)
+        if info is not None and len(info.dims) == tensor.dim():
+            told = {"long_name": info.meaning, "units": info.unit}
             attributes |= {key: value for key, value in told.items() if value}
-            dims = legend.dims
+            dims = info.dims
         array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
         named = {"dimension_names": dims, "attributes": attributes}
         made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **named)

@@ -17,7 +17,7 @@ from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 if TYPE_CHECKING:
     from protokv.video.source import Source
 
-_STREAM = ("protokv.video.stream", "open_stream")
+_STREAM = ("protokv.video.stream", "StreamSource")
 
 # kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {

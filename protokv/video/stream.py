@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,18 +39,8 @@ ANEW_S = 1.0
 HONEST_S = 2.0
 
 
-def open_stream(
-    source: str | os.PathLike[str],
-    decoder: str = "auto",
-    max_pixels: int | None = None,
-    *,
-    options: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    size: tuple[int, int] | None = None,
-    follow: bool = False,
-    clock: Callable[[], float] = time.monotonic,
-) -> StreamSource:
-    """Connect to a stream and wait for its first frame.
+class StreamSource(Closing):
+    """Reads one stream with PyAV, and waits for its first frame on opening. See `Source` for the contract.
 
     Args:
         source: an address (`protokv.video.address`); with `follow`, the path of a file.
@@ -66,34 +55,30 @@ def open_stream(
     Raises:
         SourceError: as `connected`, or no picture can be had.
     """
-    del decoder
-    wanted = _Wanted(os.fspath(source), dict(options or {}), timeout_s, max_pixels or MAX_PIXELS, follow, clock)
-    return StreamSource(wanted, size)
 
-
-@dataclass(frozen=True)
-class _Wanted:
-    source: str
-    options: Mapping[str, str]
-    timeout_s: float
-    max_pixels: int
-    follow: bool
-    clock: Callable[[], float]
-
-
-class StreamSource(Closing):
-    """Reads one stream with PyAV. See `Source` for the contract."""
-
-    def __init__(self, wanted: _Wanted, size: tuple[int, int] | None = None) -> None:
-        self._wanted, self._size = wanted, size
-        self._name = address.shown(wanted.source)
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        decoder: str = "auto",
+        max_pixels: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        size: tuple[int, int] | None = None,
+        follow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        del decoder
+        self._source, self._size, self._follow, self._clock = os.fspath(source), size, follow, clock
+        self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
+        self._name = address.shown(self._source)
         self._held = ExitStack()
         self._lost = self._damaged = 0
         self._from_s: float | None = None
         self._why = ""
         self._decoded = self._connect()
         # A growing file is identified by what it held when it was opened.
-        self._size_bytes = Path(wanted.source).stat().st_size if wanted.follow else None
+        self._size_bytes = Path(self._source).stat().st_size if follow else None
         first = next(self._decoded, None)
         if first is None:
             self._held.close()
@@ -145,7 +130,7 @@ class StreamSource(Closing):
         self._first = None
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
-        stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._wanted.clock)
+        stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._clock)
         slot, last_s = -1, 0.0
         for frame in frames:
             if frame is None:
@@ -171,10 +156,9 @@ class StreamSource(Closing):
             self._note(last_s, "it ends before the end that it declares")
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
-        wanted = self._wanted
         self._held.close()
         self._container, self._stream = self._held.enter_context(
-            connected(wanted.source, wanted.options, wanted.timeout_s, wanted.max_pixels, follow=wanted.follow)
+            connected(self._source, self._options, self._timeout_s, self._max_pixels, follow=self._follow)
         )
         self._should_stop = should_stop
         return self._decode(self._container, self._stream)
@@ -189,7 +173,7 @@ class StreamSource(Closing):
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
-                self._note(None, why(error, self._wanted.timeout_s))
+                self._note(None, why(error, self._timeout_s))
                 return
             if packet is None:
                 return
@@ -220,8 +204,8 @@ class StreamSource(Closing):
                 self._note(None, reason(error))
                 continue
             for frame in frames:
-                if frame.width * frame.height > self._wanted.max_pixels:
-                    raise too_large(self._name, frame.width, frame.height, self._wanted.max_pixels)
+                if frame.width * frame.height > self._max_pixels:
+                    raise too_large(self._name, frame.width, frame.height, self._max_pixels)
                 yield frame
 
     def _note(self, time_s: float | None, text: str) -> None:
@@ -242,8 +226,8 @@ class StreamSource(Closing):
         return convert
 
     def _describe(self, first: Any) -> SourceInfo:
-        container, stream, wanted = self._container, self._stream, self._wanted
-        form, kind = container.format.name.split(",")[0], address.kind_of(wanted.source)
+        container, stream = self._container, self._stream
+        form, kind = container.format.name.split(",")[0], address.kind_of(self._source)
         self._slack_s = HLS_SLACK_S if form == "hls" else KINDS[kind].slack_s if kind in KINDS else math.inf
         ends = kind in ("http", "https") and bool(container.duration)
         duration_s = container.duration / av.time_base if ends else None
@@ -264,13 +248,13 @@ class StreamSource(Closing):
             rate_fps=float(rate) if rate else None,
             duration_s=duration_s,
             size_bytes=self._size_bytes,
-            fingerprint=self._fingerprint(duration_s) if ends or wanted.follow else None,
-            seekable=ends or wanted.follow,
+            fingerprint=self._fingerprint(duration_s) if ends or self._follow else None,
+            seekable=ends or self._follow,
             comment=comment_of(container),
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:
         """Return that of the content so far for a file; for a server's video, one of address, size and length."""
         if self._size_bytes is not None:
-            return fingerprint(Path(self._wanted.source), self._size_bytes)
+            return fingerprint(Path(self._source), self._size_bytes)
         return hashlib.sha256(f"{self._name} {self._container.size} {duration_s}".encode()).hexdigest()

@@ -18,7 +18,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.context import SlotContext
 from protokv.core.decoding import Decoding
-from protokv.core.rotary import turn, unrotate
+from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
 from protokv.errors import ConfigError, PositionWarning
 from protokv.storage import checkpoint
@@ -166,7 +166,7 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
         stands = backbone.step_positions(
             backbone.embed_step(images, 1e4 * index), origin=7, start=9 + 20 * index, index=index, time_s=1e4 * index
         )
-        assert stands.places.amax(0).tolist() == list(stands.highest)
+        assert stands.positions.amax(0).tolist() == list(stands.highest)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (7, 1)], ids=["ratio 1", "ratio 7"])
@@ -229,7 +229,7 @@ def test_rotation_is_removed_where_transformers_applied_it(
     allowed = near(rotated, 4, float(keys.abs().max()))
     back = unrotate(rotated.float(), *backbone.rotary(positions))
     torch.testing.assert_close(back, keys, **allowed)
-    again = turn(rotated, positions, positions, backbone.rotary)
+    again = rerotate(rotated, positions, positions, backbone.rotary)
     torch.testing.assert_close(again, rotated, **allowed)
 
 

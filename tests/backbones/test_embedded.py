@@ -13,6 +13,7 @@ from protokv.backbones.base import Backbone
 from protokv.backbones.embedded import Embedded
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
@@ -95,15 +96,15 @@ def test_the_language_model_gives_the_same_bits(
         backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s) for backbone in (ours, theirs)
     ]
     assert stands[0].highest == stands[1].highest
-    assert torch.equal(stands[0].places, stands[1].places)
-    for cos_or_sin, other in zip(ours.rotary(stands[0].places), theirs.rotary(stands[0].places), strict=True):
+    assert torch.equal(stands[0].positions, stands[1].positions)
+    for cos_or_sin, other in zip(ours.rotary(stands[0].positions), theirs.rotary(stands[0].positions), strict=True):
         assert torch.equal(cos_or_sin, other)
     embeddings = torch.randn(n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
     seen = []
     for backbone in (ours, theirs):
         tail = backbone.new_local_kv(n + 1)
-        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), backbone.empty_context(), tail)
-        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), backbone.empty_context(), tail)
+        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), EmptyContext(), tail)
+        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), EmptyContext(), tail)
         seen.append((hidden, backbone.logits(hidden), last, *tail.read_all()))
     for mine, other in zip(*seen, strict=True):
         assert torch.equal(mine, other)

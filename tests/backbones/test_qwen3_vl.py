@@ -93,7 +93,7 @@ def test_a_later_step_has_more_tokens_and_memory_takes_it(backbone: Backbone, fo
 def test_a_step_is_text_then_a_grid_at_one_place_then_text_behind_it(backbone: Backbone) -> None:
     tokens = backbone.embed_step(random_frames(0), 0.5)
     tokens = replace(tokens, grid=(2, 3), visual=slice(2, 8), embeddings=tokens.embeddings[:9])
-    positions = backbone.step_positions(tokens, origin=5, start=20, index=3, time_s=9.0).places
+    positions = backbone.step_positions(tokens, origin=5, start=20, index=3, time_s=9.0).positions
     assert positions.tolist() == [
         [20, 20, 20], [21, 21, 21],
         [22, 22, 22], [22, 22, 23], [22, 22, 24],

@@ -1,4 +1,4 @@
-"""What only Qwen-VL has: positions by time and grid, and the pixel limits of its preprocessor files."""
+"""What only Qwen-VL has: positions by time and grid, pixel limits of its files; and how a chat template is cut."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone, StepTokens
-from protokv.backbones.qwen_vl import QwenVL
-from protokv.errors import ModelError
+from protokv.backbones.adapter import ChatPrompt
+from protokv.backbones.base import Backbone
+from protokv.backbones.qwen_vl import VIDEO_TOKEN, QwenVL
+from protokv.core.step import StepTokens
+from protokv.errors import ConfigError, ModelError
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
 
@@ -20,7 +24,7 @@ def grid_of(rows: int, columns: int) -> StepTokens:
 
 
 def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
-    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0).places
+    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0).positions
     # Two positions a second, and every component starts at the origin.
     assert positions.tolist() == [
         [11, 5, 5], [11, 5, 6], [11, 5, 7],
@@ -30,7 +34,7 @@ def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
 
 def test_qwen2_vl_counts_steps_whatever_their_time(tmp_path: Path) -> None:
     backbone = load_backbone(str(write_qwen2_vl(tmp_path)), device="cpu", dtype="float32")
-    positions = backbone.step_positions(grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0).places
+    positions = backbone.step_positions(grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0).positions
     assert positions.tolist() == [[8, 5, 5], [8, 5, 6]]
 
 
@@ -39,7 +43,7 @@ def test_positions_equal_those_of_transformers_at_an_awkward_rate(tiny: Backbone
     upstream = Upstream("qwen2_5_vl", tiny_folder).model.model
     theirs = upstream.get_vision_position_ids(5, torch.tensor([7, 4, 6]), 1, 2, 2 * (2 / fps))
     ours = torch.cat(
-        [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).places for i in range(7)]
+        [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).positions for i in range(7)]
     )
     assert ours.T.tolist() == theirs.tolist()
 
@@ -65,3 +69,23 @@ def test_the_pixel_limit_of_still_images_does_not_apply_to_video(tmp_path: Path)
         '{"video_processor": {"size": {"shortest_edge": 3136, "longest_edge": 900000}}}'
     )
     assert QwenVL.read_pixels(str(tmp_path)).max_pixels == 900000
+
+
+def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.add_tokens([AddedToken("<clip>", special=True), AddedToken("blue-green", special=False)])
+    assert "<clip>" not in tokenizer.all_special_tokens
+    prompt = ChatPrompt(tokenizer, VIDEO_TOKEN)
+    with pytest.raises(ConfigError, match="control token <clip>"):
+        prompt.suffix_ids("what is <clip> ?")
+    assert prompt.suffix_ids("what is blue-green ?")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0]['content'][1]['text'] }}<|video_pad|>", "{{ messages[0]['content'][1]['text'] }}", VIDEO_TOKEN],
+    ids=["question before the video", "no video", "no question"],
+)
+def test_a_template_without_a_video_and_a_question_behind_it_is_refused(tiny_folder: Path, template: str) -> None:
+    with pytest.raises(ModelError, match=r"shows no <\|video_pad\|> followed by the question"):
+        ChatPrompt(AutoTokenizer.from_pretrained(tiny_folder), VIDEO_TOKEN, template)

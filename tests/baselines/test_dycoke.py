@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import DyCokeConfig, DyCokeDecodeConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.memory import Memory, MemoryShape
-from protokv.core.registry import build_memory
-from protokv.core.step import thinned
+from protokv.core.step import StepTokens
 from protokv.errors import StateCorrupt
+from protokv.extras.compact import compacted
+from protokv.memories import build_memory
 from tests.baselines.conftest import watched
 from tests.conftest import random_frames
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
@@ -129,7 +130,7 @@ def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(kept
     embeddings = torch.arange(9.0)[:, None].repeat(1, 4)
     deepstack = torch.arange(6.0)[None, :, None].repeat(3, 1, 4)
     step = StepTokens(embeddings, (2, 3), slice(2, 8), deepstack)
-    left, rows = thinned(step, torch.tensor(kept))
+    left, rows = step.select(torch.tensor(kept))
     assert rows.tolist() == [0, 1, *(2 + slot for slot in kept), 8]
     assert left.embeddings[:, 0].tolist() == rows.tolist()
     assert left.visual is not None
@@ -287,7 +288,7 @@ def test_a_compacted_context_prunes_the_same_tokens() -> None:
     memory, world = built(DyCokeDecodeConfig(budget=8), shape)
     feed(memory, world, [6, 6])
     context = memory.recall()
-    whole = memory.context().compacted(anchored(world, -4), 0)
+    whole = compacted(memory.context(), anchored(world, -4), 0)
     compact = context.compacted(anchored(world, -4), context.far_span())
     assert (compact.shift, compact.next_position) == (whole.shift, whole.next_position) == (4, 8)
     query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0))
@@ -295,12 +296,6 @@ def test_a_compacted_context_prunes_the_same_tokens() -> None:
         read = [shown_to(compact, layer, query) for layer in range(4)]
     assert torch.equal(read[0][0], shown_to(whole, 0, query)[0])
     assert read[3][0].shape[1] == 3 + int(12 * (1 - 0.7))
-
-
-def test_hiding_the_far_part_hides_nothing() -> None:
-    memory, world = built(DyCokeDecodeConfig(budget=8), shape_of(layers=4))
-    feed(memory, world, [6, 6])
-    assert memory.recall().without_far().visible_tokens() == memory.recall().visible_tokens() == 12 + 2
 
 
 def test_the_report_says_what_a_decode_step_reads() -> None:
@@ -330,7 +325,8 @@ def test_a_decoded_token_is_read_from_what_is_left(tiny: Backbone) -> None:
         config = MemoryConfig.of("dycoke-decode", budget=40, prune_share=share, first_pruned_layer=1)
         session = watched(tiny, config, range(9))
         before = {name: tensor.clone() for name, tensor in session.tensors().items()}
-        _, context, tail, *_ = session._forward_question(QUESTION, room=1)
+        reading = session.read_question(QUESTION, room=1)
+        context, tail = reading.context, reading.local_kv
         with torch.inference_mode():
             where = tiny.text_positions(session.clock.next_position + tail.length, 1)
             logits.append(tiny.logits(tiny.forward(tiny.embed_text([9]), where, context, tail)))

@@ -11,9 +11,9 @@ from protokv.backbones.base import Backbone
 from protokv.baselines.last_frames import LastFrames
 from protokv.config import LastFramesConfig, MemoryConfig
 from protokv.core.context import SlotContext
-from protokv.core.registry import build_memory
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt
+from protokv.memories import build_memory
 from tests.baselines.conftest import watched
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, feed, same, shape_of

@@ -13,11 +13,12 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.baselines.rekv import ReKV, Retrieval
 from protokv.config import MemoryConfig, ReKVConfig
-from protokv.core.memory import MemoryShape, StepKV
-from protokv.core.registry import build_memory
+from protokv.core.memory import MemoryShape
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.session import Session
+from protokv.core.step import StepKV
 from protokv.errors import StateCorrupt
+from protokv.memories import build_memory
 from protokv.storage.checkpoint import to_state
 from tests.baselines.conftest import watched
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
@@ -244,17 +245,6 @@ def test_the_question_chooses_and_the_answer_reads_on() -> None:
     fresh = recalled(memory)
     differs = [shown_to(fresh, layer, turned(fresh, world, -one[layer]))[0] for layer in range(2)]
     assert not torch.equal(differs[0], first[0][0])
-
-
-def test_hiding_the_far_part_leaves_the_prefix_alone() -> None:
-    shape = shape_of(sink=SINK)
-    memory, world = built(shape, budget=8)
-    feed(memory, world, [4] * 10)
-    hidden = recalled(memory).without_far()
-    keys, _, bias = shown_to(hidden, 0, question(shape, 1, 0)[0])
-    assert torch.equal(keys, memory.tensors()["sink.keys"][0])
-    assert (bias == 0).all()
-    assert hidden.visible_tokens() == SINK
 
 
 @pytest.mark.parametrize("before", ["nothing", "start"])

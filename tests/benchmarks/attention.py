@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from protokv.core.attention import attend, attention, causal_mask
+from protokv.core.attention import attend, causal_mask
 from protokv.core.context import Segment
+from protokv.core.kernels import attention
 from tests.benchmarks.results import paired, write_table
 from tests.oracles import attention as plain
 

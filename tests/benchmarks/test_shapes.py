@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.core.registry import MEMORIES
+from protokv.memories import MEMORIES
 from tests.benchmarks import flat
 from tests.benchmarks.shapes.counts import counts_of
 from tests.benchmarks.shapes.models import MODELS, Shape, build

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from protokv import storage
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 
@@ -20,14 +19,14 @@ SMALL = ("--budget", "24", "--json")
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        yield server
+        yield
 
 
-@pytest.mark.usefixtures("store")
+@pytest.mark.usefixtures("store", "mocked")
 def test_a_state_is_written_asked_and_inspected_there_as_on_disk(protokv: Program, video: Path) -> None:
     url = "s3://bucket/shelf/clip"
     for command in (("query", url, "what is first ?"), ("inspect", url)):
@@ -50,30 +49,3 @@ def test_a_state_is_written_asked_and_inspected_there_as_on_disk(protokv: Progra
     assert protokv("query", url, "what is first ?", "--at", "5s").code == Exit.NOT_FOUND
     assert protokv("inspect", url, "-o", "back.zarr").code == 0
     assert protokv("inspect", "back.zarr", url).code == 0
-
-
-def test_a_writer_that_another_overtook_ends_with_its_own_exit_code(
-    protokv: Program, video: Path, store: S3Server
-) -> None:
-    url = "s3://bucket/shelf/overtaken"
-    assert protokv("ingest", video, "-o", "theirs.safetensors", *SMALL).code == 0
-    theirs, left = storage.load_state("theirs.safetensors"), [2]
-
-    def overtake(method: str, key: str) -> None:
-        """Commit something else when the program is about to put its own first commit in place."""
-        if method == "PUT" and key.endswith("branch.main/ref.json"):
-            left[0] -= 1
-            if left[0] == 0:
-                storage.save_state(theirs, url)
-
-    store.before = overtake
-    result = protokv("ingest", video, "-o", url, *SMALL, "--every", "3s")
-    assert result.code == Exit.LOCKED
-    assert result.err.splitlines()[-2].startswith(f"Error: the state {url} was committed to by another writer")
-    assert protokv("inspect", url, "theirs.safetensors").code == 0
-
-
-def test_an_address_that_names_no_place_is_one_line(protokv: Program, video: Path) -> None:
-    result = protokv("ingest", video, "-o", "s3://bucket", *SMALL)
-    assert result.code == Exit.FAILURE
-    assert "expected s3://BUCKET/NAME" in result.err

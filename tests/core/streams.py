@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig, PaperConfig
-from protokv.core.context import EMPTY, Anchoring, Context
-from protokv.core.memory import Memory, MemoryShape, StepKV
-from protokv.core.rotary import PreciseRotary, rotate, unrotate
+from protokv.core.context import EMPTY, Context
+from protokv.core.memory import Memory, MemoryShape
+from protokv.core.rotary import rotate, unrotate
+from protokv.core.step import StepKV
+from protokv.extras.compact import Anchoring
+from protokv.extras.precise_rotary import PreciseRotary
 
 
 class PlainRotary:
@@ -117,7 +120,10 @@ def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tenso
     Where a segment wants its queries turned, its keys are turned back instead: the logits are the same.
     """
     segments = context.at(layer, query)
-    keys = [s.keys if s.turn is None else unrotate(s.keys.float(), *s.turn).to(s.keys.dtype) for s in segments]
+    keys = [
+        one.keys if one.query_rotation is None else unrotate(one.keys.float(), *one.query_rotation).to(one.keys.dtype)
+        for one in segments
+    ]
     bias = torch.cat([segment.bias for segment in segments], 1)
     free = bias.masked_fill(bias == EMPTY, -torch.inf)
     return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free

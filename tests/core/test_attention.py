@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from protokv.core import attention as kernels
-from protokv.core.attention import LocalKV, attend, causal_mask, merged, merged_pair
-from protokv.core.context import EMPTY, Segment, SlotContext
+from protokv.core import kernels
+from protokv.core.attention import LocalKV, attend, causal_mask, merge, merge_pair
+from protokv.core.context import EMPTY, Segment
 from protokv.core.rotary import rotate
-from protokv.extras import evidence as shares
+from protokv.extras.evidence import shares
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import deviation, near, tolerance
@@ -36,8 +36,8 @@ def dense(query: Tensor, segments: list[Segment], tail: tuple[Tensor, Tensor], s
             logits, values = [], []
             for part in segments:
                 asked = query[head, i].double()
-                if part.turn is not None:
-                    asked = rotate(asked, *(angle.double() for angle in part.turn))
+                if part.query_rotation is not None:
+                    asked = rotate(asked, *(angle.double() for angle in part.query_rotation))
                 logits.append(part.keys[h].double() @ asked * scaling + part.bias[h].double())
                 values.append(part.values[h].double())
             seen = n - T + i + 1
@@ -128,9 +128,9 @@ def test_merged_parts_are_the_attention_over_all_of_them() -> None:
     cuts = [(0, 1), (1, 5), (5, 12)]
     parts = [kernels.attention(query, keys[:, a:b], values[:, a:b], None, 0.3) for a, b in cuts]
     largest = float(values.abs().max())
-    torch.testing.assert_close(merged(parts), whole, **near(whole, 8 + 12, largest))
+    torch.testing.assert_close(merge(parts), whole, **near(whole, 8 + 12, largest))
     for pair in combinations(parts, 2):
-        torch.testing.assert_close(merged_pair(*pair), merged(pair), **near(whole, 8 + 12, largest))
+        torch.testing.assert_close(merge_pair(*pair), merge(pair), **near(whole, 8 + 12, largest))
 
 
 def rms(values: Tensor) -> float:
@@ -254,17 +254,8 @@ def test_a_tail_makes_its_mask_once_a_forward() -> None:
 
 def test_a_tail_refuses_more_tokens_than_it_was_made_for() -> None:
     tail = LocalKV(1, 1, 2, 4, dtype=torch.float32, device=CPU)
-    with pytest.raises(ValueError, match="a tail of 2 tokens cannot take 3"):
+    with pytest.raises(ValueError, match="room for 2 local tokens cannot take 3"):
         tail.append(0, torch.zeros(1, 3, 4), torch.zeros(1, 3, 4))
-
-
-def test_hiding_the_far_slots_leaves_the_context_alone() -> None:
-    keys = torch.randn(1, 2, 6, 4)
-    context = SlotContext(keys, keys, torch.zeros(1, 2, 6), far=slice(1, 4))
-    hidden = context.without_far()
-    assert torch.isinf(hidden.bias[..., 1:4]).all()
-    assert not torch.isinf(hidden.bias[..., [0, 4, 5]]).any()
-    assert not torch.isinf(context.bias).any()
 
 
 @given(cases())

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.core import rotary as turning
-from protokv.core.context import EMPTY, Anchoring, Context, Segment, SlotContext
-from protokv.core.registry import build_memory
-from protokv.core.rotary import Angles, PreciseRotary, direction, rotate, turn, turn_, unrotate
-from protokv.extras.compact import CompactContext
+from protokv.core.context import Context, SlotContext
+from protokv.core.rotary import rerotate, rotate, unrotate
+from protokv.extras import precise_rotary
+from protokv.extras.compact import Anchoring, CompactContext, compacted, far_span, next_position_of, shift_of
+from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
+from protokv.memories import build_memory
 from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
@@ -43,7 +44,7 @@ def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = fro
 
 
 def compact(context: SlotContext) -> CompactContext:
-    shown = context.compacted(Anchoring(PRECISE[1], ORIGIN, 2000), context.far_span())
+    shown = compacted(context, Anchoring(PRECISE[1], ORIGIN, 2000))
     assert isinstance(shown, CompactContext)
     return shown
 
@@ -96,7 +97,7 @@ def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = No
                 last = max(last, int(moved[a, b, slot].max()))
     seen = slice(context.far.start, None)
     keys = context.keys.clone()
-    keys[:, :, seen] = turn(keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary)
+    keys[:, :, seen] = rerotate(keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary)
     return SlotContext(keys, context.values, context.bias, context.far, lambda: moved), shift, last + 1
 
 
@@ -136,10 +137,10 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     case: tuple[SlotContext, Anchoring], more: int
 ) -> None:
     context, anchoring = case
-    span = int(context.far_span()) + more
+    span = int(far_span(context)) + more
     expected, shift, after = literal(context, anchoring, span=span)
-    shown = context.compacted(anchoring, span)
-    assert (shown.shift, shown.next_position) == (shift, after)
+    shown = compacted(context, anchoring, span)
+    assert (shift_of(shown), next_position_of(shown)) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
     assert torch.equal(places_of(shown) * live, places_of(expected) * live)
     g = torch.Generator().manual_seed(1)
@@ -148,22 +149,6 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     for layer in range(2):
         one, other = (plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected))
         torch.testing.assert_close(one, other, **attended(other, context, tail))
-
-
-@given(contexts())
-def test_a_compact_context_hides_its_far_slots(case: tuple[SlotContext, Anchoring]) -> None:
-    context, anchoring = case
-    shown = context.compacted(anchoring, context.far_span()).without_far()
-    expected, _, _ = literal(context, anchoring)
-    g = torch.Generator().manual_seed(1)
-    H = context.keys.shape[1]
-    query, tail = torch.randn(H, 2, 8, generator=g), (torch.randn(H, 2, 8, generator=g),) * 2
-    far = expected.bias.clone()
-    far[..., context.far] = EMPTY
-    hidden = Segment(expected.keys[1], expected.values[1], far[1].clamp(min=EMPTY))
-    one = plain.attend(query, shown.at(1, query), tail, 0.3)
-    other = plain.attend(query, [hidden], tail, 0.3)
-    torch.testing.assert_close(one, other, **attended(other, context, tail))
 
 
 def test_far_keys_of_a_layer_are_turned_once_for_an_answer() -> None:
@@ -200,9 +185,9 @@ def test_nothing_moves_while_positions_are_consecutive() -> None:
     assert times_of(shown) == times_of(context)
     older, near = shown.at(0, torch.ones(1, 1, 8))
     assert torch.equal(torch.cat((older.keys, near.keys), 1), context.keys[0])
-    assert near.turn is not None
+    assert near.query_rotation is not None
     query = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rotate(query, *near.turn), query)
+    assert torch.equal(rotate(query, *near.query_rotation), query)
 
 
 def test_keys_are_turned_to_the_positions_that_are_named() -> None:
@@ -219,7 +204,7 @@ def test_only_moving_components_are_shifted() -> None:
     keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
-        shown = context.compacted(Anchoring(PRECISE[3], ORIGIN, 901, moving), context.far_span())
+        shown = compacted(context, Anchoring(PRECISE[3], ORIGIN, 901, moving))
         assert places_of(shown)[0, 0].tolist() == expected
 
 
@@ -227,7 +212,7 @@ def test_a_context_without_positions_says_so() -> None:
     keys = torch.zeros(1, 1, 2, 8)
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
     with pytest.raises(ValueError, match="positions"):
-        context.compacted(Anchoring(PRECISE[1], ORIGIN, 9), 1)
+        compacted(context, Anchoring(PRECISE[1], ORIGIN, 9), 1)
 
 
 @pytest.mark.parametrize("rows", [7, 4096])
@@ -235,13 +220,13 @@ def test_a_context_without_positions_says_so() -> None:
 def test_keys_turned_in_parts_by_angles_of_two_tables_are_turned_by_their_own(
     rows: int, end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turning, "_ROWS", rows)
+    monkeypatch.setattr(precise_rotary, "_ROWS", rows)
     g = torch.Generator().manual_seed(rows)
     keys = torch.randn(3, 11, 8, generator=g)
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
-    angles = Angles.of(PRECISE[1], torch.tensor([1]), 4, end)
+    angles = MoveAngles.of(PRECISE[1], torch.tensor([1]), 4, end)
     turned = keys.clone()
-    turn_(turned, moves, angles)
+    rotate_by_moves_(turned, moves, angles)
     expected = rotate(keys, *PRECISE[1](moves[..., None]))
     torch.testing.assert_close(turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max())))
 
@@ -249,7 +234,7 @@ def test_keys_turned_in_parts_by_angles_of_two_tables_are_turned_by_their_own(
 @given(st.integers(1, 2**32), st.integers(0, 99))
 def test_an_angle_of_two_tables_is_off_by_less_than_float32_rounds(end: int, seed: int) -> None:
     precise = PRECISE[3]
-    angles = Angles.of(precise, direction((0, 2), 3, torch.device("cpu")), 4, end)
+    angles = MoveAngles.of(precise, direction((0, 2), 3, torch.device("cpu")), 4, end)
     # As many rows as the square root of what they reach.
     assert (len(angles.coarse[0]) + len(angles.fine[0])) ** 2 <= 64 * max(end, 4)
     moves = torch.randint(1 - end, end, (50,), generator=torch.Generator().manual_seed(seed))
@@ -306,7 +291,7 @@ def test_only_the_pairs_that_move_are_turned() -> None:
 def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) -> None:
     bare = torch.randn(5, 8, generator=torch.Generator().manual_seed(there))
     one, other = (torch.full((5, 1), position) for position in (here, there))
-    turned = turn(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
+    turned = rerotate(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
     expected = rotate(bare, *PRECISE[1](other))
     torch.testing.assert_close(turned, expected, **near(expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max())))
 
@@ -331,7 +316,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
-    shown = context.compacted(anchored(world, ORIGIN), context.far_span())
+    shown = compacted(context, anchored(world, ORIGIN))
     live = context.bias > -torch.inf
     before, after = context.positions()[..., 0], places_of(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN

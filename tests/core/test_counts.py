@@ -28,9 +28,9 @@ from protokv.core import maintenance as merging
 from protokv.core import rotary as turning
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
-from protokv.core.memory import StepKV
 from protokv.core.rotary import rotate
 from protokv.core.session import Session
+from protokv.core.step import StepKV
 from protokv.durable import nearest as parts
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
@@ -71,7 +71,7 @@ def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions
     T = len(backbone.step.embeddings)
     keys = torch.randn(backbone.layers, backbone.kv_heads, T, backbone.head_size).to(backbone.dtype)
     for index in range(steps - 2):
-        places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).places
+        places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).positions
         session.memory.append(StepKV(keys + index % 7, keys, places, torch.rand(T, 2), index))
     session.clock = replace(session.clock, steps=steps - 2, next_position=14 + steps)
     for _ in range(2):

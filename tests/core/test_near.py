@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.near import NearWindow
-from protokv.core.slots import Slots
+from protokv.core.near import NearWindow, Slots
 from tests.core.streams import World, shape_of
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)

@@ -19,11 +19,12 @@ from protokv.config import PaperConfig
 from protokv.core import assignment
 from protokv.core import assignment as candidates_of
 from protokv.core import maintenance as closeness
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.memory import MemoryShape
 from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
-from protokv.core.registry import build_memory
 from protokv.core.rotary import rotate
+from protokv.core.step import StepKV
+from protokv.memories import build_memory
 from tests.core.streams import World, feed, shape_of, small_config
 from tests.tolerance import near, tolerance
 

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.config import CONFIGS, MemoryConfig
-from protokv.core.records import StreamClock
-from protokv.core.registry import build_memory, restore_memory
-from protokv.core.tensors import TensorSpec, check_shapes, pack, shapes_of, size_of, unpack
+from protokv.core.packing import pack, unpack
+from protokv.core.step import StreamClock
+from protokv.core.tensors import TensorSpec, shapes_of, size_of
+from protokv.core.validation import check_shapes
 from protokv.errors import StateCorrupt
+from protokv.memories import build_memory, restore_memory
 from tests.core.streams import World, feed, shape_of
 
 SPECS = (

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig
-from protokv.core.memory import Memory, StepKV
-from protokv.core.registry import build_memory
+from protokv.core.memory import Memory
 from protokv.core.sanitize import find_usable
+from protokv.core.step import StepKV
 from protokv.errors import ModelError, StateCorrupt
+from protokv.memories import build_memory
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
 BUDGET = 29
@@ -104,7 +105,7 @@ def test_the_bank_is_what_it_would_be_without_the_dropped_tokens(config: MemoryC
         )
         without.append(part)
     ours, theirs = copy_of(spoilt_one), copy_of(without)
-    assert int(ours["intake.dropped"]) == 12
+    assert int(ours["sanitize.dropped"]) == 12
     names = [name for name in ours if name.startswith(("bank.", "residual.", "codebook."))]
     assert all(torch.equal(ours[name], theirs[name]) for name in names)
 

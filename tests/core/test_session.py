@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone, StepPositions, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.decoding import Decoding
-from protokv.core.registry import MEMORIES
-from protokv.core.rotary import turn
+from protokv.core.rotary import rerotate
 from protokv.core.session import Session
-from protokv.core.step import cell_centres
+from protokv.core.step import StepPositions, StepTokens, cell_centres
 from protokv.errors import ConfigError, PositionWarning, StateMismatch
+from protokv.memories import MEMORIES
 from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
@@ -78,7 +78,7 @@ def test_the_comparison_would_notice_rows_taken_for_columns(
 
     def swapped(*tokens: StepTokens, **at: float) -> StepPositions:
         stands = positions_of(*tokens, **at)  # type: ignore[arg-type]
-        return StepPositions(stands.places[:, [0, 2, 1]], stands.highest)
+        return StepPositions(stands.positions[:, [0, 2, 1]], stands.highest)
 
     monkeypatch.setattr(tiny, "step_positions", swapped)
     session = watched(tiny, 4, PaperConfig(budget=400))
@@ -159,11 +159,8 @@ def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
     assert session.clock.stream_time_s == 61.0
 
 
-@pytest.mark.parametrize(("mode", "sees_prototypes"), [("all", True), ("near", False)])
-def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
-    tiny: Backbone, mode: str, sees_prototypes: bool
-) -> None:
-    config = PaperConfig(budget=36, pseudo_tokens=1, encode_with=mode, split=(1, 1))
+def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
+    config = PaperConfig(budget=36, pseudo_tokens=1, split=(1, 1))
     session = watched(tiny, 13, config)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     tensors["bank.value_center"] += 1
@@ -171,7 +168,7 @@ def test_encoding_reads_the_prototypes_only_where_the_config_says_so(
     for each in (session, other):
         each.watch(random_frames(13))
     keys, changed = (each.tensors()["near.keys"] for each in (session, other))
-    assert torch.equal(keys, changed) is not sees_prototypes
+    assert not torch.equal(keys, changed)
 
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
@@ -215,7 +212,7 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     here = tensors["near.positions"]
     there = here.clone()
     there[:, 0] += far_out
-    tensors["near.keys"] = turn(tensors["near.keys"], here, there, tiny.precise_rotary)
+    tensors["near.keys"] = rerotate(tensors["near.keys"], here, there, tiny.precise_rotary)
     tensors["near.positions"] = there
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
     moved = replace(to_state(session), tensors=tensors, clock=clock)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.memory import StepKV
 from protokv.core.prototypes import ProtoKV
+from protokv.core.step import StepKV
 from protokv.durable import agglomerative, ward
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.core.test_oracle import compare_context, compare_state, watched_by_both

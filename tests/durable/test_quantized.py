@@ -12,10 +12,12 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core import prototypes as memory_module
-from protokv.core.context import Context, DecodedContext, SlotContext
+from protokv.core.context import Context, SlotContext
 from protokv.core.prototypes import ProtoKV
 from protokv.durable.quantized import decode, encode
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.extras.compact import compacted
+from protokv.extras.decoded import DecodedContext
 from tests.core.streams import World, anchored, copy_of, feed, shape_of
 from tests.core.test_oracle import compare_context, compare_state, watched_by_both
 from tests.oracles.ward import NaiveAgglomerative
@@ -130,7 +132,7 @@ def same_segments(one: Context, other: Context) -> bool:
 
 def compare_places(one: Context, other: Context) -> None:
     for layer in range(2):
-        places, expected = one.places(layer), other.places(layer)
+        places, expected = one.positions_at(layer), other.positions_at(layer)
         assert places is not None
         assert expected is not None
         assert torch.equal(places, expected)
@@ -164,12 +166,11 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     moving = anchored(world, 2)
     pairs = [
         (context, held),
-        (context.without_far(), held.without_far()),
-        (context.compacted(moving, context.far_span()), held.compacted(moving, held.far_span())),
+        (compacted(context, moving), compacted(held, moving)),
         (context.of_heads(slice(1, 3)), held.of_heads(slice(1, 3))),
         (context.before(begins + 30), held.before(begins + 30)),
     ]
-    assert type(pairs[2][0]) is not DecodedContext
+    assert type(pairs[1][0]) is not DecodedContext
     for one, other in pairs:
         assert same_segments(one, other)
         compare_places(one, other)

@@ -11,12 +11,12 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import place_on_grid, times_on_grid
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig
-from protokv.core.context import RecordedContext
 from protokv.core.decoding import Decoding
-from protokv.core.records import StreamClock
 from protokv.core.session import Session
+from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
-from protokv.extras.evidence import FAINT, NOTICED, Evidence, Moment, find_moments
+from protokv.extras.evidence import FAINT, NOTICED, AttentionEvidence, Evidence, Moment, find_moments
+from protokv.extras.queries import RecordedContext
 from protokv.mini.seeds import DEMONSTRATION
 from protokv.replay.worlds import Worlds, WorldStream
 from tests.conftest import random_frames
@@ -35,18 +35,19 @@ def watched(backbone: Backbone, config: MemoryConfig, n_steps: int = 12) -> Sess
 def literal(session: Session) -> dict[int, float]:
     """Share by step, slot by slot, from the weights of one softmax over everything."""
     backbone = session.backbone
-    recorded = RecordedContext(session._placed(session.memory.recall()))
+    placement = session.parts.placement
+    recorded = RecordedContext(placement.place(session.memory.recall(), session.clock))
     ids = backbone.suffix_ids(QUESTION)
     tail = backbone.new_local_kv(len(ids))
     with torch.inference_mode():
-        positions = backbone.text_positions(session._behind(recorded), len(ids))
+        positions = backbone.text_positions(placement.text_start(recorded.inner, session.clock), len(ids))
         backbone.forward(backbone.embed_text(ids), positions, recorded, tail)
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
     for layer in layers:
-        query, places = recorded.queries[layer], recorded.places(layer)
+        query, places = recorded.queries[layer], recorded.positions_at(layer)
         assert places is not None
-        segments = recorded.shown.at(layer, query)
+        segments = recorded.inner.at(layer, query)
         weights = plain.weights(query, segments, tail.read(layer)[0], backbone.head_size**-0.5)[:, -1]
         bias = torch.cat([segment.bias for segment in segments], 1)
         heads, groups = len(weights), len(weights) // len(bias)
@@ -97,16 +98,14 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
         assert evidence is not None
         assert all(m.end_s <= 12 for m in evidence.moments)
         if "recent_frames" in changes:
-            # The last two steps are in the tail, and are read.
+            # The last two steps are read again.
             assert max(m.end_s for m in evidence.moments) > 10
 
 
 def test_nobody_pays_who_does_not_ask(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     session = watched(tiny, DurableConfig(budget=36), 6)
-    for name in ("find_evidence", "RecordedContext"):
-        monkeypatch.setattr(f"protokv.core.session.{name}", None)
-    # As a class it is looked for in what was read.
-    monkeypatch.setattr("protokv.core.session.RecordedContext", type("Never", (), {}))
+    for name in ("record", "find"):
+        monkeypatch.setattr(AttentionEvidence, name, None)
     assert session.ask(QUESTION, Decoding(max_new_tokens=2)).evidence is None
 
 
@@ -136,7 +135,7 @@ def test_a_position_tells_the_step_that_stands_there(per_second: float | None, s
     clock = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2)
     for index in range(100):
         stands = place_on_grid((2, 3), 5, index, index * step_s, per_second, torch.device("cpu"))
-        times = times_on_grid(stands.places, 5, per_second, clock)
+        times = times_on_grid(stands.positions, 5, per_second, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

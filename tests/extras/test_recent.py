@@ -13,10 +13,12 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
-from protokv.core.registry import MEMORIES, build_memory
+from protokv.core.context import EmptyContext
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.extras.recent import RecentStep, WithRecent
+from protokv.extras.recent import WithRecent
+from protokv.memories import MEMORIES, build_memory
 from protokv.storage import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
@@ -59,16 +61,16 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
     # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
     ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
     assert isinstance(session.memory, WithRecent)
-    recent = session.memory.recent()
-    stands = torch.cat([one.positions for one in recent])
+    prelude = session.memory.prelude()
+    stands = torch.cat([positions for _, positions in prelude])
     if positions == "compact":
         stands = stands.clone()
         stands[:, list(tiny.moving)] -= int(stands[0, 0]) - prefix
-    embedded = [tiny.embed_text(tiny.prefix_ids), *(one.embeddings for one in recent), tiny.embed_text(ids)]
+    embedded = [tiny.embed_text(tiny.prefix_ids), *(tokens.embeddings for tokens, _ in prelude), tiny.embed_text(ids)]
     places = [tiny.text_positions(0, prefix), stands, tiny.text_positions(int(stands.max()) + 1, len(ids))]
     tail: LocalKV = tiny.new_local_kv(sum(map(len, embedded)))
     with torch.inference_mode():
-        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), tiny.empty_context(), tail)
+        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), EmptyContext(), tail)
         expected = tiny.logits(hidden[-len(ids) :])
     allowed = near_logits(session, expected)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **allowed)
@@ -80,10 +82,10 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_compact_a_question_stands_behind_the_recent_steps_and_within_what_is_held(tiny: Backbone, name: str) -> None:
     session = watched(tiny, 14, name, budget=24, recent_frames=4, positions="compact")
-    _, context, tail, position = session._forward_question(QUESTION, room=0)
+    reading = session.read_question(QUESTION, room=0)
     assert torch.isfinite(session.prefill(QUESTION)).all()
-    held = len(tiny.prefix_ids) + context.visible_tokens() + tail.length
-    assert position <= held + 12
+    held = len(tiny.prefix_ids) + reading.context.visible_tokens() + reading.local_kv.length
+    assert reading.next_position <= held + 12
     assert session.ask(QUESTION).text == session.ask(QUESTION).text
 
 
@@ -91,7 +93,7 @@ def test_compact_a_question_stands_behind_the_recent_steps_and_within_what_is_he
 def test_what_is_kept_is_bounded_counted_and_told(tiny: Backbone, name: str) -> None:
     session = watched(tiny, 7, name, budget=24, recent_frames=6)
     assert isinstance(session.memory, WithRecent)
-    recent = session.memory.recent()
+    recent = session.memory._recent.steps
     assert [one.step for one in recent] == [4, 5, 6]
     bytes_of = session.memory.nbytes()
     assert bytes_of["recent"] > 0
@@ -181,7 +183,7 @@ def test_a_memory_spread_over_devices_shows_what_a_whole_one_shows() -> None:
         for index in range(12):
             step = world.step(index, 3)
             memory.append(step)
-            memory.remember(RecentStep(torch.ones(3, 5), step.positions, (1, 3), (0, 3), index))
+            memory.observe(StepTokens(torch.ones(3, 5), (1, 3)), step.positions, index)
         context = memory.recall()
         shown.append([shown_to(context, layer, torch.ones(2, 1, 8))[2] for layer in range(4)])
         assert context.visible_tokens() < memory.context().visible_tokens()
@@ -193,5 +195,5 @@ def test_frames_round_up_to_steps(tiny: Backbone) -> None:
     assert tiny.frames_per_step == 2
     session = watched(tiny, 4, recent_frames=3)
     assert isinstance(session.memory, WithRecent)
-    assert len(session.memory.recent()) == 2
+    assert len(session.memory.prelude()) == 2
     assert torch.isfinite(session.prefill(QUESTION)).all()

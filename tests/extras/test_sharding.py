@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.core.attention import LocalKV
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory, MemoryShape
-from protokv.core.registry import MEMORIES, build_memory
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.extras.compact import compacted, far_span, next_position_of, shift_of
 from protokv.extras.sharding import LayerShards, ShardedContext, runs_of
+from protokv.memories import MEMORIES, build_memory
 from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET, LAYERS = 29, 5
@@ -83,7 +83,8 @@ def read(context: Context, seed: int = 0) -> list[Tensor]:
 
 def same_context(one: Context, other: Context) -> bool:
     numbers = [
-        (context.visible_tokens(), context.far_span(), context.shift, context.next_position) for context in (one, other)
+        (context.visible_tokens(), far_span(context), shift_of(context), next_position_of(context))
+        for context in (one, other)
     ]
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
@@ -101,7 +102,6 @@ def test_the_state_and_what_every_layer_reads_are_those_of_the_whole(
         if index % 7 == 0:
             assert same(copy_of(whole), copy_of(parts))
             assert same_context(whole.context(), parts.context())
-            assert same_context(whole.context().without_far(), parts.context().without_far())
             assert same_context(whole.recall(), parts.recall())
     assert whole.report() == parts.report()
     assert whole.nbytes().keys() == parts.nbytes().keys()
@@ -118,12 +118,12 @@ def test_compact_positions_are_those_of_the_whole(config: MemoryConfig) -> None:
         if index % 6:
             continue
         for one, other in ((whole.context(), parts.context()), (whole.recall(), parts.recall())):
-            span = one.far_span()
-            assert other.far_span() == span
-            ours, theirs = one.compacted(anchoring, span), other.compacted(anchoring, span)
-            assert (ours.shift, ours.next_position) == (theirs.shift, theirs.next_position)
+            span = far_span(one)
+            assert far_span(other) == span
+            ours, theirs = compacted(one, anchoring, span), compacted(other, anchoring, span)
+            assert (shift_of(ours), next_position_of(ours)) == (shift_of(theirs), next_position_of(theirs))
             assert all(map(torch.equal, read(ours), read(theirs)))
-            moved += ours.shift > 0
+            moved += shift_of(ours) > 0
     assert moved or config.name in ("full", "rekv")
 
 
@@ -149,9 +149,6 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_no_part(config
         parts.append(world.step(index, tokens))
     good = copy_of(parts)
     for name, tensor in good.items():
-        if name == "intake.dropped" and "near.usable" not in good:
-            # As in a state of format 2.
-            continue
         missing = {other: held for other, held in good.items() if other != name}
         reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
         for bad in (missing, reshaped):
@@ -215,22 +212,6 @@ def test_runs_are_the_longest_of_one_device_in_order() -> None:
     assert [(run.start, run.stop, run.device) for run in runs] == [(0, 2, CPU[0]), (2, 3, CPU[1]), (3, 4, CPU[0])]
 
 
-def test_a_tail_over_several_devices_is_one_tail() -> None:
-    devices = [CPU[0], CPU[1], CPU[1]]
-    tails = [LocalKV(3, 2, 6, 4, dtype=torch.float32, device=CPU[0], layer_devices=given) for given in (None, devices)]
-    for tokens in (4, 1):
-        for layer in range(3):
-            keys, values = torch.randn(2, 2, tokens, 4)
-            one, other = (tail.append(layer, keys, values) for tail in tails)
-            assert torch.equal(one[0], other[0])
-            assert torch.equal(one[1], other[1])
-        assert tails[0].length == tails[1].length
-        for part, other_part in zip(*(tail.read_all() for tail in tails), strict=True):
-            assert torch.equal(part, other_part)
-    with pytest.raises(ValueError, match="6 tokens cannot take 7"):
-        tails[1].append(0, *torch.randn(2, 2, 2, 4))
-
-
 @given(seed=st.integers(0, 999), newest=st.integers(3, 60), near=st.booleans())
 def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, newest: int, near: bool) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -250,8 +231,8 @@ def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, 
         return SlotContext(keys[layers], keys[layers], bias[layers], slice(2, 6), lambda: places[layers])
 
     runs = runs_of([CPU[0]] * 3 + [CPU[1]] * 2)
-    whole, parts = of(slice(None)), ShardedContext.of(runs, [of(run.layers) for run in runs])
+    whole, parts = of(slice(None)), ShardedContext(runs, [of(run.layers) for run in runs])
     anchoring = anchored(World(whole_shape(), 0), origin)
-    assert parts.far_span() == whole.far_span()
-    for span in (whole.far_span(), whole.far_span() + 4):
-        assert same_context(whole.compacted(anchoring, span), parts.compacted(anchoring, span))
+    assert far_span(parts) == far_span(whole)
+    for span in (far_span(whole), far_span(whole) + 4):
+        assert same_context(compacted(whole, anchoring, span), compacted(parts, anchoring, span))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protokv.backbones.base import Backbone, PreparedStep, StepTokens
+from protokv.backbones.base import Backbone, PreparedStep
 from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepTokens
 from protokv.errors import ModelError
 from protokv.fleet import Recipe
 from tests.mock_backbone import MockBackbone

@@ -18,11 +18,12 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
-from protokv.core.hook import Joint, Stream, attend_to
+from protokv.core.hook import Stream
 from protokv.core.memory import StepKV
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import SourceError
+from protokv.extras.joint import JointKV, Stream
 from protokv.fleet import Job, Recipe
 from protokv.fleet.run import WorkerDied
 from protokv.fleet.shared_forwards import SharedForwards
@@ -44,12 +45,12 @@ def test_attention_of_joined_streams_is_that_of_each_alone(counts: list[int], se
         return [LocalKV(1, 2, n, 4, dtype=torch.float32, device=torch.device("cpu")) for n in counts]
 
     own = tails()
-    joint = Joint([Stream(n, EmptyContext(), tail) for n, tail in zip(counts, own, strict=True)])
-    together = attend_to(0, query, key, value, joint.as_context, joint.as_tail, 0.5)
+    joint = JointKV([Stream(n, EmptyContext(), tail) for n, tail in zip(counts, own, strict=True)])
+    together = joint.attend(0, query, key, value, EmptyContext(), 0.5)
     first = 0
     for n, mine, tail in zip(counts, own, tails(), strict=True):
         part = slice(first, first + n)
-        alone = attend_to(0, query[:, part], key[:, part], value[:, part], EmptyContext(), tail, 0.5)
+        alone = tail.attend(0, query[:, part], key[:, part], value[:, part], EmptyContext(), 0.5)
         assert torch.equal(together[:, part], alone)
         assert torch.equal(mine.read(0)[0], tail.read(0)[0])
         first += n

@@ -11,11 +11,11 @@ import torch
 from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
-from protokv.core.memory import StepKV
-from protokv.core.registry import MEMORIES
 from protokv.core.session import Session
+from protokv.core.step import StepKV
 from protokv.errors import ConfigError, SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
+from protokv.memories import MEMORIES
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
 from tests.prepared import Prepared
@@ -74,9 +74,9 @@ def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_fa
             )
             next_position = max(next_position, max(stands.highest) + 1)
             before = tail.length
-            tiny.forward(one.embeddings, stands.places, context, tail, steps=[one])
+            tiny.forward(one.embeddings, stands.positions, context, tail, steps=[one])
             keys, values = (part[:, :, before:] for part in tail.read_all())
-            expected.append((keys, values, stands.places, index))
+            expected.append((keys, values, stands.positions, index))
     taken: list[StepKV] = []
     append = session.memory.append
     monkeypatch.setattr(session.memory, "append", lambda step: taken.append(step) or append(step))

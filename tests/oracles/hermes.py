@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import HermesConfig
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate, unrotate
+from protokv.core.step import StepKV
 
 
 @dataclass(frozen=True, slots=True, eq=False)

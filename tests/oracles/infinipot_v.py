@@ -12,7 +12,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from protokv.config import InfiniPotVConfig
-from protokv.core.memory import MemoryShape, StepKV
+from protokv.core.memory import MemoryShape
+from protokv.core.step import StepKV
 
 
 @dataclass(frozen=True, slots=True, eq=False)

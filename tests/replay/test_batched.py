@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.replay.batched import SHARED, BatchedStreams
 from protokv.replay.memories import Variant
 from protokv.replay.plan import make_plan, run

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from protokv.core.records import BackboneIdentity, StreamClock
+from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import State
+from protokv.core.step import StreamClock
 
 if TYPE_CHECKING:
     from tests.storage.s3 import S3Server

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.storage.api import check_target, load_state, moments, read_header, save_state, stored_bytes
 from protokv.storage.writer import Writer

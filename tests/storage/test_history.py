@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.core.records import StreamClock
+from protokv.core.step import StreamClock
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.storage import writer
 from protokv.storage.api import load_state, moments, read_header, save_state

@@ -1,4 +1,4 @@
-"""The page that says what each tensor of a state is says it of all of them, as they are declared."""
+"""The page of tensors describes each as it is declared; `python -m tests.storage.test_tensor_table` writes it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import pytest
 import torch
 
 import protokv
-from protokv import storage
 from protokv.config import CONFIGS, DurableConfig
 from protokv.core.memory import MemoryShape
-from protokv.core.registry import MEMORIES
-from protokv.core.session import Session
-from protokv.storage.checkpoint import save
-from tests.mock_backbone import MockBackbone
+from protokv.memories import MEMORIES
 
 PAGE = Path(protokv.__file__).parent / "storage" / "README.md"
 SHAPE = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
@@ -41,19 +37,11 @@ def test_every_tensor_is_on_the_page_as_it_is_declared() -> None:
     assert not missing
 
 
-def test_torch_alone_opens_a_state(tmp_path: Path) -> None:
-    session = Session.start(MockBackbone(), DurableConfig(budget=24))
-    save(session, tmp_path / "s.pt")
-    state = torch.load(tmp_path / "s.pt", weights_only=True)
-    assert set(state) == {"protokv", "tensors"}
-    assert isinstance(state["protokv"], str)
-    held = storage.load_state(tmp_path / "s.pt").tensors
-    assert {name: tensor.tolist() for name, tensor in state["tensors"].items()} == {
-        name: tensor.tolist() for name, tensor in held.items()
-    }
-    assert set(held) <= set(rows())
-
-
 @pytest.mark.parametrize("said", ["weights_only=True", "safe_open", "open_group"])
 def test_the_page_shows_how_to_open_each_form(said: str) -> None:
     assert said in PAGE.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    page, head = PAGE.read_text(encoding="utf-8"), "|---|---|---|---|\n"
+    PAGE.write_text(page[: page.index(head)] + head + table() + "\n", encoding="utf-8")

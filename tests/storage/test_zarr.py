@@ -17,7 +17,7 @@ from protokv.storage.zarr import ZarrForm
 from tests.storage.form_tests import LocalFormTests, contents
 
 _SLOT = ("layer", "kv_head", "prototype")
-LEGENDS = {
+TENSOR_INFO = {
     "bank.mass": TensorSpec("bank.mass", _SLOT, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
     "near.keys": TensorSpec(
         "near.keys", ("layer", "kv_head", "token", "feature"), (2, 3, 5, 7), torch.bfloat16, "keys"
@@ -33,7 +33,7 @@ class TestZarr(LocalFormTests):
     @pytest.mark.parametrize("chunk_bytes", [1 << 20, 100])
     def test_the_zarr_library_reads_every_tensor_under_its_own_name(self, chunk_bytes, at, make_state, monkeypatch):
         monkeypatch.setattr(hierarchy, "CHUNK_BYTES", chunk_bytes)
-        state, path = make_state(legends=LEGENDS), at()
+        state, path = make_state(tensor_info=TENSOR_INFO), at()
         save_state(state, path)
         group = zarr.open_group(path, mode="r")
         for name, tensor in state.tensors.items():
@@ -51,7 +51,7 @@ class TestZarr(LocalFormTests):
 
     def test_xarray_opens_a_group(self, at, make_state):
         xarray = pytest.importorskip("xarray")
-        state, path = make_state(legends=LEGENDS), at()
+        state, path = make_state(tensor_info=TENSOR_INFO), at()
         save_state(state, path)
         with xarray.open_zarr(path, group="bank", consolidated=False) as found:
             np.testing.assert_array_equal(found["mass"].values, state.tensors["bank.mass"].numpy())
@@ -114,17 +114,17 @@ class TestZarr(LocalFormTests):
     def test_a_reader_that_is_overtaken_reads_the_newer_state(self, at, make_state, same_state, monkeypatch):
         from protokv.storage import zarr as module
 
-        path, states, real = at(), iter((1, 2)), module._files
+        path, states, real = at(), iter((1, 2)), module._file_sizes
         save_state(make_state(seed=0), path)
 
         def files(*arguments):
             """Another writer commits between the reading of the document and of all else."""
             if (seed := next(states, None)) is not None:
                 with monkeypatch.context() as nested:
-                    nested.setattr(module, "_files", real)
+                    nested.setattr(module, "_file_sizes", real)
                     save_state(make_state(seed=seed), path)
             return real(*arguments)
 
-        monkeypatch.setattr(module, "_files", files)
+        monkeypatch.setattr(module, "_file_sizes", files)
         found = load_state(path)
         assert same_state(found, make_state(seed=2))

@@ -17,7 +17,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.stream import open_stream
+from protokv.video.stream import StreamSource
 from tests.video.conftest import STEADY, Clip, write
 
 
@@ -43,7 +43,7 @@ def piped(data: bytes) -> Iterator[str]:
 def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip, number_in):
     with open_source(make_clip(name)) as file:
         whole = [(frame.time_s, number_in(frame.image)) for frame in file.frames()]
-    with piped(make_clip(name).read_bytes()) as address, open_stream(address) as source:
+    with piped(make_clip(name).read_bytes()) as address, StreamSource(address) as source:
         assert not source.info.seekable
         assert source.info.name == "stdin"
         found = [(frame.time_s, number_in(frame.image)) for frame in source.frames()]
@@ -60,14 +60,14 @@ def test_a_pipe_reaches_a_process_of_its_own(make_clip, number_in):
 
 def test_an_mp4_with_its_index_at_the_end_is_told_what_to_do(make_clip):
     with piped(make_clip("constant rate").read_bytes()) as address, pytest.raises(SourceUnreadable, match="index") as e:
-        open_stream(address)
+        StreamSource(address)
     assert "frag_keyframe" in e.value.hint
     assert "mpegts" in e.value.hint
 
 
 def test_an_mp4_with_its_index_in_front_can_be_piped(tmp_path, number_in):
     path = write(Clip(STEADY, mux={"movflags": "faststart"}), tmp_path / "x.mp4")
-    with piped(path.read_bytes()) as address, open_stream(address) as source:
+    with piped(path.read_bytes()) as address, StreamSource(address) as source:
         assert [number_in(frame.image) for frame in source.frames()] == list(range(61))
 
 
@@ -76,20 +76,20 @@ def test_an_mp4_with_its_index_in_front_can_be_piped(tmp_path, number_in):
 )
 def test_what_is_no_video_is_refused(data, why):
     with piped(data) as address, pytest.raises(SourceUnreadable, match=why):
-        open_stream(address)
+        StreamSource(address)
 
 
 def test_a_playlist_in_a_pipe_opens_no_file(make_clip):
     text = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:{make_clip('transport stream')}\n#EXT-X-ENDLIST\n"
     with piped(text.encode()) as address, pytest.raises(SourceUnreadable):
-        open_stream(address)
+        StreamSource(address)
 
 
 def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path, number_in):
     parts = [
         write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts") for w, h in [(128, 96), (64, 48)]
     ]
-    with piped(b"".join(part.read_bytes() for part in parts)) as address, open_stream(address) as source:
+    with piped(b"".join(part.read_bytes() for part in parts)) as address, StreamSource(address) as source:
         frames = list(source.frames())
     assert {frame.image.shape for frame in frames} == {(96, 128, 3)}
     assert [number_in(frame.image) for frame in frames] == 2 * list(range(61))
@@ -98,7 +98,7 @@ def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path, 
 
 
 def test_a_size_that_is_wanted_is_given(make_clip):
-    with piped(make_clip("transport stream").read_bytes()) as address, open_stream(address, size=(32, 48)) as source:
+    with piped(make_clip("transport stream").read_bytes()) as address, StreamSource(address, size=(32, 48)) as source:
         assert next(source.frames()).image.shape == (48, 32, 3)
 
 
@@ -106,7 +106,7 @@ def test_damaged_packets_are_counted_and_the_rest_is_given(make_clip, number_in)
     data = bytearray(make_clip("transport stream").read_bytes())
     for at in range(len(data) // 3, len(data) // 3 + 4000, 7):
         data[at] ^= 0xFF if at % 188 > 20 else 0
-    with piped(bytes(data)) as address, open_stream(address) as source:
+    with piped(bytes(data)) as address, StreamSource(address) as source:
         numbers = [number_in(frame.image) for frame in source.frames()]
         damage = source.damage
     assert numbers[0] == 0
@@ -119,7 +119,7 @@ def test_a_file_is_followed_while_it_grows_and_gives_the_steps_of_the_whole(tmp_
     whole = write(Clip(STEADY, suffix="ts"), tmp_path / "whole.ts")
     data, path = whole.read_bytes(), tmp_path / "grows.ts"
     path.write_bytes(data[: len(data) // 2])
-    with open_stream(str(path), follow=True, timeout_s=0.5) as source:
+    with StreamSource(str(path), follow=True, timeout_s=0.5) as source:
         steps = []
         for step in read_steps(source, 5.0, 2):
             steps.append(step)
@@ -151,7 +151,7 @@ def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
 
 def test_a_video_on_a_web_server_is_read_like_a_file(make_clip, number_in):
     path = make_clip("matroska in milliseconds")
-    with served(path.parent) as address, open_stream(f"{address}/{path.name}") as source:
+    with served(path.parent) as address, StreamSource(f"{address}/{path.name}") as source:
         assert source.info.seekable
         assert source.info.fingerprint
         assert source.info.duration_s == pytest.approx(1.5, abs=0.1)
@@ -163,7 +163,7 @@ def test_a_video_on_a_web_server_is_read_like_a_file(make_clip, number_in):
 
 def test_what_is_not_there_is_not_found_and_nothing_secret_is_told(tmp_path):
     with served(tmp_path) as address, pytest.raises(SourceNotFound) as caught:
-        open_stream(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
+        StreamSource(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
     assert "s3cret" not in caught.value.message + str(caught.value.__cause__) + str(caught.value.__context__ and "")
     assert caught.value.__suppress_context__
 
@@ -172,24 +172,24 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
     with pytest.raises(
         SourceUnreadable, match=r"rtsp://127\.0\.0\.1:9/x cannot be opened: Connection refused"
     ) as caught:
-        open_stream("rtsp://u:s3cret@127.0.0.1:9/x")
+        StreamSource("rtsp://u:s3cret@127.0.0.1:9/x")
     assert caught.value.hint
     # Of a wheel of PyAV; a build of one's own may have it.
     with pytest.raises((ConfigError, SourceUnreadable)) as caught:
-        open_stream("srt://127.0.0.1:9", timeout_s=1.0)
+        StreamSource("srt://127.0.0.1:9", timeout_s=1.0)
     if isinstance(caught.value, ConfigError):
         assert "protokv ingest -" in caught.value.hint
 
 
 @pytest.mark.skipif(not Path("/dev/video0").exists(), reason="there is no v4l2 device on this machine")
 def test_a_v4l2_device_gives_frames():
-    with open_stream("/dev/video0") as source:
+    with StreamSource("/dev/video0") as source:
         assert next(source.frames()).image.ndim == 3
 
 
 def test_a_device_that_is_not_there_is_not_found():
     with pytest.raises(SourceNotFound, match="/dev/video77"):
-        open_stream("/dev/video77")
+        StreamSource("/dev/video77")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="says what Linux has")
@@ -203,7 +203,7 @@ def test_a_device_that_is_not_there_is_not_found():
 )
 def test_a_device_of_another_system_or_a_screen_that_is_not_there_is_told(source, error, said, hint):
     with pytest.raises(error, match=said) as caught:
-        open_stream(source)
+        StreamSource(source)
     assert hint in caught.value.hint
 
 
@@ -215,17 +215,17 @@ def test_a_pipe_says_of_itself_what_its_file_says(tmp_path):
         stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
         container.mux(stream.encode(av.VideoFrame(64, 64, "yuv420p")))
         container.mux(stream.encode(None))
-    with piped(path.read_bytes()) as address, open_stream(address) as source:
+    with piped(path.read_bytes()) as address, StreamSource(address) as source:
         assert source.info.comment == "drawn"
 
 
 def test_a_frame_that_is_too_large_is_refused(make_clip):
     with piped(make_clip("transport stream").read_bytes()) as address, pytest.raises(SourceUnreadable):
-        list(open_stream(address, max_pixels=64 * 64).frames())
+        list(StreamSource(address, max_pixels=64 * 64).frames())
 
 
 def test_a_camera_that_stands_still_between_key_frames_is_sampled_by_its_own_times(tmp_path):
     ticks = [0, 100, 200, 3000, 3100, 9000]
     path = write(Clip(ticks, suffix="ts", base=Fraction(1, 1000)), tmp_path / "x.ts")
-    with piped(path.read_bytes()) as address, open_stream(address) as source:
+    with piped(path.read_bytes()) as address, StreamSource(address) as source:
         assert [round(frame.time_s, 3) for frame in source.frames(fps=2.0)] == [0.0, 3.0, 9.0]

@@ -290,7 +290,7 @@ def _connect(
     stall_s = options.lost_after_s(address.kind_of(text))
     return IsolatedSource(
         text,
-        opener="protokv.video.stream:open_stream",
+        opener="protokv.video.stream:StreamSource",
         stall_s=stall_s + GRACE_S,
         should_stop=should_stop,
         max_pixels=max_pixels,

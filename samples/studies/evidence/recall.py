@@ -86,7 +86,7 @@ def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
     backbone, context = session.backbone, session.memory.recall()
     heads: list[bool] = []
     for layer in backbone.reading_layers or range(backbone.layers):
-        places = context.places(layer)
+        places = context.positions_at(layer)
         assert places is not None
         times = backbone.times_of(places, session.clock)
         query = torch.zeros(backbone.kv_heads, 1, backbone.head_size)

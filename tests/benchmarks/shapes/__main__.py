@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from protokv.core.registry import MEMORIES
+from protokv.memories import MEMORIES
 from tests.benchmarks.results import RESULTS
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from protokv import storage
-from protokv.backbones.base import Backbone, StepTokens
+from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
-from protokv.core.memory import StepKV
 from protokv.core.prototypes import ProtoKV
 from protokv.core.session import Session
+from protokv.core.step import StepKV, StepTokens
 from protokv.durable.blocked import BlockedRule
 from protokv.storage.checkpoint import to_state
 from protokv.video import open_source, read_steps
@@ -63,7 +63,7 @@ def fill(session: Session, shape: Shape, steps: int) -> None:
             torch.randn(size, generator=g, device=backbone.device).to(backbone.dtype) for _ in ("keys", "values")
         )
         memory.select(first.embeddings, first.grid)
-        memory.append(StepKV(keys, values, stands.places, coordinates, clock.steps))
+        memory.append(StepKV(keys, values, stands.positions, coordinates, clock.steps))
         session.clock = replace(
             clock,
             steps=clock.steps + 1,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from protokv.config import MemoryConfig
-from protokv.core.registry import MEMORIES
 from protokv.core.tensors import TensorSpec
+from protokv.memories import MEMORIES
 from tests.benchmarks.shapes.models import Shape
 
 

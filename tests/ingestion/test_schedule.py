@@ -1,10 +1,11 @@
-"""A run ends after so much of the stream, or at a real time; of a live one real time counts while nothing comes."""
+"""A run ends after a stream time or at a real time, and real time counts while a live source gives nothing."""
 
 from __future__ import annotations
 
 import pytest
 
-from protokv.ingestion.schedule import Ending
+from protokv.errors import ConfigError
+from protokv.ingestion.schedule import Ending, Every
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,10 @@ def test_a_run_ends_when_it_was_told_to_and_stays_ended(options, live, stream_s,
     assert ending.reached(stream_s) is over
     now_s = 0.0
     assert ending.over is over
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["seconds", "n_steps", "wall_s"])
+def test_an_interval_of_nothing_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="cannot commit every"):
+        Every(**{name: value})

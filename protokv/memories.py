@@ -1,13 +1,7 @@
-"""Memories: bounded state that a stream is written into and that attention reads.
+"""Which memory, and which parts of a session, a configuration means.
 
-`MEMORIES` names them; `build_memory` makes the one a config asks for, `restore_memory` the one that a state holds.
-Adding one is a file with a `LocalMemory` and a line here. Nothing in this package knows of transformers, files or
-sessions.
-
-Letters, in all of this package: `L` layers, `H` KV heads, `D` head size, `P` position components, `T` tokens of a step,
-`P0` tokens of the prompt prefix, `W` tokens of the near window, `M` tokens of a budget, `K` prototypes of a head, `S`
-pseudo-tokens of a prototype, `B = L * H` heads of all layers (of an archive: blocks), `G` subquantizers, `C` codewords,
-`R` residuals of a reservoir, `N` slots of a context.
+`MEMORIES` names the class of each memory. A new memory is a file with a `LocalMemory` and a line here. `core.session`
+finds this module by its name, so that the core imports no memory.
 """
 
 from __future__ import annotations
@@ -16,6 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from protokv.backbones.base import Backbone
 from protokv.baselines.dycoke import DyCoke, DyCokeDecode
 from protokv.baselines.exact import FullCache, SlidingWindow
 from protokv.baselines.hermes import Hermes
@@ -24,26 +19,19 @@ from protokv.baselines.last_frames import LastFrames
 from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
-from protokv.core.local import LocalMemory
-from protokv.core.memory import Memory, MemoryShape, StepKV
+from protokv.core.memory import LocalMemory, Memory, MemoryShape
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
-from protokv.core.tensors import Clock, TensorSpec, check_shapes, shapes_of
+from protokv.core.session import Placement, SessionListener, SessionParts
+from protokv.core.tensors import Clock, TensorSpec, shapes_of
+from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
-from protokv.extras.recent import RecentStep, RecentSteps, WithRecent
+from protokv.extras.compact import CompactPlacement
+from protokv.extras.evidence import AttentionEvidence
+from protokv.extras.position_limit import PositionLimit
+from protokv.extras.queries import ProbeListener, Probing
+from protokv.extras.recent import RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards
-
-__all__ = [
-    "MEMORIES",
-    "Memory",
-    "MemoryShape",
-    "RecentStep",
-    "StepKV",
-    "WithRecent",
-    "build_memory",
-    "declare_state",
-    "restore_memory",
-]
 
 MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": ProtoKV,
@@ -62,7 +50,7 @@ MEMORIES: dict[str, type[LocalMemory]] = {
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    """The empty memory that the config names; where the layers of a model are, if these are several places.
+    """Return the empty memory that the config names, split by layers if these are on several devices.
 
     Raises:
         ConfigError: the config does not fit the model, or the memory does not fit the device.
@@ -83,7 +71,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
 
 
 def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-    """The tensors of a state under these settings. Allocates nothing.
+    """Return the tensors of a state under these settings. Allocates nothing.
 
     Raises:
         ConfigError: the config does not fit the model.
@@ -95,8 +83,9 @@ def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec,
 def restore_memory(
     config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor], clock: Clock
 ) -> Memory:
-    """The memory that a state holds. The state is not trusted: sizes are compared before anything is allocated by the
-    settings, and numbers are held against the clock.
+    """Return the memory that a state holds.
+
+    The state is not trusted: shapes are checked before the settings allocate anything, and numbers against the clock.
 
     Raises:
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
@@ -112,3 +101,22 @@ def restore_memory(
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
     return memory
+
+
+def session_parts(backbone: Backbone, config: MemoryConfig) -> SessionParts:
+    """Return what the config adds to a session of this backbone."""
+    compact = config.positions == "compact"
+    advice = "" if compact else "; positions=compact would stay inside"
+    listeners: list[SessionListener] = [PositionLimit(backbone.max_position, backbone.moving, advice)]
+    if issubclass(MEMORIES[config.name], Probing):
+        listeners.append(ProbeListener())
+    return SessionParts(CompactPlacement(backbone) if compact else Placement(), listeners, AttentionEvidence())
+
+
+def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
+    """Return the angles by which a memory removes rotations and restores them.
+
+    At stream positions these are the model's own. At compact positions the model makes keys at small positions and they
+    are rotated to the stream's, by angles that add up, so that rotating them back leaves no error.
+    """
+    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary

@@ -1,13 +1,15 @@
-"""A full mailbox drops its oldest item or makes the sender wait, and news always arrives, in order."""
+"""A full mailbox drops its oldest item or makes the sender wait, news always arrives, and pauses double."""
 
 from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.ingestion.live.mailbox import Mailbox
+from protokv.ingestion.live.reader import Backoff
 
 SENT = st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60)
 
@@ -43,3 +45,11 @@ def test_a_sender_that_is_to_wait_goes_on_when_there_is_room_and_when_nobody_rea
     thread.join(20.0)
     assert not thread.is_alive()
     assert mailbox.dropped == 0
+
+
+@pytest.mark.parametrize(("draw", "part"), [(0.0, 0.5), (1.0, 1.0), (0.5, 0.75)])
+def test_pauses_double_up_to_the_longest_and_begin_anew(draw, part):
+    backoff = Backoff(1.0, 10.0, lambda: draw)
+    assert [backoff.next_s() for _ in range(6)] == [n * part for n in (1, 2, 4, 8, 10, 10)]
+    backoff.reset()
+    assert backoff.next_s() == part

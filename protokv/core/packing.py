@@ -1,0 +1,63 @@
+"""Leave unused slots out of a saved state, so that a short clip makes a small file.
+
+A memory has the same bytes for the life of a stream, but a clip of ten seconds fills a hundredth of the default budget.
+For every axis in `SLOTS` the entries at its end are left out that hold `TensorSpec.fill` in all tensors with that axis,
+bit for bit: packing loses nothing, and equal states pack to equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.tensors import SLOTS, TensorSpec
+
+# The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from another.
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+    """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are not copied."""
+    declared = [spec for spec in specs if spec.name in tensors]
+    packed = dict(tensors)
+    for slot in SLOTS:
+        having = [spec for spec in declared if slot in spec.dims and spec.shape[spec.dims.index(slot)] is not None]
+        # The smallest first: its last entry usually shows at once that all slots are in use.
+        having.sort(key=lambda spec: tensors[spec.name].numel())
+        used = 0
+        for spec in having:
+            used = _used(packed[spec.name], spec, spec.dims.index(slot), used)
+        for spec in having:
+            packed[spec.name] = packed[spec.name].narrow(spec.dims.index(slot), 0, used).contiguous()
+    return packed
+
+
+def unpack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+    """Undo `pack`. The tensors must fit the specs (`check_shapes`); whole ones are not copied."""
+    whole = dict(tensors)
+    for spec in specs:
+        found = tensors.get(spec.name)
+        if found is None or all(want in (None, size) for want, size in zip(spec.shape, found.shape, strict=True)):
+            continue
+        wanted = [size if want is None else want for want, size in zip(spec.shape, found.shape, strict=True)]
+        full = torch.full(wanted, spec.fill, dtype=spec.dtype, device=found.device)
+        full[tuple(slice(0, size) for size in found.shape)] = found
+        whole[spec.name] = full
+    return whole
+
+
+def _used(tensor: Tensor, spec: TensorSpec, axis: int, at_least: int) -> int:
+    """Return how many entries of an axis to keep, at least `at_least`, so that the rest hold only `fill`."""
+    size = tensor.shape[axis]
+    bits = _BITS[tensor.element_size()]
+    fill = torch.full((1,), spec.fill, dtype=spec.dtype, device=tensor.device).view(bits)
+    entries = tensor.view(bits).movedim(axis, 0)
+    if at_least == size or bool((entries[size - 1] != fill).any()):
+        return size
+    others = tuple(range(1, entries.ndim))
+    differing = entries[at_least:] != fill
+    (needed,) = (differing.any(others) if others else differing).nonzero(as_tuple=True)
+    return at_least + (int(needed[-1]) + 1 if len(needed) else 0)
