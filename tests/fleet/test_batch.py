@@ -18,7 +18,6 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
-from protokv.core.hook import Stream
 from protokv.core.memory import StepKV
 from protokv.core.session import Session
 from protokv.core.snapshot import State
