@@ -153,14 +153,10 @@ def _quantization_config(placement: Placement) -> Any:
 
 
 def _require_package(package: str, install: str, placement: Placement) -> None:
-    if _is_installed(package):
+    if find_spec(package) is not None:
         return
     how = f"in {placement.quantization}" if placement.quantization else f"with the device map {placement.device_map}"
     raise ModelError(f"loading it {how} needs the package {package}, which is not installed", hint=install)
-
-
-def _is_installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 def load_tokenizer(path: str) -> tuple[Any, str]:

@@ -327,10 +327,10 @@ class ClusterWriter:
             return torch.where(is_token.view(-1, *[1] * (held.ndim - 1)), new, held)
 
         n = pick(bank.mass.view(-1)[row], torch.ones_like(row)).double()[:, None]
-        mu = pick(bank.mean.view(-1, 2)[row], tokens.seen.coordinates[token]).double()
+        mu = pick(bank.mean.view(-1, 2)[row], tokens.token_positions.coordinates[token]).double()
         eye = torch.eye(2, device=row.device).view(1, 4)
         sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
-        position = pick(bank.position.view(-1, P)[row], tokens.seen.positions[token])
+        position = pick(bank.position.view(-1, P)[row], tokens.token_positions.positions[token])
         step = pick(bank.last_step.view(-1)[row], torch.full_like(row, self._step))
         keys, values = bank.centers(row)
         parts = [
@@ -391,7 +391,9 @@ class ClusterWriter:
         slot = order[head, place]
         self.slot[head, K + token] = slot
         rows = head * K + slot
-        bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), self._step)
+        bank.open_(
+            rows, tokens.keys[head, token], tokens.values[head, token], tokens.token_positions.at(token), self._step
+        )
 
     def _replace(self, rows: Tensor, means: Tensor, anchors: Tensor, last_step: Tensor) -> None:
         bank = self._bank

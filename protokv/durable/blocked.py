@@ -121,7 +121,7 @@ class BlockedRule(Policy):
         assert rows is not None
         assert changed is not None
         place_(bank, rows, tokens, part, step)
-        bank.note_(changed.view(-1))
+        bank.touch_(changed.view(-1))
         self._fold_(changed.view(-1))
         bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
 
@@ -247,10 +247,10 @@ def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, st
     dropped the row is free then."""
     usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
     mass = usable.long()
-    seen = tokens.seen.at(part)
+    token_positions = tokens.token_positions.at(part)
     given = {
-        "mean": seen.coordinates * usable[:, None],
-        "position": seen.positions * usable[:, None],
+        "mean": token_positions.coordinates * usable[:, None],
+        "position": token_positions.positions * usable[:, None],
         "mass": mass,
         "last_step": torch.rsub(mass, -1, alpha=-(step + 1)),
     }

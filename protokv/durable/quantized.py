@@ -74,7 +74,7 @@ def _rounding(mass: Tensor, feature: int, size: int) -> Tensor:
 
 
 class QuantizedBank(PrototypeBank):
-    """A bank whose centres are coded.
+    """A bank whose centres are quantized.
 
     Attributes:
         key_codes, value_codes: `[L, H, K, D]` int8.
@@ -82,7 +82,7 @@ class QuantizedBank(PrototypeBank):
     """
 
     promise: ClassVar[str] = f"{PrototypeBank.promise}; codes of centres are finite numbers"
-    of_centers: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
+    center_names: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
 
     key_codes: Tensor
     key_exponents: Tensor
@@ -114,7 +114,7 @@ class QuantizedBank(PrototypeBank):
     def _decoded(self, last: int, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """What is chosen of the dimensions up to `last` as one."""
         codes, exponents, value_codes, value_exponents = (
-            getattr(self, name).flatten(0, last)[chosen] for name in self.of_centers
+            getattr(self, name).flatten(0, last)[chosen] for name in self.center_names
         )
         return decode(codes, exponents), decode(value_codes, value_exponents)
 
@@ -123,7 +123,9 @@ class QuantizedBank(PrototypeBank):
 
         Of several layers `[l, h, K, D]`.
         """
-        codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
+        codes, exponents, value_codes, value_exponents = (
+            getattr(self, name)[layer, heads] for name in self.center_names
+        )
         anchors = self.position[layer, heads]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
         for some in chunks(codes.shape[-2], _ROWS, codes.device):
@@ -136,8 +138,8 @@ class QuantizedBank(PrototypeBank):
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace centres, whose masses are known by now."""
         mass = self.mass.view(-1)[rows]
-        coded = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
-        for name, new in zip(self.of_centers, coded, strict=True):
+        quantized = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
+        for name, new in zip(self.center_names, quantized, strict=True):
             write_rows_(getattr(self, name).flatten(0, 2), rows, new)
 
     def draw_centers_(self, moves: Tensor, share: Tensor) -> None:

@@ -123,16 +123,8 @@ TEMPLATES.update(
     }
 )
 
-ORDER_TYPES: Final = (
-    "before",
-    "after",
-    "third",
-    "tenth",
-    "middle_first",
-    "middle_last",
-    "middle_before",
-    "middle_after",
-)
+_MIDDLE: Final = ("middle_first", "middle_last", "middle_before", "middle_after")
+ORDER_TYPES: Final = ("before", "after", "third", "tenth", *_MIDDLE)
 TIME_TYPES: Final = ("times", "where_first", "where_last")
 TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES))
 

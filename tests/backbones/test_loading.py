@@ -306,7 +306,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return load(path, **{name: settings[name] for name in ("dtype", "attn_implementation", "output_loading_info")})
 
     monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fake)
-    monkeypatch.setattr(loading, "_is_installed", lambda package: True)
+    monkeypatch.setattr(loading, "find_spec", lambda package: object())
     return seen
 
 
@@ -363,7 +363,7 @@ def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
 def test_a_package_that_is_needed_and_missing_is_named_with_how_to_install_it(
     folder: Path, settings: dict[str, str], package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_is_installed", lambda name: name != package)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == package else object())
     with pytest.raises(ModelError, match=f"needs the package {package}, which is not installed") as caught:
         load_backbone(str(folder), **settings)
     assert install in caught.value.hint

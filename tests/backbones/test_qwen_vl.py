@@ -1,4 +1,4 @@
-"""What only Qwen-VL has: positions by time and grid, and the pixel limits of its preprocessor files."""
+"""What only Qwen-VL has: positions by time and grid, pixel limits of its files; and how a chat template is cut."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
+from protokv.backbones.adapter import ChatPrompt
 from protokv.backbones.base import Backbone
-from protokv.backbones.qwen_vl import QwenVL
+from protokv.backbones.qwen_vl import VIDEO_TOKEN, QwenVL
 from protokv.core.step import StepTokens
-from protokv.errors import ModelError
+from protokv.errors import ConfigError, ModelError
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
 
@@ -66,3 +69,23 @@ def test_the_pixel_limit_of_still_images_does_not_apply_to_video(tmp_path: Path)
         '{"video_processor": {"size": {"shortest_edge": 3136, "longest_edge": 900000}}}'
     )
     assert QwenVL.read_pixels(str(tmp_path)).max_pixels == 900000
+
+
+def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.add_tokens([AddedToken("<clip>", special=True), AddedToken("blue-green", special=False)])
+    assert "<clip>" not in tokenizer.all_special_tokens
+    prompt = ChatPrompt(tokenizer, VIDEO_TOKEN)
+    with pytest.raises(ConfigError, match="control token <clip>"):
+        prompt.suffix_ids("what is <clip> ?")
+    assert prompt.suffix_ids("what is blue-green ?")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0]['content'][1]['text'] }}<|video_pad|>", "{{ messages[0]['content'][1]['text'] }}", VIDEO_TOKEN],
+    ids=["question before the video", "no video", "no question"],
+)
+def test_a_template_without_a_video_and_a_question_behind_it_is_refused(tiny_folder: Path, template: str) -> None:
+    with pytest.raises(ModelError, match=r"shows no <\|video_pad\|> followed by the question"):
+        ChatPrompt(AutoTokenizer.from_pretrained(tiny_folder), VIDEO_TOKEN, template)

@@ -105,51 +105,43 @@ def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
     }
 
 
-def write_qwen_pixels(folder: Path) -> None:
-    """The preprocessor file of a Qwen-VL folder: frames of 4 to 9 tokens."""
-    limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
-
-
-def write_qwen2_vl(folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768) -> Path:
+def write_qwen2_vl(folder: Path, **changes: int) -> Path:
     """A random Qwen2-VL of a few thousand parameters."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
-    write_qwen_pixels(folder)
-    config = Qwen2VLConfig(
-        text_config=text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2]),
-        vision_config={"depth": 2, "embed_dim": 16, "hidden_size": heads * HEAD_SIZE, "mlp_ratio": 2, "num_heads": 2},
-        tie_word_embeddings=True,
-        **qwen_tokens(vocabulary),
-    )
-    return save_random(Qwen2VLForConditionalGeneration(config), folder)
+    tower = {"embed_dim": 16, "hidden_size": changes.get("heads", 4) * HEAD_SIZE, "mlp_ratio": 2}
+    return write_qwen(folder, Qwen2VLConfig, Qwen2VLForConditionalGeneration, tower, **changes)
 
 
-def write_qwen2_5_vl(
-    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, tokens_per_second: int = 2
-) -> Path:
+def write_qwen2_5_vl(folder: Path, *, tokens_per_second: int = 2, **changes: int) -> Path:
     """A random Qwen2.5-VL of a few thousand parameters."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+    tower = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": changes.get("heads", 4) * HEAD_SIZE}
+    tower |= {"tokens_per_second": tokens_per_second, "window_size": 56, "fullatt_block_indexes": [1]}
+    return write_qwen(folder, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, tower, **changes)
+
+
+def write_qwen(
+    folder: Path,
+    config: Any,
+    model: Any,
+    tower: dict[str, Any],
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_positions: int = 32768,
+) -> Path:
+    """A Qwen-VL with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
-    write_qwen_pixels(folder)
-    config = Qwen2_5_VLConfig(
+    limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
+    made = config(
         text_config=text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2]),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_heads": 2,
-            "out_hidden_size": heads * HEAD_SIZE,
-            "tokens_per_second": tokens_per_second,
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config={"depth": 2, "num_heads": 2} | tower,
         tie_word_embeddings=True,
         **qwen_tokens(vocabulary),
     )
-    return save_random(Qwen2_5_VLForConditionalGeneration(config), folder)
+    return save_random(model(made), folder)
 
 
 def write_qwen3_vl(

@@ -57,10 +57,10 @@ GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
     kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
     redundancy=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
     recent=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
-    heads=st.integers(1, 3),
+    heads=st.integers(1, 2),
     size=st.sampled_from([4, 6, 16]),
     components=st.sampled_from([1, 3]),
-    runs=st.lists(st.tuples(GRIDS, st.integers(1, 9)), min_size=1, max_size=4),
+    runs=st.lists(st.tuples(GRIDS, st.integers(1, 8)), min_size=1, max_size=3),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
     seed=st.integers(0, 2**16),
 )

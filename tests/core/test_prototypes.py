@@ -60,7 +60,7 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
 @given(
     lengths=LENGTHS,
     reads=st.lists(st.booleans(), min_size=30, max_size=30),
-    few=st.sampled_from([1, 2**17]),
+    few=st.sampled_from([1, 2**18]),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(
         {
@@ -82,7 +82,7 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
     memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
+        patch.setattr(pseudo_tokens, "_TOKENS_AT_ONCE", few)
         for index, tokens in enumerate(lengths):
             memory.append(world.step(index, tokens))
             if reads[index]:

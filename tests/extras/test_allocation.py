@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import MemoryConfig, PaperConfig
+from protokv.core.near import Slots
 from protokv.core.prototypes import ProtoKV
 from protokv.errors import ConfigError
-from protokv.extras.allocation import Layout, by_variance
+from protokv.extras.allocation import VarianceLayout, by_variance
 from tests.core.streams import World, copy_of, feed, shape_of, small_config
 from tests.tolerance import near
 
@@ -70,17 +71,18 @@ def test_fractions_of_a_slot_go_by_largest_remainder_and_ties_to_the_lower_index
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=3))
 def test_every_slot_has_one_owner_and_those_of_one_prototype_are_together(counts: list[list[int]]) -> None:
     given_ = torch.tensor(counts)
-    layout = Layout.fixed(len(counts), 4, 5, given_.device)
+    layout = VarianceLayout(Slots(shape_of(layers=1, heads=len(counts), sink=0), far=20, near=0), 4, 5)
     assert layout.owner.tolist() == [[0] * 5 + [1] * 5 + [2] * 5 + [3] * 5] * len(counts)
-    layout.deal_(torch.arange(len(counts)), given_)
+    layout.set_(torch.arange(len(counts)), given_)
     for head, row in enumerate(counts):
         expected = [k for k, count in enumerate(row) for _ in range(count)]
         assert layout.owner[head].tolist() == expected + [4] * (20 - len(expected))
     seen = torch.zeros_like(layout.owner)
     rows = torch.arange(4 * len(counts))
-    for part, slots, shown in layout.slots_of(rows):
-        heads = (rows[part] // 4)[:, None].expand_as(slots)
-        assert torch.equal(layout.owner[heads[shown], slots[shown]], (rows[part] % 4)[:, None].expand_as(slots)[shown])
+    for some, places, shown in layout.places_of(rows):
+        assert shown is not None
+        heads, slots = places // 20, places % 20
+        assert torch.equal(layout.owner[heads[shown], slots[shown]], (some % 4)[:, None].expand_as(slots)[shown])
         seen[heads[shown], slots[shown]] += 1
     assert torch.equal(seen, (layout.owner < 4).long())
 

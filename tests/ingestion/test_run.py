@@ -11,7 +11,7 @@ import protokv
 from protokv import storage
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable, StateCorrupt, StateError
-from protokv.ingestion import NEVER, Commit, Every, Progress, Started, Summary, ingest
+from protokv.ingestion import NEVER, Commit, Every, IngestOptions, Progress, Started, Summary, ingest
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
@@ -53,6 +53,14 @@ def test_it_tells_of_the_start_every_step_every_commit_and_the_end(mock: MockBac
     kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
+
+
+def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbone, tmp_path: Path) -> None:
+    path, options = tmp_path / "s.safetensors", IngestOptions(config=CONFIG, backbone=mock, keep=9, every=NEVER)
+    list(ingest(A, path, options=options, every=Every(n_steps=1), keep=2))
+    assert storage.moments(path) == [4.0, 5.0]
+    with pytest.raises(TypeError, match="evry"):
+        ingest(A, path, options=options, evry=NEVER)
 
 
 def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_said(

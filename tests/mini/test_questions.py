@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
@@ -101,7 +101,6 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
     return {"yes" if now else "no"}, ask_s
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),
     rate=st.sampled_from([2.0, 6.0, 20.0, 40.0]),
@@ -122,7 +121,6 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
         assert made.answer in ANSWERS[made.type]
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), rate=st.floats(0, 30), later=st.integers(31, 600))
 def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(seed, rate, later):
     world = World(WorldConfig(seed, 600, rate, evidence_events=4, evidence_s=30))

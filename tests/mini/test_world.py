@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -20,10 +20,15 @@ from protokv.mini.world import World, WorldConfig
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=SEEDS, short=st.integers(1, 130), more=st.integers(1, 500), time=st.floats(0, 1, exclude_max=True))
-def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(seed, short, more, time):
-    one, two = World(WorldConfig(seed, short)), World(WorldConfig(seed, short + more))
+@given(
+    seed=SEEDS,
+    short=st.integers(1, 130),
+    more=st.integers(1, 500),
+    time=st.floats(0, 1, exclude_max=True),
+    lasting=st.sampled_from([{}, {"counted": 3, "counted_in": (0, 2), "crossing_s": (20, 120)}]),
+)
+def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(seed, short, more, time, lasting):
+    one, two = World(WorldConfig(seed, short, **lasting)), World(WorldConfig(seed, short + more, **lasting))
     at = time * short
     assert one.events_until(at) == two.events_until(at)
     assert one.scene(at).scenery == two.scene(at).scenery
@@ -42,7 +47,6 @@ def test_other_seeds_give_other_streams():
     assert World(WorldConfig(1)).events_until(60) != World(WorldConfig(2)).events_until(60)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=SEEDS,
     rate=st.floats(1, 40),
@@ -66,7 +70,6 @@ def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(seed, rate, m
             assert len({getattr(e, attribute) for e in shown}) == len(shown)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, n=st.integers(1, 4), rate=st.floats(0, 30))
 def test_evidence_first_keeps_shapes_colours_and_places_of_the_evidence_to_itself(seed, n, rate):
     world = World(WorldConfig(seed, 400, rate, evidence_events=n, evidence_s=47))
@@ -88,7 +91,6 @@ def test_the_evidence_does_not_depend_on_the_distracting_rate():
     assert quiet == busy
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, similarity=st.floats(0.2, 1.0), again=st.sampled_from([None, 180]))
 def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(seed, similarity, again):
     config = WorldConfig(
@@ -145,7 +147,6 @@ def test_the_rate_of_events_is_the_one_asked_for():
     assert abs(np.mean(counts) - 130) < 8
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
 def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
     world = World(WorldConfig(seed, 240, cut_s=(6, 20)))
