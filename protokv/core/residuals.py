@@ -44,7 +44,7 @@ class Residuals(StatePart):
         self._config = config
         self._size = (shape.layers, shape.kv_heads, prototypes, D)
         state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
-        self._counts = {name: state[name] for name in _COUNTS if name in state}
+        self.counts = {name: state[name] for name in _COUNTS if name in state}
         self.updates, self.fitted = state["residual.updates"], state["codebook.fitted"]
         self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
         self._warmup = {name: state[name] for name in _WARMUP}
@@ -146,19 +146,19 @@ class Residuals(StatePart):
             codes = [codes[0] * C + codes[1]]
         head = torch.arange(len(prototype), device=prototype.device)[:, None]
         start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(G, device=head.device)
-        for counts, code in zip(self._counts.values(), codes, strict=True):
+        for counts, code in zip(self.counts.values(), codes, strict=True):
             flat = (start * counts[0, 0, 0, 0].numel() + code).view(-1)
             counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
 
     def freed_(self, rows: Tensor) -> None:
         """Forget `rows`; residuals that wait for them serve the codebooks only."""
-        for tensor in (*self._counts.values(), self.updates):
+        for tensor in (*self.counts.values(), self.updates):
             tensor.flatten(0, 2)[rows] = 0
         self._rename_owners(rows, torch.full_like(rows, -1))
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
         """Add the statistics of prototypes `gone` to those of prototypes `into`."""
-        for tensor in (*self._counts.values(), self.updates):
+        for tensor in (*self.counts.values(), self.updates):
             flat = tensor.flatten(0, 2)
             flat.index_add_(0, into, flat[gone])
             flat[gone] = 0
@@ -183,7 +183,7 @@ class Residuals(StatePart):
         """
         K = self._size[2]
         heads, C = rows // K, self._config.codewords
-        held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self._counts.values()]
+        held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
         codes = [quantizer.top_modes(counts, modes, self._config.smoothing) for counts in held]
         if len(codes) == 1:
             codes = [codes[0] // C, codes[0] % C]
@@ -194,31 +194,12 @@ class Residuals(StatePart):
         )
         return keys, values
 
-    def variances(self, heads: Tensor) -> Tensor:
-        """Return Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.
-
-        The paper names it and leaves its form open. Settled: the mean squared distance of the counted residuals from
-        their mean, each residual read as its codeword, added up over keys, values and subspaces. Half the mean squared
-        distance of two of them drawn apart is the same number, and exactly 0 where all are one. 0 without updates.
-        """
-        counts = [held.flatten(0, 1)[heads] for held in self._counts.values()]
-        if self._config.histograms == "joint":
-            counts = [counts[0].sum(4), counts[0].sum(3)]
-        updates = self.updates.flatten(0, 1)[heads].double().clamp(min=1)
-        total = torch.zeros_like(updates)
-        for count, codebook in zip(counts, (self.key_codebook, self.value_codebook), strict=True):
-            words = codebook.flatten(0, 1)[heads].double()
-            apart = (words[:, :, :, None] - words[:, :, None]).square().sum(4)
-            share = count.double().transpose(1, 2)
-            total += (share @ apart * share).sum((1, 3))
-        return total / (2 * updates.square())
-
     def report(self) -> list[dict[str, Any]]:
         """Return for each layer: residual updates held, how far the codebooks are, and the entropy of their usage."""
         R = self._config.warmup_residuals
         count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
         # Counts of each codeword over all prototypes, [L, H, G, C].
-        used = [counts.sum(2) for counts in self._counts.values()]
+        used = [counts.sum(2) for counts in self.counts.values()]
         if self._config.histograms == "joint":
             used = [used[0].sum(4), used[0].sum(3)]
         return [
@@ -236,7 +217,7 @@ class Residuals(StatePart):
     def held(self) -> dict[str, Tensor]:
         """Return its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
         return {
-            **self._counts,
+            **self.counts,
             "residual.updates": self.updates,
             "codebook.keys": self.key_codebook,
             "codebook.values": self.value_codebook,
@@ -261,7 +242,7 @@ class Residuals(StatePart):
         if updates[tensors["bank.mass"] == 0].any():
             raise StateCorrupt("state: tensor residual.updates must be 0 where a slot is free")
         counted = torch.where(fitted[..., None], updates, 0)[..., None]
-        for name in self._counts:
+        for name in self.counts:
             if (tensors[name].flatten(4).sum(4) != counted).any():
                 raise StateCorrupt(f"state: tensor {name} must sum to residual.updates in every subspace")
         waiting = [name for name in _WARMUP if name in tensors]

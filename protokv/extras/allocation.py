@@ -46,7 +46,7 @@ class VarianceLayout(Layout):
         mass = bank.mass.flatten(0, 1)
         K = mass.shape[1]
         heads = torch.unique(rows // K)
-        counts = by_variance(residuals.variances(heads), mass[heads] > 0, self.owner.shape[1])
+        counts = by_variance(variances(residuals, heads), mass[heads] > 0, self.owner.shape[1])
         changed = (counts != self.counts[heads]).any(1)
         heads, counts = heads[changed], counts[changed]
         self.set_(heads, counts)
@@ -88,6 +88,26 @@ class VarianceLayout(Layout):
 
 
 LAYOUTS["variance"] = VarianceLayout
+
+
+def variances(residuals: Residuals, heads: Tensor) -> Tensor:
+    """Return Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.
+
+    The paper names it and leaves its form open. Settled: the mean squared distance of the counted residuals from their
+    mean, each residual read as its codeword, added up over keys, values and subspaces. Half the mean squared distance
+    of two of them drawn apart is the same number, and exactly 0 where all are one. 0 without updates.
+    """
+    counts = [held.flatten(0, 1)[heads] for held in residuals.counts.values()]
+    if len(counts) == 1:
+        counts = [counts[0].sum(4), counts[0].sum(3)]
+    updates = residuals.updates.flatten(0, 1)[heads].double().clamp(min=1)
+    total = torch.zeros_like(updates)
+    for count, codebook in zip(counts, (residuals.key_codebook, residuals.value_codebook), strict=True):
+        words = codebook.flatten(0, 1)[heads].double()
+        apart = (words[:, :, :, None] - words[:, :, None]).square().sum(4)
+        share = count.double().transpose(1, 2)
+        total += (share @ apart * share).sum((1, 3))
+    return total / (2 * updates.square())
 
 
 def by_variance(variance: Tensor, alive: Tensor, slots: int) -> Tensor:

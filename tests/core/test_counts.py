@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from protokv.config import MemoryConfig
 from protokv.config.base import Positions
-from protokv.core import rotary as turning
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.durable import nearest as parts
+from protokv.extras import precise_rotary
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
@@ -99,7 +99,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
 def test_a_steady_step_at_compact_positions_waits_for_nothing(
     kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (parts, turning):
+    for module in (parts, precise_rotary):
         monkeypatch.setattr(module, "_ROWS", 2**40)
     # Its rates are read off the model once, which takes data.
     precise = StubBackbone(layers=1).precise_rotary

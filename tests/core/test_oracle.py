@@ -207,8 +207,8 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
             for found, expected in zip((keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True):
                 # A centre, a codeword and the angle of where they are shown.
                 torch.testing.assert_close(found[h, start : start + len(pairs)], expected, rtol=0, atol=2 * ALIKE)
-        # A quotient and its logarithm.
-        torch.testing.assert_close(bias[h], shown, **near(shown, 2))
+        # A quotient of masses up to a few hundred, and its logarithm, which is off by up to two roundings.
+        torch.testing.assert_close(bias[h], shown, **near(shown, 3, 6.0))
 
 
 VARIANTS: list[dict[str, object]] = [
@@ -283,10 +283,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(paper_rule, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
-        else:
-            assert torch.equal(cut[name], tensor), name
+        torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
 
 
 @given(

@@ -136,7 +136,8 @@ def test_the_bias_is_the_log_mass_or_what_the_config_says(mode: str, shift: floa
     context = memory.context()
     mass = memory.tensors()["bank.mass"].repeat_interleave(2, 2)
     expected = mass.log() + shift if shift is not None else torch.where(mass > 0, 0.0, -torch.inf)
-    torch.testing.assert_close(context.bias[:, :, context.far], expected, **near(expected, 2))
+    # Masses are below a hundred; a logarithm is off by up to two roundings.
+    torch.testing.assert_close(context.bias[:, :, context.far], expected, **near(expected, 3, 5.0))
 
 
 def test_anchors_are_the_first_the_latest_or_the_mean_position() -> None:
