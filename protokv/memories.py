@@ -25,7 +25,9 @@ from protokv.core.rotary import Rotary
 from protokv.core.session import Placement, SessionListener, SessionParts
 from protokv.core.tensors import Clock, TensorSpec, shapes_of
 from protokv.core.validation import check_shapes
+from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
+from protokv.extras import allocation as _allocation  # noqa: F401, adds a layout
 from protokv.extras.compact import CompactPlacement
 from protokv.extras.evidence import AttentionEvidence
 from protokv.extras.position_limit import PositionLimit
@@ -34,7 +36,7 @@ from protokv.extras.recent import RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards
 
 MEMORIES: dict[str, type[LocalMemory]] = {
-    "durable": ProtoKV,
+    "durable": Durable,
     "paper": ProtoKV,
     "continuity": ProtoKV,
     "infinipot-v": InfiniPotV,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from protokv.mini.world import World, WorldConfig
-from tests.cli.conftest import Program
+from samples import terminal
+from samples.terminal import WIDTH
+from tests.cli.conftest import Program, Result
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 NAMES = ["short", "minute", "long"]
@@ -22,9 +28,28 @@ RIGHT = {"short": 18, "minute": 19, "long": 30}
 @pytest.fixture
 def protokv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.chdir(tmp_path)
-    program = Program(tmp_path, Path())
-    program.environment["PROTOKV_MODEL"] = "protokv/mini"
+    return make_program(tmp_path)
+
+
+def make_program(folder: Path) -> Program:
+    program = Program(folder, Path())
+    program.environment |= {"PROTOKV_MODEL": "protokv/mini", "COLUMNS": str(WIDTH)}
     return program
+
+
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Program, Result]]:
+    """Ingest each sample once; its state is `video.safetensors` in the folder of the program."""
+
+    @cache
+    def ingest(name: str) -> tuple[Program, Result]:
+        program = make_program(tmp_path_factory.mktemp(name))
+        with contextlib.chdir(program.folder):
+            result = program("ingest", SAMPLES / name / "video.mp4", "--budget", BUDGET, "--format", "table")
+        assert result.code == 0, result.err
+        return program, result
+
+    return ingest
 
 
 def asked(name: str) -> list[dict[str, object]]:
@@ -33,17 +58,40 @@ def asked(name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_is_answered_from_its_state_alone(protokv: Program, name: str) -> None:
-    summary = protokv("ingest", SAMPLES / name / "video.mp4", "--budget", BUDGET, "--json").rows()[-1]
-    assert summary["complete"]
-    result = protokv(
-        "query", "video.safetensors", stdin=(SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8")
-    )
-    rows = result.rows()
+def test_a_sample_is_answered_from_its_state_alone(
+    ingested: Callable[[str], tuple[Program, Result]], name: str
+) -> None:
+    protokv, _ = ingested(name)
+    questions = (SAMPLES / name / "questions.jsonl").read_text(encoding="utf-8")
+    rows = protokv("query", protokv.folder / "video.safetensors", stdin=questions).rows()
     assert max(row["context_tokens"] for row in rows) <= BUDGET + 4
     assert len(rows) == len(asked(name))
     wrong = [(row["question"], row["answer"], row["expected"]) for row in rows if not row["correct"]]
     assert len(rows) - len(wrong) >= RIGHT[name], wrong
+
+
+def test_the_picture_of_the_readme_shows_what_the_commands_print(
+    ingested: Callable[[str], tuple[Program, Result]],
+) -> None:
+    protokv, result = ingested("long")
+    printed = [result]
+    with contextlib.chdir(protokv.folder):
+        printed += [protokv(*command, "--format", "table") for command in terminal.COMMANDS[1:]]
+    lines = [line.rstrip() for one in printed for line in (one.out + one.err).splitlines() if line.strip()]
+    svg = (SAMPLES / "terminal.svg").read_text(encoding="utf-8")
+    expected = sorted(line for line in terminal.drop_times(lines) if "frames/s, state" not in line)
+    assert agrees(svg, expected), expected
+    size = "657.5&#160;KiB"
+    assert size in svg
+    for broken in (svg.replace(size, "on&#160;disk#160;KiB"), svg.replace(size, "657.6&#160;KiB"), svg + "<text>"):
+        assert not agrees(broken, expected)
+
+
+def agrees(svg: str, expected: list[str]) -> bool:
+    try:
+        return sorted(terminal.drop_times(terminal.read_lines(svg))) == expected
+    except ElementTree.ParseError:
+        return False
 
 
 def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:

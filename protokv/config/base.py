@@ -1,4 +1,4 @@
-"""`MemoryConfig`: what the settings of every memory have in common, and how settings are checked.
+"""`MemoryConfig`: settings that every memory shares, and how settings are checked.
 
 A setting is a field of a frozen dataclass; each memory has a dataclass of its own (`protokv.config.CONFIGS`), whose
 defaults are that memory's. Owns the wording of a refused setting. Knows nothing of tensors:
@@ -26,21 +26,21 @@ MOST_WEIGHT: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """The settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the memory.
+    """Settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the memory.
 
     Attributes:
         name: of the memory, the same wherever it is named.
         ranges: least and greatest value of each numeric setting that a class declares, both included.
         budget: |M|, visual tokens that attention may read at query time. The prompt prefix is kept besides.
         positions: "stream" shows every token at the position it had in the stream, as the paper does; "compact" shows
-            what is in memory at consecutive positions, so that a stream of any length stays inside the range that the
-            model was trained on (`protokv.context`).
-        recent_frames: N, the last frames that the state keeps as the vision tower gave them, and that a question reads
-            afresh behind the memory; 0: none. They count in the bytes of the state and in the tokens that an answer
+            the tokens in memory at consecutive positions, so that a stream of any length stays inside the range that
+            the model was trained on (`protokv.context`).
+        recent_frames: N, the last frames whose vision features the state keeps, and that a question reads again behind
+            the memory; 0: none. They count in the bytes of the state and in the tokens that an answer
             read.
-        non_finite: what happens to tokens of a step whose keys or values are not finite: "drop" leaves them out and
-            counts them, "refuse" stops at the step, at the price of one wait for the device a step.
-        seed: of everything that is drawn.
+        non_finite: "drop" leaves out and counts tokens whose keys or values are not finite; "refuse" stops at the step,
+            and waits for the device once a step.
+        seed: of all random draws.
     """
 
     name: ClassVar[str]
@@ -84,11 +84,11 @@ class MemoryConfig:
 
     @property
     def horizon(self) -> int | None:
-        """How many of the last steps decide what a question reads; None: all."""
+        """Return how many of the last steps a question depends on; None: all."""
         return None
 
     def changes(self) -> dict[str, Any]:
-        """Settings other than the defaults of the name, the budget and the seed left out: what a table shows of them.
+        """Return the settings that differ from the defaults of the name, without the budget and the seed, for tables.
 
         Plain JSON values, in the order of the fields.
         """
@@ -96,12 +96,12 @@ class MemoryConfig:
         return {name: value for name, value in ours.items() if value != defaults[name]}
 
     def resolve(self) -> Self:
-        """This config with each setting that may be "auto" as what that stands for: equal ones keep equal states."""
+        """Return this config with every "auto" resolved; configs that are equal then keep equal states."""
         return self
 
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
-        """The settings of a memory by its name.
+        """Return the settings of a memory by its name.
 
         Raises:
             ConfigError: there is no such memory, or a setting is unknown, of a wrong type or out of range.
@@ -109,17 +109,17 @@ class MemoryConfig:
         return MemoryConfig.from_dict({"kind": name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
-        """This config with some fields changed, under the same checks as `from_dict`."""
+        """Return this config with some fields changed, under the same checks as `from_dict`."""
         return replace(self, **known_fields(type(self), changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: the name under `kind`, and one a field."""
+        """Return plain JSON values: the name under `kind`, and one for each field."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {"kind": self.name} | values
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
-        """The inverse of `to_dict`. A field that is left out has its default.
+        """Return the config of plain values, the inverse of `to_dict`. A missing field has its default.
 
         Raises:
             ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
@@ -135,7 +135,7 @@ class MemoryConfig:
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a config class from plain values; unknown names are refused."""
+    """Return keyword arguments of a config class from plain values; refuse unknown names."""
     known = {field.name for field in fields(cls)}
     for name in data:
         if name not in known:
@@ -170,7 +170,7 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
 
 
 def shorten(value: object) -> str:
-    """A value as it stands in an error message: as Python writes it, on one line, cut off where it is long."""
+    """Return a value for an error message: as Python writes it, on one line, cut off where it is long."""
     try:
         text = ascii(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""`PrototypeConfig`: what the settings of all memories with a bank of prototypes have in common.
+"""`PrototypeConfig`: settings that all memories with a bank of prototypes share.
 
-Owns the arithmetic of the budget, `budget = W + K * S`, and the settings of residual statistics and of what is shown.
+Owns the arithmetic of the budget, `budget = W + K * S`, and the settings of residual statistics and of the context.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ class PrototypeConfig(MemoryConfig):
         residual: whether residual statistics are kept; without them all S pseudo-tokens are the centre.
         subquantizers: G; must divide the head size.
         codewords: C, codewords of each subquantizer.
-        histograms: what is counted: the codes of keys and of values apart, whose modes are then paired by rank; or
-            "joint", pairs of a key code and a value code (the paper's H^KV), at C times half the bytes.
+        histograms: "independent" counts the codes of keys and of values apart and pairs their modes by rank; "joint"
+            counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
         allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
             to the variance of the residuals of each (`protokv.extras.allocation`).
         beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
         smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
             first author's code.
-        warmup_residuals: residuals of each head that its codebooks are fitted to, the first ones of the
-            stream. The paper leaves T_warm open; 512 is the sample size in its first author's scripts.
-        kmeans_iterations: Lloyd iterations of that fit.
-        mass_bias: what is added to the logit of a pseudo-token: log n, log(n / S), or nothing.
+        warmup_residuals: number of residuals, the first ones of the stream, that the codebooks of a head are fitted to.
+        The paper leaves T_warm open; 512 is the sample size in its first author's scripts. kmeans_iterations: Lloyd
+        iterations of that fit. mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -89,11 +88,6 @@ class PrototypeConfig(MemoryConfig):
                 f"of {self.pseudo_tokens} pseudo-tokens",
                 hint=f"use a budget of at least {self.pseudo_tokens + (near > 0)} or fewer pseudo_tokens",
             )
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether centres are held in fewer bits than they are shown in."""
-        return False
 
     @property
     def prototypes(self) -> int:

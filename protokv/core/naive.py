@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from protokv.core import quantizer
-from protokv.core.maintenance import PASSES, step_seed, turns
 from protokv.core.memory import MemoryShape
+from protokv.core.paper_rule import PASSES, merge_order, step_seed
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 
@@ -229,8 +229,9 @@ class NaiveProtoKV:
                     bank.slots[slot] = None
 
     def _merge(self, bank: Head) -> None:
-        """Settled: root-mean-square distances, some passes over those with a close one, in the order of `turns`."""
-        order = [slot for slot in turns(len(bank.slots)) if bank.slots[slot] is not None]
+        """Settled: root-mean-square distances, some passes over those with a close one, in the order of
+        `merge_order`."""
+        order = [slot for slot in merge_order(len(bank.slots)) if bank.slots[slot] is not None]
         if not order:
             return
         members = {slot: [slot] for slot in order}

@@ -1,28 +1,19 @@
-"""The agglomerative bank: evicted tokens become prototypes, and the cheapest pairs are merged while there are too many.
+"""`Agglomerative`: evicted tokens become prototypes, and the cheapest pairs merge while there are too many.
 
-Ours, not the paper's. Algorithm 1 puts every token into an existing prototype, so what is brief and distinct is
-averaged away; here what is distinct stays and what is redundant is merged, with no threshold and no rate. A step's T
-tokens stand beside the K prototypes; then the pair of least cost w v / (w + v) * ||f_i - f_j||^2 is merged until K are
-left (`naive_ward`, written out). f = [key; value] with the rotation of the key removed; w is 1 for a token and
-n ** merge_mass_power for a prototype of mass n, added up where points merge, so that a step is Ward's linkage (1963).
-Age plays no part and nothing is ever deleted.
+Ours, not the paper's. Algorithm 1 puts every token into an existing prototype, so a brief, distinct token is averaged
+away. Here distinct tokens stay and redundant ones merge, with no threshold and no rate. The T tokens of a step are
+added to the K prototypes; then the pair of least cost w v / (w + v) * ||f_i - f_j||^2 merges until K are left
+(`tests/oracles/ward.py` has it written out). f = [key; value], the key without rotation. w is 1 for a token and
+n ** merge_mass_power for a prototype of mass n, and adds up where points merge: Ward's linkage (1963). Age plays no
+part, and nothing is deleted. `samples/studies/delay/` measures what it keeps.
 
-Exact, and most of the bank is never looked at: by reducibility (`ward`) a point takes part in no merge cheaper than its
-own least cost, so a lower bound of that cost is kept for each prototype between steps, and only the tokens and the
-prototypes whose bound is low are merged, with all costs among them at hand. When the last merge costs less than the
-bound of every prototype left out, it is what merging among all points gives; else more are taken in. The bounds are no
-state: without them all costs are measured once, and whatever they are the result is the same.
+The result is exact, although most of the bank is not compared. By reducibility (`ward`) a point takes part in no merge
+cheaper than its own least cost. A lower bound of that cost is kept for each prototype between steps; only the tokens
+and the prototypes with low bounds are merged. If the last merge costs less than the bounds of all others, merging all
+points would give the same; else more prototypes are taken in. The bounds are no state, and change no result.
 
-What it keeps is measured in `samples/studies/delay/`.
-
-Knows nothing of rotation, positions in a context or files; residual statistics follow by `BankListener`.
-
-`ClusterWriter`: puts one step's clusters of prototypes and tokens into the bank.
-
-Owns what a cluster is when it is written: centres, mu and Sigma are moments of all its members, weighted with their
-masses and added up in float64 one member after the other, so that they depend on nothing but the members; mass adds,
-the last step is the newest, the anchor is the newest or the first member's or the mean. Knows nothing of how clusters
-are found (`agglomerative`).
+`ClusterWriter` writes the clusters of a step into the bank: moments of all members, weighted with their masses, added
+up in float64 one member after the other, so that they depend on the members alone.
 """
 
 from __future__ import annotations
@@ -65,7 +56,7 @@ class _Found:
 
 
 class Agglomerative(Policy):
-    """Absorbs steps into one bank of `[L, H, K]` prototypes, and remembers which of them are far from all others."""
+    """The exact rule over one bank of `[L, H, K]` prototypes; remembers which of them are far from all others."""
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
@@ -77,18 +68,18 @@ class Agglomerative(Policy):
         self._width = 0
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Forget the bounds: the bank is another."""
+        """Forget the bounds of the bank that was replaced."""
         self._bound.zero_()
         self._measured, self._width = False, 0
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """The bounds."""
+        """Return the bounds."""
         return {"bank": (self._bound,)}
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.
 
-        Residuals are given of tokens that share a prototype, against its centre after the step.
+        Tokens that share a prototype have residuals, against its centre after the step.
         """
         bank, tokens = self._bank, tokens.usable_only()
         K = bank.mass.shape[2]
@@ -107,7 +98,7 @@ class Agglomerative(Policy):
         return writer.assigned()
 
     def _merge(self, tokens: FarTokens, merges: Tensor) -> _Found:
-        """Merge the tokens and those prototypes that come into question."""
+        """Merge the tokens and the prototypes with low bounds."""
         B, T, _ = tokens.keys.shape
         K = self._bound.shape[1]
         if not self._measured:
@@ -123,18 +114,18 @@ class Agglomerative(Policy):
             limit = low[:, held] if held < K else torch.full_like(low[:, 0], torch.inf)
             points = torch.cat((nearest[:, :held].sort(1).values, every_token), 1)
             merged = self._merge_points(*self._points(tokens, points), merges)
-            # With all of them at hand there is nobody left to take in.
+            # No prototype is left to take in.
             if held == K or (merged.height < limit * (1 - _COST_ERROR)).all():
                 break
             held += held // 2 + 1
-        # A little more than this step needed, and not much less than the last one took: to begin again costs more.
+        # A little more than this step needed, and not much less than the last one took: a second try costs more.
         needed = int((bound <= merged.height[:, None]).sum(1).max())
         self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
         return _Found(points, merged, limit)
 
     @staticmethod
     def _merge_points(points: Tensor, mass: Tensor, merges: Tensor) -> Merged:
-        """Merge among `points` `[B, n, 2 D]`, as many heads at once as their costs have room."""
+        """Merge among `points` `[B, n, 2 D]`, in batches of heads that fit in memory."""
         heads = max(1, _MATRIX_ELEMENTS // points.shape[1] ** 2)
         parts = []
         split = (torch.split(tensor, heads) for tensor in (points, mass, merges))
@@ -143,7 +134,7 @@ class Agglomerative(Policy):
         return Merged(*(torch.cat([getattr(part, name) for part in parts]) for name in ("root", "height", "nearest")))
 
     def _points(self, tokens: FarTokens, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [key; value] and weights of some points of each head: `[B, n, 2 D]` and `[B, n]`."""
+        """Return features [key; value] and weights of some points of each head: `[B, n, 2 D]` and `[B, n]`."""
         bank = self._bank
         B, T, D = tokens.keys.shape
         K = bank.mass.shape[2]
@@ -158,7 +149,7 @@ class Agglomerative(Policy):
         return torch.cat(gathered, 2), weight
 
     def _weight(self) -> Tensor:
-        """What each prototype weighs in the cost of a merge, `[B, K]`; 0 where a slot is free."""
+        """Return the weight of each prototype in the cost of a merge, `[B, K]`; 0 where a slot is free."""
         mass = self._bank.mass.flatten(0, 1).float()
         return mass.pow(self._config.merge_mass_power).masked_fill_(mass == 0, 0.0)
 
@@ -172,7 +163,7 @@ class Agglomerative(Policy):
         self._measured = True
 
     def _measure(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Least costs of prototypes `rows` `[B, n]` of each head, and of every one to these: `[B, n]` and `[B, K]`."""
+        """Return the least costs of prototypes `rows` `[B, n]`, and of all prototypes to these: `[B, n]`, `[B, K]`."""
         bank = self._bank
         B, K = self._bound.shape
         flat = torch.arange(B, device=rows.device)[:, None] * K + rows
@@ -181,22 +172,22 @@ class Agglomerative(Policy):
         return _least_costs(bank, weight, keys, values, weight.view(-1)[flat], own=rows)
 
     def _remember(self, found: _Found, slot: Tensor) -> None:
-        """Measure whatever changed, against all; `slot` `[B, K + T]` is where a point is now, or -1.
+        """Measure the prototypes that changed against all; `slot` `[B, K + T]` is where a point is now, or -1.
 
-        So the bounds of those that have not changed still hold, against each other and against the changed.
+        The bounds of all others then hold, against each other and against the changed ones.
         """
         merged = found.merged
         K = self._bound.shape[1]
         size = torch.zeros_like(merged.root).scatter_add_(1, merged.root, torch.ones_like(merged.root))
         changed = (size > 1) | ((size == 1) & (found.points >= K))
         where = slot.gather(1, found.points)
-        # Those whose bound is low for nothing, as their neighbour has moved away, would be looked at again and again.
+        # Prototypes whose neighbour has moved away have needlessly low bounds, and would be looked at in every step.
         bound, limit = self._bound.gather(1, where.clamp(min=0)), found.limit[:, None]
         vague = (size > 0) & (bound <= limit) & (merged.nearest > limit)
         some = changed | vague
         order = some.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : int(some.sum(1).max())]
         rows = where.gather(1, order)
-        # Whatever fills up the shorter heads does no harm; what was merged has no slot.
+        # Shorter heads are filled up, which does no harm; merged points have no slot.
         rows = torch.where(rows < 0, rows.amax(1, keepdim=True), rows)
         own, others = self._measure(rows)
         torch.minimum(self._bound, others, out=self._bound)
@@ -256,10 +247,10 @@ class _Members:
 
 
 class ClusterWriter:
-    """Writes one step into the bank, given what each point is part of now.
+    """Writes one step into the bank, given the cluster of each point.
 
     Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
-    is that of `PaperConfig`. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
+    is that of the settings. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
     first.
     """
 
@@ -290,7 +281,7 @@ class ClusterWriter:
         bank.merged += (~self._is_root[:, :K]).sum(1).view(L, H)
 
     def assigned(self) -> Assigned:
-        """Of each token the slot that it shares, and its residual against the centre; after `write_`."""
+        """Return the slot that each token shares, and its residual against the centre. Call after `write_`."""
         bank, tokens, K = self._bank, self._tokens, self._K
         slot = self.slot.gather(1, self._root)[:, K:]
         rows = torch.arange(len(slot), device=slot.device)[:, None] * K + slot
@@ -314,7 +305,7 @@ class ClusterWriter:
         return _Members(head, point, cluster, rank, len(first))
 
     def _summary(self, members: _Members) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each cluster the weighted means `[c, F]` float64 behind its mass, its anchor and its newest step."""
+        """Return of each cluster its mass and weighted means `[c, F]` float64, its anchor and its newest step."""
         bank, tokens, K = self._bank, self._tokens, self._K
         D, P = tokens.keys.shape[2], bank.position.shape[3]
         T = tokens.keys.shape[1]
@@ -327,10 +318,10 @@ class ClusterWriter:
             return torch.where(is_token.view(-1, *[1] * (held.ndim - 1)), new, held)
 
         n = pick(bank.mass.view(-1)[row], torch.ones_like(row)).double()[:, None]
-        mu = pick(bank.mean.view(-1, 2)[row], tokens.seen.coordinates[token]).double()
+        mu = pick(bank.mean.view(-1, 2)[row], tokens.token_positions.coordinates[token]).double()
         eye = torch.eye(2, device=row.device).view(1, 4)
         sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
-        position = pick(bank.position.view(-1, P)[row], tokens.seen.positions[token])
+        position = pick(bank.position.view(-1, P)[row], tokens.token_positions.positions[token])
         step = pick(bank.last_step.view(-1)[row], torch.full_like(row, self._step))
         keys, values = bank.centers(row)
         parts = [
@@ -355,7 +346,7 @@ class ClusterWriter:
         return means[:, : means.shape[1] - P], anchor, last_step
 
     def _extreme(self, members: _Members, position: Tensor) -> Tensor:
-        """The member of each cluster that is newest, or first; of equal ones the first in order."""
+        """Return the newest, or the oldest, member of each cluster; of equal ones the first in order."""
         # The first component is time under M-RoPE and the index of the token under RoPE.
         time = position[:, 0] if self._anchor == "recent" else -position[:, 0]
         best = torch.full((members.clusters,), -torch.inf, dtype=time.dtype, device=time.device)
@@ -366,7 +357,7 @@ class ClusterWriter:
         return chosen.scatter_reduce_(0, members.cluster[is_best], index[is_best], "amin")
 
     def _tell(self, listeners: Sequence[BankListener], members: _Members) -> None:
-        """Followers take one member of every cluster at a time. Prototypes stand before tokens in a cluster."""
+        """Tell listeners of one member of every cluster at a time. Prototypes stand before tokens in a cluster."""
         K = self._K
         held = members.point < K
         first = (members.rank == 0).nonzero().squeeze(1)
@@ -391,7 +382,9 @@ class ClusterWriter:
         slot = order[head, place]
         self.slot[head, K + token] = slot
         rows = head * K + slot
-        bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.seen.at(token), self._step)
+        bank.open_(
+            rows, tokens.keys[head, token], tokens.values[head, token], tokens.token_positions.at(token), self._step
+        )
 
     def _replace(self, rows: Tensor, means: Tensor, anchors: Tensor, last_step: Tensor) -> None:
         bank = self._bank

@@ -1,31 +1,28 @@
 """`BlockedRule`: new tokens take the place of prototypes that a plan has merged away.
 
-For banks that are too large to find the cheapest of all merges after every step. Each head keeps a plan of its next
-merges (`plan`), a small part of the bank, and makes as many of them in a step as tokens come in: they are the last ones
-to see the merged prototypes apart, and take their slots at once, so no token is ever out of attention's sight. Which
-heads plan anew, a `Schedule` says. All shapes are fixed and nothing is asked of the device.
+For banks that are too large to search all merges after every step. Each head keeps a plan of its next merges, a small
+part of the bank. A step carries out as many of them as tokens come in, and the tokens take the freed slots at once, so
+attention sees every token. A `Schedule` says which heads plan in which step. All shapes are fixed, and no step waits
+for the device.
 
 Against exact greedy merging (`agglomerative`), a token can be merged once its head plans again, and a plan looks for
 the nearest in two blocks and not everywhere. With one block and one merge a plan, it is greedy Ward of the bank.
 
-Carrying a plan out: some of its merges at once, in every head, and tokens in the slots that they leave.
-
-A merge moves a centre towards what joins it, c + (m / M) (x - c), with M the mass of all that the step brings together:
+To carry a plan out, every head makes some of its merges at once, and puts tokens into the slots that they leave. A
+merge moves a centre towards what joins it, c + (m / M) (x - c), with M the mass of all that the step brings together:
 the mean of all members. Masses are whole numbers. Nothing depends on the order in which a device adds: what joins one
 prototype is added one after the other in the order of the plan.
 
-A plan: the merges that a head will make next, all found at once.
-
-Every prototype proposes to go into its nearest heavier neighbour, by the nearer of two orders (`orders`, `nearest`).
-The cheapest M are the plan, first of all those whose turn it is (`in_turn`): merges that touch each other only in
-what they go into. Nearly all propose, so there are always so many. A slot that is free weighs nothing, so it goes
-first. Several may go into one; what it weighs by then is not charged to the later ones, which was measured to make no
-difference. Where too few have their turn, and one goes into another that goes itself, both go into what is at the end
-of the line: what is gone into stays.
+A plan holds the merges that a head will make next, all found at once. Every prototype proposes to go into its nearest
+heavier neighbour, by the nearer of two orders (`orders`, `nearest`). The cheapest M are the plan, first of all those
+whose turn it is (`in_turn`): merges that touch each other only in what they go into. Nearly all propose, so there are
+always so many. A slot that is free weighs nothing, so it goes first. Several may go into one; what it weighs by then is
+not charged to the later ones, which was measured to make no difference. Where too few have their turn, and one goes
+into another that goes itself, both go into what is at the end of the line: what is gone into stays.
 
 `Schedule`: which heads plan in which step, and how far each has carried its plan out.
 
-Heads take turns, so that every step plans for as many: of the model's heads, counted through its layers, every G-th.
+Heads take turns, so that every step plans for equally many: every G-th head of the model, counted over its layers.
 A plan holds K / 20 merges, enough for G steps; in a small bank K / 14, which is a step of 196 tokens from K = 2,744
 on. Everything here is whole numbers on the host that depend on the lengths of the steps alone, and it is the same for
 every part of a model that is spread over devices.
@@ -66,7 +63,7 @@ class BlockedRule(Policy):
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """The plans, and where they stand in all layers of the model."""
+        """Declare the plans, and how far all layers of the model have carried them out."""
         M = merges_of(config.prototypes)
         dims, size = (LAYER, "kv_head", "planned_merge"), (shape.layers, shape.kv_heads, M)
         heads = shape.of_model[0] * shape.kv_heads
@@ -95,7 +92,7 @@ class BlockedRule(Policy):
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
-        """Put evicted tokens into the bank at time `step`; each stands for itself at first. A token that was dropped
+        """Put evicted tokens into the bank at time `step`; each is a prototype by itself at first. A dropped token
         leaves its slot free, and a free slot is the first to go in the next plan."""
         T = tokens.keys.shape[1]
         for part in pieces_of(T, self._schedule.merges):
@@ -121,12 +118,12 @@ class BlockedRule(Policy):
         assert rows is not None
         assert changed is not None
         place_(bank, rows, tokens, part, step)
-        bank.note_(changed.view(-1))
+        bank.touch_(changed.view(-1))
         self._fold_(changed.view(-1))
         bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
 
     def _of_mine(self, heads: slice) -> slice:
-        """Every so many-th of the model's heads, counted among those of this memory."""
+        """Return a stride of the model's heads, counted among those of this memory."""
         return slice((heads.start - self._own.start) % heads.step, None, heads.step)
 
     def _plan(self, heads: slice) -> None:
@@ -142,19 +139,19 @@ class BlockedRule(Policy):
         self._next[heads] = self._line[:merges]
 
     def _fold_(self, rows: Tensor) -> None:
-        """Follow what became of these rows of the bank."""
+        """Fold the centres of these rows of the bank again."""
         keys, values = self._bank.centers(rows)
         write_rows_(self._folded.flatten(0, 1), rows, fold(keys, values, self._tables.sketch))
 
     def _next_merges(self, n: int) -> Tensor:
-        """The rows of the bank that others go into next, and those that go, `[2, B, n]`."""
+        """Return the rows of the bank that others go into next, and those that go, `[2, B, n]`."""
         moves = self._plans.flatten(1, 2).gather(2, self._next[:, :n].expand(2, -1, -1)) + self._head
         self._next += n
         self._schedule.carry_out(n)
         return moves
 
     def held(self) -> dict[str, Tensor]:
-        """The plans, and `Schedule.numbers`."""
+        """Return the plans, and `Schedule.numbers`."""
         return {
             "plan.gone": self._plans[1],
             "plan.into": self._plans[0],
@@ -195,7 +192,7 @@ class BlockedRule(Policy):
             raise StateCorrupt(f"state: tensor plan.schedule: {error}") from error
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Where the plans are read, and what they are made of."""
+        """Return where the plans are read, and the folded centres."""
         return {"plan": (self._next, self._folded)}
 
 
@@ -204,12 +201,12 @@ _NEVER = 1 << 40
 
 
 def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> None:
-    """Merge rows into others; what stood in them is to be overwritten.
+    """Merge rows into others. The caller overwrites the merged rows.
 
     Args:
         bank: changed.
-        moves: `[2, B, n]` int64, rows that others go into, as often as these do; and those that go into them, each at
-            most once and none of the former, of the same head. A free one brings nothing.
+        moves: `[2, B, n]` int64, rows that others go into, once for each of these, and the rows of the same head that
+            go, each at most once and none of the former. A free one brings nothing.
         anchor: of `DurableConfig`: which position a merged prototype has.
         line: 0, 1, ..., one for each of `moves`.
     """
@@ -243,14 +240,13 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
 
 
 def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
-    """Put some of the tokens into rows `[B, n]` of the bank, each alone: what stood there is gone. Where a token was
-    dropped the row is free then."""
+    """Write some of the tokens over rows `[B, n]` of the bank, one each. The row of a dropped token is free."""
     usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
     mass = usable.long()
-    seen = tokens.seen.at(part)
+    token_positions = tokens.token_positions.at(part)
     given = {
-        "mean": seen.coordinates * usable[:, None],
-        "position": seen.positions * usable[:, None],
+        "mean": token_positions.coordinates * usable[:, None],
+        "position": token_positions.positions * usable[:, None],
         "mass": mass,
         "last_step": torch.rsub(mass, -1, alpha=-(step + 1)),
     }
@@ -298,7 +294,7 @@ class Tables:
 
 
 def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
-    """The next merges of each head.
+    """Return the next merges of each head.
 
     Args:
         points: K in each head.
@@ -321,7 +317,7 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:
-    """Where each goes in the end; a line leads from light to heavy, so it has one."""
+    """Return where each goes in the end; a line leads from light to heavy, so it has an end."""
     goes = line.expand(len(gone), -1).scatter(1, gone, into)
     for _ in range(gone.shape[1].bit_length()):
         goes = goes.gather(1, goes)
@@ -329,21 +325,21 @@ def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:
 
 
 def _share(mass: Tensor, power: float) -> Tensor:
-    """1 / weight; what is free weighs nothing, even to the power of 0."""
+    """Return 1 / weight; a free slot weighs nothing, even to the power of 0."""
     return mass.reciprocal() if power == 1.0 else mass.float().pow(power).mul_(mass > 0).reciprocal_()
 
 
 SHARE, SMALL_SHARE = 20, 14
-"""A plan is one part of the bank in so many."""
+"""A plan holds K / 20 merges in large banks, K / 14 in small ones."""
 
 
 def merges_of(prototypes: int) -> int:
-    """M, the merges of a plan: so few that what is new, and in no plan yet, is a small part of the bank."""
+    """Return M, the merges of a plan: so few that new tokens, which are in no plan, are a small part of the bank."""
     return max(1, prototypes // (SHARE if is_large(prototypes) else SMALL_SHARE))
 
 
 def pieces_of(tokens: int, most: int) -> Iterator[slice]:
-    """Slices of as equal length as can be, none longer than `most`."""
+    """Yield slices of nearly equal length, none longer than `most`."""
     count = -(-tokens // most)
     for piece in range(count):
         yield slice(tokens * piece // count, tokens * (piece + 1) // count)
@@ -377,13 +373,13 @@ class Schedule:
         return merges_of(self.prototypes)
 
     def open(self, tokens: int) -> slice:
-        """Take free slots for some of `tokens`: as many as there are."""
+        """Take free slots for as many of `tokens` as there are."""
         slots = slice(self.filled, min(self.filled + tokens, self.prototypes))
         self.filled = slots.stop
         return slots
 
     def next_turn(self, tokens: int) -> slice | None:
-        """Heads that plan before `tokens` are taken; None while the bank is not nearly full."""
+        """Return the heads that plan before `tokens` are taken; None while the bank is not nearly full."""
         if self.filled + self.merges <= self.prototypes and self.filled + tokens <= self.prototypes:
             return None
         needed = max(0, self.filled + tokens - self.prototypes)
@@ -404,12 +400,12 @@ class Schedule:
         self.done = [done + merges for done in self.done]
 
     def numbers(self) -> list[int]:
-        """What `of_numbers` takes: `[2 + heads]`."""
+        """Return what `of_numbers` takes: `[2 + heads]`."""
         return [self.filled, self.turn, *self.done]
 
     @classmethod
     def of_numbers(cls, prototypes: int, numbers: Sequence[int]) -> Schedule:
-        """A schedule as it was.
+        """Return the schedule with these numbers.
 
         Raises:
             ValueError: no schedule has these numbers.

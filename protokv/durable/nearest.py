@@ -1,16 +1,12 @@
-"""How many prototypes there may be, and how much is done at once: a CPU works through a few thousand rows that stay in
-its cache, any other device all rows.
+"""The nearest heavier neighbour of each prototype by Ward's cost: the search behind a plan of the blocked rule.
 
-Results are the same whichever it is: every row stands for itself, and sums are of whole numbers.
+Work is split into cache-sized chunks on a CPU; results do not depend on the size: rows are independent, and sums are of
+whole numbers. Prototypes are sorted in two orders, and each is compared with those of its block of an order. The last
+block reaches back into the one before, so that all are whole. A cost is a float32 that is not negative, so its bits are
+ordered as it is. Its lowest bits are replaced by the number of the partner in the block; with the slot of the partner
+below them, a proposal is one whole number.
 
-The nearest heavier neighbour of each prototype by Ward's cost, among those of its block of an order.
-
-The last block of an order reaches back into the one before, so that all are whole. A cost is a float32 that is not
-negative, so its bits are ordered as it is. The lowest, as many as the number of a prototype in its block has, are taken
-for that; with the slot that it is the cost of going into below them it is one whole number. Knows nothing of what an
-order means.
-
-Two orders of the prototypes of a head that put next to each other what is likely to be merged.
+Two orders of the prototypes of a head put next to each other what is likely to be merged.
 
 By place and time: the cell of a 16 x 16 grid that the mean coordinates fall into, cells in Morton's order, and in a
 cell by the last step. It finds what stands still. By content: the nearest of a few prototypes, the pivots, and the
@@ -43,7 +39,7 @@ _ROWS = 1024
 
 
 def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[slice]:
-    """Slices that make up `rows`; all but the last hold a multiple of `multiple` rows."""
+    """Yield slices that make up `rows`; all but the last hold a multiple of `multiple` rows."""
     return chunks(rows, max(1, _ROWS // multiple) * multiple, device)
 
 
@@ -57,17 +53,17 @@ _WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 
 
 def is_large(prototypes: int) -> bool:
-    """Whether a bank of K prototypes is."""
+    """Return True if a bank of K prototypes is large."""
     return prototypes >= LARGE
 
 
 def width_of(prototypes: int) -> int:
-    """The block's width for K prototypes."""
+    """Return the width of a block for K prototypes."""
     return min(WIDTH if is_large(prototypes) else WIDE, prototypes)
 
 
 def rows_of(prototypes: int) -> int:
-    """Places of the blocks of K prototypes: whole blocks."""
+    """Return the number of places in the blocks of K prototypes."""
     width = width_of(prototypes)
     return -(-prototypes // width) * width
 
@@ -106,7 +102,7 @@ class BlockTables:
 
 
 def low_bits(width: int) -> int:
-    """The bits of a number below the width of a block: the lowest of a cost, which give way to one."""
+    """Return a mask of the lowest bits of a cost, which hold a number below the width of a block."""
     return (1 << (width - 1).bit_length()) - 1
 
 
@@ -203,7 +199,7 @@ class OrderTables:
 
 
 def orders_of(sketch: Sketch, mean: Tensor, last_step: Tensor, line: Tensor, tables: OrderTables) -> Tensor:
-    """Both orders.
+    """Return both orders.
 
     Args:
         sketch: of n heads.
@@ -222,7 +218,7 @@ def orders_of(sketch: Sketch, mean: Tensor, last_step: Tensor, line: Tensor, tab
 
 
 def _by_place(mean: Tensor, last_step: Tensor, cells: Tensor, out: Tensor) -> None:
-    """Where each slot stands in order of place and time, `[n, K]` int64."""
+    """Write the rank keys of place and time, `[n, K]` int64."""
     x, y = (mean * _SIDE).long().unbind(2)
     cell = torch.add(x, y, alpha=_SIDE + 1)
     torch.add(cells.index_select(0, cell.view(-1)).view_as(cell), last_step, out=out)
@@ -297,7 +293,7 @@ def signs_of(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def sketch_of(folded: Tensor) -> Sketch:
-    """The sketch of some heads.
+    """Return the sketch of some heads.
 
     Args:
         folded: centres, `[n, K, F]` (`fold`); zeros where a slot is free.
@@ -317,7 +313,7 @@ def sketch_of(folded: Tensor) -> Sketch:
 
 
 def fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
-    """Centres `[..., D]` float32 folded to `[..., F]`. A row depends on nothing but its own centre."""
+    """Fold centres `[..., D]` float32 to `[..., F]`. A row depends on its own centre alone."""
     # A sign changes no digit, so it is one rounding whether the product and the sum are fused or not.
     folded = torch.addcmul(keys, values, tables.signs[0])
     while folded.shape[-1] > tables.size:
@@ -327,6 +323,6 @@ def fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:
 
 
 def _some(rows: int) -> slice:
-    """Evenly spaced rows, a power of two of them."""
+    """Return evenly spaced rows, a power of two of them."""
     count = min(_SAMPLE, 1 << (rows.bit_length() - 1))
     return slice(0, rows // count * count, rows // count)

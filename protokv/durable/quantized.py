@@ -1,14 +1,14 @@
 """`QuantizedBank`: centres at a byte a feature (`center_bits=8`), decoded where they are read.
 
-32 features share a power of two, and each is a whole number from -127 to 127 of it, as in MXINT8 (OCP Microscaling
-Formats 1.0, 2023), which needs no codebook to be fitted. What is shown is decoded as well, when it is read, so that a
-prototype costs a quarter of a float32 one and nothing is held twice.
+32 features share a power of two, and each is a whole number from -127 to 127 times it, as in MXINT8 (OCP Microscaling
+Formats 1.0, 2023), which needs no fitted codebook. Attention decodes centres when it reads them: a prototype costs a
+quarter of a float32 one, and nothing is held twice.
 
-A centre that has moved is rounded again, and a heavy one moves by less than half a unit at a time: rounded to nearest
-it would stop where it is. So from mass 2 on a number goes up to the next whole one as often as it is near it, by where
-its mass and feature stand in a sequence that fills the unit interval evenly (R2: Roberts, 2018). And the unit is a
-power of two, since any other would change whenever the centre does, and all of its numbers be rounded anew. What that
-keeps is measured in `samples/studies/harder/`. Everything is a function of the centre and its mass.
+A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so rounding to nearest
+would stop it. From mass 2 on the rounding is therefore stochastic in effect: a number is rounded up as often as its
+fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts, 2018). The unit is
+a power of two because any other would change with the centre, and all of its numbers would be rounded again.
+`samples/studies/harder/` measures what that keeps. Everything is a function of the centre and its mass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _BY_MASS, _BY_FEATURE = 3242174889, 2447445414
 
 
 def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Tensor]:
-    """Codes `[n, D]` and exponents `[n, D / g]` int8 of `vectors` `[n, D]` float32 of prototypes of `mass` `[n]` int64.
+    """Return codes `[n, D]` and exponents `[n, D / g]` int8 of `vectors` `[n, D]` float32 of prototypes of `mass` `[n]`
+    int64.
 
     g is the greatest common divisor of D and 32. `feature` counts the features before the first one.
     """
@@ -56,25 +57,25 @@ def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Ten
 
 
 def decode(codes: Tensor, exponents: Tensor) -> Tensor:
-    """Vectors `[..., D]` float32, exactly."""
+    """Return vectors `[..., D]` float32, exactly."""
     parts = codes.reshape(*exponents.shape, codes.shape[-1] // exponents.shape[-1])
     return (parts * _power(exponents)[..., None]).flatten(-2)
 
 
 def _power(exponent: Tensor) -> Tensor:
-    """Powers of two, from -126 on, in float32: their very bits, since a device may round what it works out."""
+    """Return powers of two, from -126 on, in float32, made from their bits: a device may round a computed power."""
     return ((exponent.int() + 127) << 23).view(torch.float32)
 
 
 def _rounding(mass: Tensor, feature: int, size: int) -> Tensor:
-    """What is added before rounding down, `[n, D]` float64 in [0, 1): a half for a token alone."""
+    """Return the numbers to add before rounding down, `[n, D]` float64 in [0, 1): a half for a token alone."""
     features = torch.arange(feature, feature + size, device=mass.device)
-    turned = (mass[:, None] * _BY_MASS + features * _BY_FEATURE) & (2**32 - 1)
-    return (turned.double() / 2**32).masked_fill_(mass[:, None] == 1, 0.5)
+    sequence = (mass[:, None] * _BY_MASS + features * _BY_FEATURE) & (2**32 - 1)
+    return (sequence.double() / 2**32).masked_fill_(mass[:, None] == 1, 0.5)
 
 
 class QuantizedBank(PrototypeBank):
-    """A bank whose centres are coded.
+    """A bank whose centres are quantized.
 
     Attributes:
         key_codes, value_codes: `[L, H, K, D]` int8.
@@ -82,7 +83,7 @@ class QuantizedBank(PrototypeBank):
     """
 
     promise: ClassVar[str] = f"{PrototypeBank.promise}; codes of centres are finite numbers"
-    of_centers: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
+    center_names: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
 
     key_codes: Tensor
     key_exponents: Tensor
@@ -91,7 +92,7 @@ class QuantizedBank(PrototypeBank):
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
-        """Codes and exponents of K prototypes."""
+        """Declare codes and exponents of K prototypes."""
         slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
         size = (shape.layers, shape.kv_heads, prototypes)
         codes, groups = (*slot, "feature"), (*slot, "feature_group")
@@ -104,26 +105,28 @@ class QuantizedBank(PrototypeBank):
         return tuple(found)
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of some prototypes."""
+        """Return keys and values of some prototypes."""
         return self._decoded(2, rows)
 
     def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values of some heads."""
+        """Return keys and values of some heads."""
         return self._decoded(1, heads)
 
     def _decoded(self, last: int, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """What is chosen of the dimensions up to `last` as one."""
+        """Return the chosen rows of the dimensions up to `last`, flattened, decoded."""
         codes, exponents, value_codes, value_exponents = (
-            getattr(self, name).flatten(0, last)[chosen] for name in self.of_centers
+            getattr(self, name).flatten(0, last)[chosen] for name in self.center_names
         )
         return decode(codes, exponents), decode(value_codes, value_exponents)
 
     def show(self, layer: int | slice, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What attention reads of some heads of a layer: keys turned to their anchors, and values, `[h, K, D]`.
+        """Return what attention reads of some heads of a layer: keys rotated to their anchors, and values, `[h, K, D]`.
 
         Of several layers `[l, h, K, D]`.
         """
-        codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer, heads] for name in self.of_centers)
+        codes, exponents, value_codes, value_exponents = (
+            getattr(self, name)[layer, heads] for name in self.center_names
+        )
         anchors = self.position[layer, heads]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
         for some in chunks(codes.shape[-2], _ROWS, codes.device):
@@ -134,10 +137,10 @@ class QuantizedBank(PrototypeBank):
         return keys, values
 
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Replace centres, whose masses are known by now."""
+        """Replace centres, whose masses are written by now."""
         mass = self.mass.view(-1)[rows]
-        coded = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
-        for name, new in zip(self.of_centers, coded, strict=True):
+        quantized = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
+        for name, new in zip(self.center_names, quantized, strict=True):
             write_rows_(getattr(self, name).flatten(0, 2), rows, new)
 
     def draw_centers_(self, moves: Tensor, share: Tensor) -> None:
@@ -146,7 +149,7 @@ class QuantizedBank(PrototypeBank):
         line = torch.arange(len(target), device=target.device)
         first = torch.empty_like(self.mass).view(-1)
         first.scatter_reduce_(0, target, line, "amin", include_self=False)
-        # Where a target comes several times, its first row gathers all of its way, and the others are copies of that.
+        # Where a target comes several times, its first row gathers all of its moves, and the others are copies of that.
         own = first.index_select(0, target)
         moved = []
         for held, other in self.centers(moves):
@@ -155,7 +158,7 @@ class QuantizedBank(PrototypeBank):
         self.put_centers_(target, moved[0], moved[1])
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """As of every bank, and that codes are those of finite numbers."""
+        """Check as every bank does, and that codes are those of finite numbers."""
         super().check(tensors, clock)
         for name, (least, most) in {"codes": (-_MOST, _MOST), "exponents": _EXPONENTS}.items():
             for kind in ("key", "value"):

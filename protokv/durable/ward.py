@@ -2,7 +2,7 @@
 
 The cost of merging clusters of masses n and m is n m / (n + m) times the squared distance of their centres (Ward,
 1963). Knows nothing of prototypes. Two properties are used here and by `agglomerative`. A merge changes the costs of
-others by the recurrence of Lance and Williams (1967), so centres need not be looked at again. And Ward's linkage is
+others by the recurrence of Lance and Williams (1967), so centres are not needed again. And Ward's linkage is
 reducible: a merged cluster is never nearer to a third one than the nearer of its parts was.
 """
 
@@ -22,7 +22,7 @@ _ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What `merge_cheapest` did to `n` points in each of `B` sets.
+    """The result of `merge_cheapest` for `n` points in each of `B` sets.
 
     Attributes:
         root: `[B, n]` int64, the point that each point is part of now, the lowest one of its cluster.
@@ -36,10 +36,11 @@ class Merged:
 
 
 def costs_between(points: Tensor, mass: Tensor) -> Tensor:
-    """Ward's cost of all pairs of `points` `[B, n, F]` of `mass` `[B, n]`: `[B, n, n]` float32, inf on the diagonal.
+    """Return Ward's cost of all pairs of `points` `[B, n, F]` of `mass` `[B, n]`: `[B, n, n]` float32, inf on the
+    diagonal.
 
-    A point of mass 0 is none: it costs inf. The products are taken in float64 and rounded once: the expanded square
-    cancels, and so a cost does not depend on which other points are there.
+    A point of mass 0 is absent: it costs inf. The products are taken in float64 and rounded once, because the expanded
+    square cancels, and so that a cost does not depend on the other points.
     """
     B, n, _ = points.shape
     costs = torch.empty(B, n, n, device=points.device)
@@ -117,7 +118,7 @@ def merge_cheapest(cost: Tensor, mass: Tensor, merges: Tensor) -> Merged:
 
 
 def _roots(parent: Tensor) -> Tensor:
-    """Follow parents to the end; each is lower than its child, so doubling the steps gets there."""
+    """Return the last parent of each point; parents are lower than their children, so doubling the steps ends."""
     while True:
         further = parent.gather(1, parent)
         if torch.equal(further, parent):

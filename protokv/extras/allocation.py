@@ -1,78 +1,120 @@
-"""Which pseudo-tokens stand in which far slots of the context: `Layout`, and the shares it is dealt out by.
+"""`VarianceLayout`: pseudo-tokens in proportion to the variance of each prototype's residuals
+(`allocation="variance"`).
 
-The K * S far slots of a head are dealt out to its prototypes in order: S to each (`allocation="fixed"`), or in
-proportion to the variance of their residuals (`by_variance`; the paper's appendix on dynamic allocation). Owns whole
-numbers of slots and nothing that stands in them. A layout is a function of the state alone.
+The paper's appendix on dynamic allocation, as a `Layout` of `protokv.core.prototypes`: the K * S far slots of a head
+are dealt out to its prototypes in order. A layout is a function of the state alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from protokv.core.bank import PrototypeBank
+from protokv.core.near import Slots
+from protokv.core.prototypes import LAYOUTS, Layout
+from protokv.core.residuals import Residuals
+from protokv.core.tensors import size_of
 
 # Variances are taken in units of 2**-31 of the head's largest: shares are then whole numbers on any device.
 _UNIT = 2.0**31
 
 
-@dataclass(slots=True)
-class Layout:
-    """Where the pseudo-tokens of each prototype stand, flat over `B = L * H` heads; N = K * S far slots.
+class VarianceLayout(Layout):
+    """S_k slots for prototype k.
 
     Attributes:
         counts: `[B, K]` int64, S_k.
-        start: `[B, K]` int64, the first slot of each; the others follow it.
-        owner: `[B, N]` int64, the prototype whose slot it is; K where it is nobody's.
+        owner: `[B, K * S]` int64, the prototype that a far slot belongs to; K where it belongs to none.
     """
 
-    counts: Tensor
-    start: Tensor
-    owner: Tensor
+    def __init__(self, slots: Slots, prototypes: int, pseudo_tokens: int) -> None:
+        super().__init__(slots, prototypes, pseudo_tokens)
+        L, H, N, _ = slots.keys.shape
+        device = slots.keys.device
+        self.counts = torch.full((L * H, prototypes), pseudo_tokens, device=device)
+        self.owner = torch.arange(prototypes, device=device).repeat_interleave(pseudo_tokens).repeat(L * H, 1)
+        # The first place of each prototype; the others follow it.
+        self._first = self._places[:, 0].clone().view(L * H, prototypes)
+        self._head = N * torch.arange(L * H, device=device)[:, None] + slots.far.start
 
-    @classmethod
-    def fixed(cls, heads: int, prototypes: int, pseudo_tokens: int, device: torch.device) -> Layout:
-        """S slots for every prototype, in use or not."""
-        B, K, S = heads, prototypes, pseudo_tokens
-        counts = torch.full((B, K), S, dtype=torch.int64, device=device)
-        owner = torch.arange(K, device=device).repeat_interleave(S).repeat(B, 1)
-        return cls(counts, counts.cumsum(1) - counts, owner)
+    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None) -> Tensor:
+        """Deal out the slots of the heads that changed; where prototypes get other slots, all are written again."""
+        assert residuals is not None
+        mass = bank.mass.flatten(0, 1)
+        K = mass.shape[1]
+        heads = torch.unique(rows // K)
+        counts = by_variance(variances(residuals, heads), mass[heads] > 0, self.owner.shape[1])
+        changed = (counts != self.counts[heads]).any(1)
+        heads, counts = heads[changed], counts[changed]
+        self.set_(heads, counts)
+        # Slots without an owner must not tell what stood there: a context is a function of the state.
+        head, slot = (self.owner[heads] == K).nonzero(as_tuple=True)
+        for held in (self._slots.keys, self._slots.values):
+            held[:, :, self._slots.far].flatten(0, 1)[heads[head], slot] = 0.0
+        every = heads[:, None] * K + torch.arange(K, device=heads.device)
+        written: Tensor = torch.unique(torch.cat((rows, every.view(-1))))
+        return written
 
-    def deal_(self, heads: Tensor, counts: Tensor) -> None:
-        """Deal out the slots of `heads` `[n]` anew, `counts` `[n, K]` to each prototype."""
+    def set_(self, heads: Tensor, counts: Tensor) -> None:
+        """Give the prototypes of `heads` `[n]` `counts` `[n, K]` slots."""
         end = counts.cumsum(1)
         slots = torch.arange(self.owner.shape[1], device=counts.device).expand(len(heads), -1).contiguous()
-        self.counts[heads], self.start[heads] = counts, end - counts
+        self.counts[heads], self._first[heads] = counts, self._head[heads] + end - counts
         self.owner[heads] = torch.searchsorted(end, slots, right=True)
 
-    def slots_of(self, rows: Tensor, *, equal: bool = False) -> Iterator[tuple[Tensor | slice, Tensor, Tensor | None]]:
-        """The slots of prototypes `rows` `[n]`, flat over `B * K`, in batches of those with about as many.
-
-        Yields:
-            part `[m]`, indices into `rows`; slots `[m, s]`, theirs in their head; shown `[m, s]` bool, whether a
-            prototype has that many. Where all have `equal` numbers of slots it is one batch, without `shown`, and
-            nothing is asked of the device.
-        """
-        start = self.start.view(-1)[rows]
-        if equal:
-            place = torch.arange(self.owner.shape[1] // max(self.counts.shape[1], 1), device=rows.device)
-            yield slice(None), start[:, None] + place, None
-            return
+    def places_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yield prototypes in batches of those with about as many slots: at most twice as many as the fewest."""
         counts = self.counts.view(-1)[rows]
-        # At most twice as many as needed: counts in (2**(b - 1), 2**b] go together.
+        # Counts in (2**(b - 1), 2**b] go together.
         level = torch.frexp((counts - 1).double()).exponent.masked_fill_(counts == 0, -1)
         for b in sorted(set(level[counts > 0].tolist())):
             part = (level == b).nonzero().squeeze(1)
             place = torch.arange(int(counts[part].max()), device=rows.device)
-            yield part, start[part, None] + place, place < counts[part, None]
+            first = self._first.view(-1)[rows[part]]
+            yield rows[part], first[:, None] + place, place < counts[part, None]
+
+    def spread(self, held: Tensor, empty: float) -> Tensor:
+        """Return for each far slot what its owner has in `held` `[B, K, ...]`, and `empty` where it has none."""
+        nobody = torch.full_like(held[:, :1], empty)
+        owner = self.owner.view(*self.owner.shape, *[1] * (held.ndim - 2)).expand(-1, -1, *held.shape[2:])
+        return torch.cat((held, nobody), 1).gather(1, owner)
+
+    def nbytes(self) -> int:
+        """Return its bytes."""
+        return super().nbytes() + size_of(self.owner, self._first)
+
+
+LAYOUTS["variance"] = VarianceLayout
+
+
+def variances(residuals: Residuals, heads: Tensor) -> Tensor:
+    """Return Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.
+
+    The paper names it and leaves its form open. Settled: the mean squared distance of the counted residuals from their
+    mean, each residual read as its codeword, added up over keys, values and subspaces. Half the mean squared distance
+    of two of them drawn apart is the same number, and exactly 0 where all are one. 0 without updates.
+    """
+    counts = [held.flatten(0, 1)[heads] for held in residuals.counts.values()]
+    if len(counts) == 1:
+        counts = [counts[0].sum(4), counts[0].sum(3)]
+    updates = residuals.updates.flatten(0, 1)[heads].double().clamp(min=1)
+    total = torch.zeros_like(updates)
+    for count, codebook in zip(counts, (residuals.key_codebook, residuals.value_codebook), strict=True):
+        words = codebook.flatten(0, 1)[heads].double()
+        apart = (words[:, :, :, None] - words[:, :, None]).square().sum(4)
+        share = count.double().transpose(1, 2)
+        total += (share @ apart * share).sum((1, 3))
+    return total / (2 * updates.square())
 
 
 def by_variance(variance: Tensor, alive: Tensor, slots: int) -> Tensor:
-    """S_k of each prototype: its share of all slots in proportion to its variance, at least 1 while it is alive.
+    """Return S_k: the share of all slots in proportion to a prototype's variance, at least 1 while it is alive.
 
-    The paper's S_k = S_tot Var(H_k) / sum_j Var(H_j). Left open there and settled here: who would get less than one
-    slot gets one, and the others share what is then left; fractions go by largest remainder, ties to the lower index.
+    The paper's S_k = S_tot Var(H_k) / sum_j Var(H_j). Left open there and settled here: a prototype that would get less
+    than one slot gets one, and the others share the rest; fractions go by largest remainder, ties to the lower index.
     Where no prototype has any variance each gets one slot and the rest stay empty.
 
     Args:

@@ -1,8 +1,7 @@
 """Results as JSON lines: one row per question, delay and memory, appended as soon as it is known.
 
-Owns the row, what makes it this row and no other, the file, and what is already done in it. A killed run leaves at most
-one torn last line, which is dropped when the run is resumed. A file holds one study: rows that contradict each other
-about a stream, a question, a memory or the model are refused, not mixed.
+A killed run leaves at most one torn last line, which the next run drops. A file holds one study: rows that contradict
+each other about a stream, a question, a memory or the model are refused.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import Reference
 
 PROTOCOL: Final = 1
-"""Counts up when the same settings give other questions, times or frames."""
+"""Grows when the same settings give other questions, times or frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One question at one delay under one memory: everything that decides the answer.
+    """One question at one delay under one memory, with everything that decides the answer.
 
     Attributes:
-        video, question_id, question, type, expected: what is asked about what.
-        reference, reference_s, delay_s: what t0 is and when, and the delay behind it.
-        memory: the label of the memory; `budget` and `config` say what it is.
-        stream: what decides the frames: the world's settings or the file's fingerprint, and the sampling.
-        model: which model answers, as states name it.
-        decoding: how answers are generated.
+        video, question_id, question, type, expected: the question.
+        reference, reference_s, delay_s: the meaning of t0, its time, and the delay behind it.
+        memory, budget, config: the label of the memory and its settings.
+        stream: the world's settings or the file's fingerprint, and the sampling.
+        model: its identity, as states have it.
+        decoding: of answers.
         protocol: `PROTOCOL` of the program.
-        dataset: the benchmark that the question is from; empty for any other.
-        prompt: what the model is asked, where that is not the question.
-        prompt_hash: of the benchmark's templates, or `bare` where the bare question is asked.
+        dataset: the benchmark of the question; empty for any other.
+        prompt: the wording of the benchmark.
+        prompt_hash: of the benchmark's templates, or `bare` for the bare question.
         options: of a multiple-choice question; the expected answer is a letter.
-        evidence_s: when the evidence was last seen, where the data set knows it and it is not t0.
-        frames: how frames are prepared, as the backbone says it.
+        evidence_s: when the evidence was last seen, if it is known and not t0.
+        frames: the backbone's settings for frames.
     """
 
     video: str
@@ -67,8 +66,8 @@ class Trial:
 
     @property
     def study(self) -> dict[str, Any]:
-        """Fact -> value: what trials of one study agree on wherever they name the same fact."""
-        # A model goes by many names; its digest tells whether it is the same.
+        """Fact -> value. Trials of one study agree on every fact that they share."""
+        # A model has many names; its digest identifies it.
         model = {
             name: value for name, value in self.model.items() if name != "name" or not self.model["weights_digest"]
         }
@@ -90,28 +89,28 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """All that decides the answer, as one canonical text: equal keys are the same trial."""
+        """Everything that decides the answer, as one canonical text: equal keys are the same trial."""
         where = [self.video, self.question_id, self.memory, self.budget, self.delay_s]
         return json.dumps([where, self.study], sort_keys=True, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Trial):
-    """A trial and what came of it.
+    """A trial and its result.
 
     Attributes:
-        asked_s: stream time of the asking: the end of the first step that is not before t0 + delay.
-        prediction, correct: the answer, and whether it is right by the official rule, or to the judge.
-        strict: whether it is right by a strict rule; None where the rule is strict already.
-        points: a judge's, from 0 to 5.
-        judge: who decided `correct`; empty: the rule of the data set.
+        asked_s: stream time of the question: the end of the first step that reaches t0 + delay.
+        prediction, correct: the answer, and its score by the official rule or the judge.
+        strict: its score by a strict rule; None if the rule is strict already.
+        points: of the judge, from 0 to 5.
+        judge: the judge of `correct`; empty: the rule of the data set.
         ttft_ms, total_ms: from the question's arrival to the first and to the last token.
         context_tokens: tokens of the stream that attention could see; the prompt is not counted.
         state_bytes: of the memory.
-        step_ms: mean time of the memory's updates until then, encoding included, the shared vision tower not.
-        batched: streams that shared forwards; `step_ms` is then a stream's share, less than what one takes alone.
+        step_ms: mean time of a step until then, with encoding and without the shared vision tower.
+        batched: streams that shared forwards; `step_ms` is then the share of one stream.
         tokens_seen: visual tokens of the stream until then.
-        device: where it ran, since times depend on it.
+        device: where it ran.
     """
 
     asked_s: float
@@ -131,7 +130,7 @@ class Row(Trial):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """A row out of a parsed line; keys that are not known are left out.
+        """Make a row from a parsed line; leave out unknown keys.
 
         Raises:
             ValueError: it is no object, or a field is missing.
@@ -148,7 +147,7 @@ class Row(Trial):
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
-    """All rows of some files, packed with gzip where they end in .gz; of the same row in several, the last one.
+    """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
 
     Raises:
         SourceNotFound: a file does not exist.
@@ -206,7 +205,7 @@ def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path)
 
 
 def _differ(old: Any, new: Any) -> tuple[str, str]:
-    """How two values differ, shortly: of two objects only the first key that does."""
+    """Describe how two values differ; of two objects, the first key that differs."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *old]:
             if old.get(key) != new.get(key):
@@ -215,7 +214,7 @@ def _differ(old: Any, new: Any) -> tuple[str, str]:
     return shorten(old), shorten(new)
 
 
-# What a row begins with; only a torn row may be cut off.
+# The beginning of a row; only a torn row may be cut off.
 _ROW_START: Final = b'{"video": '
 
 
@@ -230,7 +229,7 @@ class RowFile:
     """A file that rows are appended to."""
 
     def __init__(self, path: str | Path, *, start_over: bool = False) -> None:
-        """Read what is done already; a torn last line is cut off.
+        """Read the rows that are done; cut off a torn last line.
 
         Raises:
             ConfigError: the file holds something else.
@@ -246,7 +245,7 @@ class RowFile:
             self._path.write_bytes(whole + newline)
 
     def append(self, row: Row) -> None:
-        """Write one row and hand it to the operating system."""
+        """Append one row."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
         self.rows[row.key] = row

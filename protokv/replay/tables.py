@@ -33,7 +33,7 @@ def list_facts(report: Report) -> dict[str, str]:
     setup, benchmark = report["setup"], report["benchmark"]
     digest = setup["weights_digest"][:12]
     facts = {
-        "asked": f"{report['questions']} questions about {report['videos']} videos",
+        "asked": f"{_plural(report['questions'], 'question')} about {_plural(report['videos'], 'video')}",
         "delay counted": ", ".join(f"{n} from the {name}" for name, n in report["reference"].items()),
         "floor": f"{report['floor']:.0%}, always the most frequent answer of a type",
         "model": f"{setup['model']}, {setup['dtype']}, " + (f"revision {digest}" if digest else "without a digest"),
@@ -95,13 +95,12 @@ def tabulate(report: Report) -> Iterator[Table]:
     times = ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
     yield Table(
         "costs: ms to the first token, of an answer and of a step (medians, 95th percentiles)",
-        ["memory", "budget", "first", "p95", "answer", "p95", "step", "state, kB", "shown", "seen/shown"],
+        ["memory", "budget", "first", "p95", "answer", "p95", "step", "state, kB", "seen/shown"],
         [
             [
                 *_label(cost),
                 *(f"{cost[name]:.1f}" for name in times),
                 _format_bytes(cost["state_bytes"]),
-                str(cost["context_tokens"]),
                 f"{cost['compression']:.1f}",
             ]
             for cost in report["costs"]
@@ -199,6 +198,10 @@ def _count(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the number of questions of each point, once if all are equal."""
     counts = [str(point["n"]) for point in points]
     return counts[0] if len(set(counts)) == 1 else "/".join(counts)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _format_bytes(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -12,19 +13,8 @@ from protokv.replay.rows import Row, RowFile
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result, write_video
 
-SMALL = (
-    "--world",
-    "3",
-    "--length",
-    "30s",
-    "--before",
-    "0s",
-    "--delays",
-    "0,10s",
-    "--memory",
-    "durable,sliding-window",
-    "--per-type",
-    "1",
+SMALL = tuple(
+    shlex.split("--world 3 --length 30s --before 0s --delays 0,10s --memory durable,sliding-window --per-type 1")
 )
 
 
@@ -207,21 +197,7 @@ def test_a_file_of_something_else_is_not_overwritten(protokv: Program, text: str
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = (
-        "replay",
-        "--world",
-        "3:2",
-        "--length",
-        "30s",
-        "--before",
-        "0s",
-        "--delays",
-        "0,10s",
-        "--memory",
-        "durable",
-        "--budget",
-        "24",
-    )
+    command = shlex.split("replay --world 3:2 --length 30s --before 0s --delays 0,10s --memory durable --budget 24")
     append = RowFile.append
 
     def append_and_interrupt(file: RowFile, row: Row) -> None:

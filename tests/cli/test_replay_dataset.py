@@ -11,6 +11,8 @@ from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.replay.benchmarks.conftest import clips, data_root  # noqa: F401
 
+STUDIES = Path(__file__).parents[2] / "samples" / "studies"
+TABLE_1 = str(STUDIES / "paper-table-1.toml")
 SMALL = ("--memory", "durable", "--budget", "36", "--fps", "2")
 
 
@@ -29,7 +31,7 @@ def test_a_table_says_everything_that_its_numbers_stand_on(protokv: Program, ovo
     assert "left out: Ego4D/clips/clip22.mp4" in done.err
     said = " ".join(done.out.split())
     for text in (
-        "ovo-bench: protocol", "revision", "2 a second", "pixels a frame", "tokens a step", "videos left out 1:",
+        "ovo-bench: scores", "revision", "2 a second", "pixels a frame", "tokens a step", "videos left out 1:",
         "most frequent answer of a type", "always 'A'", "text only", "last 4 frames", "last 16 frames", "official",
         "strict", "context", "95 % interval", "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
     ):  # fmt: skip
@@ -79,7 +81,8 @@ def test_a_table_of_the_paper_lists_what_it_would_run_and_what_is_not_there(
     tmp_path: Path,
 ) -> None:
     shutil.copytree(data_root / "mlvu", tmp_path / "some" / "mlvu")
-    wanted = ("--study", "paper-table-3", "--data-root", tmp_path / "some", "--dry-run", "--budget", "36")
+    study, root = STUDIES / "paper-table-3.toml", tmp_path / "some"
+    wanted = ("--study", study, "--data-root", root, "--dry-run", "--budget", "36")
     done = protokv("replay", *wanted, "--json")
     assert done.code == 0, done.err
     (preset,) = done.rows()
@@ -90,7 +93,7 @@ def test_a_table_of_the_paper_lists_what_it_would_run_and_what_is_not_there(
     assert mlvu["compared"] == ["paper", "infinipot-v", "dycoke", "durable"]
     assert mlvu["estimate_s"] > 0
     shown = protokv("replay", *wanted, "--format", "table")
-    assert "paper-table-3: offline benchmarks" in shown.out
+    assert "offline benchmarks (table 3 of the paper)" in shown.out
 
 
 @pytest.mark.parametrize(
@@ -103,8 +106,8 @@ def test_a_table_of_the_paper_lists_what_it_would_run_and_what_is_not_there(
         (("--dataset", "mlvu", "--data-root", "."), Exit.NOT_FOUND, "no annotations of mlvu"),
         (("--dataset", "mlvu", "--data-root", ".", "--world", "3"), Exit.USAGE, "either --dataset or sources"),
         (("--dataset", "mlvu", "--data-root", ".", "--prompt", "x"), Exit.USAGE, "no prompt 'x'"),
-        (("--study", "paper-table-1"), Exit.USAGE, "add --dataset"),
-        (("--study", "paper-table-1", "--dataset", "mlvu", "--data-root", "."), Exit.USAGE, "has no mlvu"),
+        (("--study", TABLE_1), Exit.USAGE, "add --dataset"),
+        (("--study", TABLE_1, "--dataset", "mlvu", "--data-root", "."), Exit.USAGE, "has no mlvu"),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_line(

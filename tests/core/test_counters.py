@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.core.prototypes import ProtoKV
+from protokv.durable.memory import Durable
+from protokv.memories import MEMORIES
 from tests.core.streams import World, shape_of
 
 LONG = 10**9
 CASES: dict[str, MemoryConfig] = {
     "durable": DurableConfig(budget=4, split=(0, 1), center_bits=32),
     "durable, blocked": DurableConfig(budget=4, split=(0, 1), rule="blocked", center_bits=32),
-    "durable, coded": DurableConfig(budget=4, split=(0, 1)),
+    "durable, quantized": DurableConfig(budget=4, split=(0, 1)),
     "continuity": ContinuityConfig(budget=4, split=(0, 1), merge=False),
 }
 
@@ -21,7 +22,7 @@ CASES: dict[str, MemoryConfig] = {
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 def test_a_token_more_is_a_token_more_after_ten_to_the_nine(config: MemoryConfig) -> None:
     world = World(shape_of(layers=1, heads=2, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = ProtoKV(config, world.shape, world.rotary)
+    memory = MEMORIES[config.name](config, world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 8))
     bank = memory._bank
@@ -40,7 +41,7 @@ def test_a_token_more_is_a_token_more_after_ten_to_the_nine(config: MemoryConfig
 
 def test_a_mean_position_of_a_billion_tokens_still_moves() -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = ProtoKV(DurableConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
+    memory = Durable(DurableConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 1))
     bank = memory._bank

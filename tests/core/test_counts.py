@@ -8,30 +8,21 @@ next step, attention and the update of the memory alike.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from types import FunctionType
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from protokv.config import MemoryConfig
 from protokv.config.base import Positions
-from protokv.core import assignment
-from protokv.core import assignment as candidates
-from protokv.core import maintenance as closeness
-from protokv.core import maintenance as merging
-from protokv.core import rotary as turning
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
-from protokv.core.rotary import rotate
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.durable import nearest as parts
+from protokv.extras import precise_rotary
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
@@ -108,7 +99,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
 def test_a_steady_step_at_compact_positions_waits_for_nothing(
     kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (parts, turning):
+    for module in (parts, precise_rotary):
         monkeypatch.setattr(module, "_ROWS", 2**40)
     # Its rates are read off the model once, which takes data.
     precise = StubBackbone(layers=1).precise_rotary
@@ -121,82 +112,6 @@ def test_a_steady_step_at_compact_positions_waits_for_nothing(
         session = filled(backbone, kind, budget, budget // 196 + 3, "compact")
         session.clock = replace(session.clock, next_position=500_000)
         check_steady(session, COMPACT_OPERATIONS[kind], steps=2)
-
-
-class Scene(StubBackbone):
-    """Keys and values of a step are what a scene shows, `[H, T, D]` of an index, turned as its place asks for."""
-
-    def __init__(self, show: Callable[[int, tuple[int, int, int]], Tensor], **sizes: Any) -> None:
-        super().__init__(**sizes, dtype=torch.float32)
-        self._show, self._index = show, 0
-
-    def forward(self, embeddings: Tensor, positions: Tensor, context: Any, tail: Any, **more: Any) -> Tensor:
-        query, keys, _, hidden = self._made_for(len(positions))
-        shown = self._show(self._index, tuple(keys.shape[1:]))  # type: ignore[arg-type]
-        self._index += 1
-        self._made[len(positions)] = query, rotate(shown, *self.rotary(positions))[None], shown[None], hidden
-        return super().forward(embeddings, positions, context, tail, **more)
-
-
-def new_noise(index: int, size: tuple[int, int, int]) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(1 + index))
-
-
-def still(index: int, size: tuple[int, int, int]) -> Tensor:
-    return new_noise(-1, size) + 0.1 * new_noise(index, size)
-
-
-def three_things(index: int, size: tuple[int, int, int]) -> Tensor:
-    thing = torch.arange(size[1]) % 3
-    return new_noise(-1, size)[:, thing] + 0.14 * new_noise(index, size)
-
-
-def walk(index: int, size: tuple[int, int, int]) -> Tensor:
-    return (0.05 * new_noise(-1, size)).cumsum(1) + 0.02 * new_noise(index, size)
-
-
-def crowd(index: int, size: tuple[int, int, int]) -> Tensor:
-    return 0.15 * new_noise(index, size)
-
-
-def cut(index: int, size: tuple[int, int, int]) -> Tensor:
-    return still(index, size) if index < 22 else three_things(index, size)
-
-
-# What is shown to whom, and how many a head of 49 tokens a step merges then.
-PAPER, CONTINUITY = ("paper", 1000, {"idle_steps": 3}), ("continuity", 400, {})
-MERGING = [(still, 30), (three_things, 40), (walk, 30), (crowd, 40), (cut, 40)]
-SCENES = [
-    (PAPER, new_noise, 0),
-    *((PAPER, *merging) for merging in MERGING),
-    (CONTINUITY, walk, 30),
-    (CONTINUITY, cut, 40),
-]
-
-
-@pytest.mark.parametrize(("memory", "scene", "merges"), SCENES, ids=lambda part: getattr(part, "__name__", ""))
-def test_a_steady_step_of_the_paper_s_rule_waits_a_few_times_whatever_merges(
-    memory: tuple[str, int, dict[str, Any]], scene: Any, merges: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Only of a CPU may more be asked.
-    for module in (assignment, candidates, closeness, merging):
-        monkeypatch.setattr(module, "asks_freely", lambda _: False)
-    layers, heads = 2, 2
-    backbone = Scene(scene, layers=layers, kv_heads=heads, groups=2, head_size=32, grid=(7, 7))
-    kind, budget, changes = memory
-    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, **changes))
-    merged = [0]
-    with Counting() as counting:
-        for index in range(30):
-            counting.operations.clear()
-            counting.waits.clear()
-            watch(session)
-            waits = Counter(counting.waits)
-            merged.append(int(session.memory.tensors()["bank.merged"].sum()))
-            if index >= 18:
-                assert 0 < waits.total() <= 10, waits
-    most = max(after - before for before, after in pairwise(merged[18:]))
-    assert most >= merges * layers * heads * 0.5 if merges else most == 0
 
 
 def test_the_proof_would_notice_a_wait() -> None:

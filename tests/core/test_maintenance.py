@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -13,27 +14,32 @@ from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.config.prototypes import Anchor
-from protokv.core import maintenance as closeness
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
-from protokv.core.maintenance import Recycler, decay_, merge_, recycle_, turns
 from protokv.core.naive import NaiveProtoKV, Prototype
+from protokv.core.paper_rule import decay_, draw, merge_, merge_order, recycle_
 from tests.core.streams import World, shape_of
 from tests.tolerance import near
 
 
-class Followed:
-    """A follower that writes down what it is told."""
+class Listener:
+    """A listener that writes down what it is told."""
 
     def __init__(self) -> None:
         self.freed: list[int] = []
         self.merged: list[tuple[int, int]] = []
 
     def freed_(self, rows: Tensor) -> None:
-        self.freed += rows.nonzero().squeeze(1).tolist()
+        self.freed += rows.tolist()
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
-        pairs = zip(into.tolist(), gone.tolist(), strict=True)
-        self.merged += sorted((one, other) for one, other in pairs if one != other)
+        self.merged += sorted(zip(into.tolist(), gone.tolist(), strict=True))
+
+
+def merge_all_(bank: PrototypeBank, listeners: list[Listener], config: PaperConfig) -> Tensor:
+    """Merge as if all prototypes had moved; return those that are searched again, `[L * H, K]` bool."""
+    moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
+    merge_(bank, moved, listeners, config)
+    return moved
 
 
 def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
@@ -57,11 +63,11 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
 
 
 def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
-    bank, follower = bank_of(torch.randn(1, 3, 4)), Followed()
+    bank, listener = bank_of(torch.randn(1, 3, 4)), Listener()
     bank.last_step[0, 0, 1] = 1
-    decay_(bank, [follower], step=121, config=PaperConfig())
+    decay_(bank, [listener], step=121, config=PaperConfig())
     assert (bank.mass > 0).tolist() == [[[False, True, False]]]
-    assert follower.freed == [0, 2]
+    assert listener.freed == [0, 2]
     assert int(bank.expired) == 2
     bank.check(bank.held(), None)
 
@@ -90,15 +96,15 @@ def test_with_no_idle_time_both_readings_of_decay_are_one() -> None:
 def test_merging_conserves_mass_and_moments() -> None:
     torch.manual_seed(3)
     keys = torch.randn(1, 1, 12).expand(1, 5, 12) + 0.01 * torch.randn(1, 5, 12)
-    bank, follower = bank_of(keys), Followed()
+    bank, listener = bank_of(keys), Listener()
     bank.mass[0, 0] = torch.tensor([3.0, 1, 4, 1, 5])
     weight = bank.mass.view(-1, 1)
     center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
     second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
-    merge_(bank, [follower], PaperConfig())
-    one = turns(5)[0]
+    merge_all_(bank, [listener], PaperConfig())
+    one = merge_order(5)[0]
     assert bank.mass.view(-1).tolist() == [14 * (slot == one) for slot in range(5)]
-    assert follower.merged == [(one, slot) for slot in range(5) if slot != one]
+    assert listener.merged == [(one, slot) for slot in range(5) if slot != one]
     second = second.sum(0) / 14
     torch.testing.assert_close(bank.key_center[0, 0, one], center, **near(center, 5 * 3))
     torch.testing.assert_close(bank.mean[0, 0, one], mean, **near(mean, 5 * 3))
@@ -107,30 +113,30 @@ def test_merging_conserves_mass_and_moments() -> None:
     bank.check(bank.held(), None)
 
 
-def test_merges_follow_the_order_of_turns_and_use_the_centres_of_the_pass_before() -> None:
+def test_merges_follow_the_merge_order_and_use_the_centres_of_the_pass_before() -> None:
     # On a line with eps 1, in order of turns: the first takes the second (and moves to 0.45), which brings it nowhere
     # near the third; that one and the fourth are a pair.
-    order = list(turns(4))
+    order = list(merge_order(4))
     keys = torch.zeros(1, 4, 4)
     keys[0, order] = torch.tensor([0.0, 0.9, 1.6, 2.5])[:, None]
-    bank, follower = bank_of(keys), Followed()
+    bank, listener = bank_of(keys), Listener()
     config = PaperConfig(merge_key_distance=1.0)
-    merge_(bank, [follower], config)
+    moved = merge_all_(bank, [listener], config)
     expected = [(order[0], order[1]), (order[2], order[3])]
-    assert sorted(follower.merged) == sorted(expected)
+    assert sorted(listener.merged) == sorted(expected)
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
-    merge_(bank, [follower], config)
-    assert len(follower.merged) == 2
+    merge_(bank, moved, [listener], config)
+    assert len(listener.merged) == 2
     bank.key_center[0, 0, order[2]] = 1.3
-    bank.touch_(torch.tensor([order[2]]))
-    merge_(bank, [follower], config, 1)
-    assert follower.merged[2:] == [(order[0], order[2])]
+    moved[0, order[2]] = True
+    merge_(bank, moved, [listener], config)
+    assert listener.merged[2:] == [(order[0], order[2])]
 
 
 def test_close_keys_with_different_values_stay_apart() -> None:
     bank = bank_of(torch.ones(1, 3, 8))
     bank.value_center[0, 0, 1] = 0.26
-    merge_(bank, [], PaperConfig())
+    merge_all_(bank, [], PaperConfig())
     assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
 
 
@@ -138,10 +144,10 @@ def test_heads_merge_independently_of_each_other() -> None:
     torch.manual_seed(0)
     keys = 0.4 * torch.randn(6, 9, 8)
     together = bank_of(keys, layers=2, heads=3)
-    merge_(together, [], PaperConfig(merge_key_distance=0.5))
+    merge_all_(together, [], PaperConfig(merge_key_distance=0.5))
     for head in range(6):
         alone = bank_of(keys[head : head + 1])
-        merge_(alone, [], PaperConfig(merge_key_distance=0.5))
+        merge_all_(alone, [], PaperConfig(merge_key_distance=0.5))
         assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
     assert 0 < int(together.merged.sum()) < 6 * 8
 
@@ -174,7 +180,6 @@ def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
     line=st.booleans(),
     heavy=st.booleans(),
     anchor=st.sampled_from(["recent", "first", "average"]),
-    block=st.sampled_from([1, 2**26]),
 )
 def test_merging_side_by_side_is_what_is_written_out(
     seed: int,
@@ -186,7 +191,6 @@ def test_merging_side_by_side_is_what_is_written_out(
     line: bool,
     heavy: bool,
     anchor: Anchor,
-    block: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
 
@@ -202,14 +206,12 @@ def test_merging_side_by_side_is_what_is_written_out(
     bank.value_center.copy_(0.5 * noise * normal(*bank.value_center.shape))
     # Masses that differ by orders of magnitude make centres jump.
     bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
-    config, moved = PaperConfig(anchor=anchor), None
+    config, moved = PaperConfig(anchor=anchor), torch.ones(heads, prototypes, dtype=torch.bool)
     for _ in range(3):
-        naive, follower = heads_of(bank, config), Followed()
+        naive, listener = heads_of(bank, config), Listener()
         names = ("key_center", "value_center", "mean", "covariance", "position")
         largest = {name: float(getattr(bank, name).abs().max()) for name in names}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(closeness, "_BLOCK_ELEMENTS", block)
-            moved = merge_(bank, [follower], config, moved)
+        merge_(bank, moved, [listener], config)
         merged = []
         for head, expected in enumerate(naive.heads[0]):
             before = list(expected.slots)
@@ -226,15 +228,14 @@ def test_merging_side_by_side_is_what_is_written_out(
                     # Three passes, each of which may merge all others into one.
                     allowed = near(expected_part, 3 * 3 * prototypes, scale=largest[name])
                     torch.testing.assert_close(found, expected_part, **allowed)
-        assert sorted(follower.merged) == sorted(merged)
+        assert sorted(listener.merged) == sorted(merged)
         bank.check(bank.held(), None)
         # Another pass over what some of has moved meanwhile: what was found apart and did not move is not looked at.
         rows = (
             ((torch.rand(bank.mass.shape, generator=generator) < 0.2) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
         )
         bank.key_center.view(-1, size)[rows] += 0.1
-        bank.touch_(rows)
-        moved += len(rows)
+        moved.view(-1)[rows] = True
 
 
 def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> None:
@@ -242,14 +243,14 @@ def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> No
     torch.manual_seed(5)
     things = torch.randn(1, 9, 16)
     which = torch.randint(9, (1, 60))
-    bank, follower = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Followed()
-    merge_(bank, [follower], PaperConfig())
-    order, expected = turns(60), []
+    bank, listener = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Listener()
+    merge_all_(bank, [listener], PaperConfig())
+    order, expected = merge_order(60), []
     for place, one in enumerate(order):
         expected += [(one, other) for other in order[place + 1 :] if which[0, one] == which[0, other]]
     first = {int(which[0, slot]): slot for slot in reversed(order)}
-    assert sorted(follower.merged) == sorted(pair for pair in expected if pair[0] in first.values())
-    assert len(follower.merged) == 60 - 9
+    assert sorted(listener.merged) == sorted(pair for pair in expected if pair[0] in first.values())
+    assert len(listener.merged) == 60 - 9
 
 
 @pytest.mark.parametrize("step", [0.02, 0.05, 0.1, 0.15])
@@ -257,10 +258,10 @@ def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
     # A walk, each centre close to those beside it: the loop over pairs would go along it one by one.
     torch.manual_seed(1)
     bank = bank_of((step * torch.randn(1, 300, 32)).cumsum(1))
-    found, moved = [], None
-    while moved is None or moved:
+    found, moved = [], torch.ones(1, 300, dtype=torch.bool)
+    while moved.any():
         before = int(bank.merged.sum())
-        moved = merge_(bank, [], PaperConfig(), moved)
+        merge_(bank, moved, [], PaperConfig())
         found.append(int(bank.merged.sum()) - before)
     assert found[0] >= 0.9 * sum(found)
     assert len(found) <= 6
@@ -278,7 +279,7 @@ def test_freed_slots_are_opened_with_distinct_tokens_of_the_newest_step(tokens: 
     bank = bank_of(torch.randn(2, 6, 4) + 1000, heads=2)
     bank.free_(torch.tensor([1, 2, 5, 9]))
     bank.last_step[0, 0, 0], bank.mass[0, 0, 0] = -1, 0.0
-    recycle_(bank, Recycler(lambda: _newest(tokens, 2), seed=4), step=7)
+    recycle_(bank, lambda: _newest(tokens, 2), 4, 7, shape_of(layers=1, heads=2))
     fresh = (bank.last_step[0, 0] == 7).nonzero().squeeze(1).tolist()
     assert fresh == [1, 2, 5][:reopened]
     assert len({tuple(bank.key_center[0, 0, slot].tolist()) for slot in fresh}) == reopened
@@ -291,7 +292,7 @@ def test_the_draw_for_recycling_is_a_function_of_seed_and_step() -> None:
     def centers(seed: int, step: int) -> Tensor:
         bank = bank_of(torch.randn(1, 4, 4))
         bank.free_(torch.arange(4))
-        recycle_(bank, Recycler(lambda: _newest(9, 1), seed), step=step)
+        recycle_(bank, lambda: _newest(9, 1), seed, step, shape_of(layers=1))
         return bank.key_center
 
     assert torch.equal(centers(1, 1), centers(1, 1))
@@ -300,6 +301,6 @@ def test_the_draw_for_recycling_is_a_function_of_seed_and_step() -> None:
 
 
 def test_some_layers_of_a_model_draw_what_the_whole_draws_for_them() -> None:
-    whole = Recycler(lambda: _newest(9, 1), seed=3).draw(5, 7, 2, 11)
-    part = Recycler(lambda: _newest(9, 1), seed=3, of_model=(7, slice(2, 5))).draw(5, 3, 2, 11)
-    assert torch.equal(part, whole[2:5])
+    whole = draw(3, 5, shape_of(layers=7, heads=2), 11)
+    part = draw(3, 5, replace(shape_of(layers=3, heads=2), part_of=7, first_layer=2), 11)
+    assert torch.equal(part, whole[4:10])

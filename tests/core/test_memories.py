@@ -49,14 +49,33 @@ def configs() -> list[object]:
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
-@pytest.fixture(params=configs())
-def config(request: pytest.FixtureRequest) -> MemoryConfig:
+HALF_PRECISION = ("protokv", "protokv-durable", "infinipot-v")
+
+
+def cases() -> list[object]:
+    """Every configuration in float32, and three of them in bfloat16."""
+    single = [pytest.param((param.values[0], torch.float32), id=f"{param.id}-float32") for param in configs()]
+    half = [
+        pytest.param((param.values[0], torch.bfloat16), id=f"{param.id}-bfloat16")
+        for param in configs()
+        if param.id in HALF_PRECISION
+    ]
+    return single + half
+
+
+@pytest.fixture(params=cases())
+def case(request: pytest.FixtureRequest) -> tuple[MemoryConfig, torch.dtype]:
     return request.param
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def shape(request: pytest.FixtureRequest) -> MemoryShape:
-    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=request.param)
+@pytest.fixture
+def config(case: tuple[MemoryConfig, torch.dtype]) -> MemoryConfig:
+    return case[0]
+
+
+@pytest.fixture
+def shape(case: tuple[MemoryConfig, torch.dtype]) -> MemoryShape:
+    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=case[1])
 
 
 def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:

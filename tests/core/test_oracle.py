@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.core import assignment
-from protokv.core import assignment as candidates_of
-from protokv.core import maintenance as closeness
+from protokv.core import paper_rule
 from protokv.core.memory import MemoryShape
 from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
@@ -185,7 +183,7 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
         shares = naive.allocation(head)
-        found = shares if fast._config.is_quantized else fast._layout.counts[h].tolist()
+        found = shares if fast._config.allocation == "fixed" else fast._layout.counts[h].tolist()
         if found != shares:
             # Two fractions of a slot that are one to float32: one slot goes to the other of the two.
             assert ties
@@ -209,8 +207,8 @@ def compare_context(fast: ProtoKV, naive: NaiveProtoKV, *, ties: bool = True) ->
             for found, expected in zip((keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True):
                 # A centre, a codeword and the angle of where they are shown.
                 torch.testing.assert_close(found[h, start : start + len(pairs)], expected, rtol=0, atol=2 * ALIKE)
-        # A quotient and its logarithm.
-        torch.testing.assert_close(bias[h], shown, **near(shown, 2))
+        # A quotient of masses up to a few hundred, and its logarithm, which is off by up to two roundings.
+        torch.testing.assert_close(bias[h], shown, **near(shown, 3, 6.0))
 
 
 VARIANTS: list[dict[str, object]] = [
@@ -282,27 +280,20 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
         return memory.tensors()
 
     whole = state()
-    monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
-    monkeypatch.setattr(closeness, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(paper_rule, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
-        else:
-            assert torch.equal(cut[name], tensor), name
+        torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
 
 
 @given(
-    candidates=st.sampled_from([1, 2, 8]),
-    rounds=st.sampled_from([1, 3]),
     rate=st.sampled_from([0.05, 0.5, 0.9]),
     anchor=st.sampled_from(["recent", "first", "average"]),
     things=st.sampled_from([2, 12]),
-    freely=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
-    candidates: int, rounds: int, rate: float, anchor: str, things: int, freely: bool, seed: int
+def test_tokens_meet_the_prototypes_that_earlier_tokens_of_their_step_moved(
+    rate: float, anchor: str, things: int, seed: int
 ) -> None:
     # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
     shape = shape_of(layers=1, heads=2)
@@ -311,18 +302,7 @@ def test_choosing_all_at_once_gives_what_choosing_one_after_the_other_does(
     world = World(shape, seed, things=things)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
     fast.start(*world.sink())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates_of, "_CANDIDATES", candidates)
-        patch.setattr(assignment, "_ROUNDS", rounds)
-        for module in (assignment, candidates_of):
-            patch.setattr(module, "asks_freely", lambda _: freely)
-        for index, tokens in enumerate([20, 30, 3, 41]):
-            step = world.step(index, tokens)
-            fast.append(step)
-            naive.append(step)
-            if min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) < TIE:
-                event("a near-tie ended the comparison")
-                return
+    for _ in watched_by_both(fast, naive, world, [20, 30, 3, 41]):
         compare_state(fast, naive)
 
 

@@ -60,7 +60,7 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
 @given(
     lengths=LENGTHS,
     reads=st.lists(st.booleans(), min_size=30, max_size=30),
-    few=st.sampled_from([1, 2**17]),
+    few=st.sampled_from([1, 2**18]),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(
         {
@@ -82,7 +82,7 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
     memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pseudo_tokens, "_CACHED_ELEMENTS", few)
+        patch.setattr(pseudo_tokens, "_TOKENS_AT_ONCE", few)
         for index, tokens in enumerate(lengths):
             memory.append(world.step(index, tokens))
             if reads[index]:
@@ -136,7 +136,8 @@ def test_the_bias_is_the_log_mass_or_what_the_config_says(mode: str, shift: floa
     context = memory.context()
     mass = memory.tensors()["bank.mass"].repeat_interleave(2, 2)
     expected = mass.log() + shift if shift is not None else torch.where(mass > 0, 0.0, -torch.inf)
-    torch.testing.assert_close(context.bias[:, :, context.far], expected, **near(expected, 2))
+    # Masses are below a hundred; a logarithm is off by up to two roundings.
+    torch.testing.assert_close(context.bias[:, :, context.far], expected, **near(expected, 3, 5.0))
 
 
 def test_anchors_are_the_first_the_latest_or_the_mean_position() -> None:

@@ -110,7 +110,6 @@ def test_fewer_modes_are_the_first_of_more(seed: int, parts: int, modes: int) ->
 
 def test_decoding_joins_the_codewords_of_a_tuple() -> None:
     codebook = torch.arange(2 * 3 * 4 * 2.0).view(2, 3, 4, 2)
-    rows = quantizer.rows_of(torch.tensor([1]), torch.tensor([[[0, 3, 1], [2, 2, 2]]]), 4)
-    found = codebook.view(-1, 2)[rows].flatten(2)
+    found = quantizer.decode(codebook, torch.tensor([1]), torch.tensor([[[0, 3, 1], [2, 2, 2]]]))
     expected = torch.tensor([[[24.0, 25, 38, 39, 42, 43], [28, 29, 36, 37, 44, 45]]])
     assert torch.equal(found, expected)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.prototypes import ProtoKV
 from protokv.core.step import StepKV
 from protokv.durable import agglomerative, ward
+from protokv.durable.memory import Durable
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.core.test_oracle import compare_context, compare_state, watched_by_both
 from tests.oracles.ward import NaiveAgglomerative
@@ -55,7 +55,7 @@ def test_the_fast_bank_equals_merging_written_out(
     settings = small_durable(**config)
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=noise, things=things)
-    fast, naive = ProtoKV(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
+    fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
     fast.start(*world.sink())
     if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
         compare_state(fast, naive)
@@ -82,7 +82,7 @@ def test_mass_is_conserved_and_no_more_than_k_are_alive(
 ) -> None:
     settings = small_durable(budget=budget, pseudo_tokens=1)
     world = world_type(shape_of(heads=3), seed)
-    memory = ProtoKV(settings, world.shape, world.rotary)
+    memory = Durable(settings, world.shape, world.rotary)
     feed(memory, world, lengths)
     evicted = sum(lengths) - memory.report()["near_tokens_in_use"]
     state = memory.tensors()
@@ -100,7 +100,7 @@ def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
 ) -> None:
     settings = small_durable(budget=budget, residual=residual, merge_mass_power=power)
     world = world_type(shape_of(heads=2, size=16), seed)
-    kept, reloaded = (ProtoKV(settings, world.shape, world.rotary) for _ in range(2))
+    kept, reloaded = (Durable(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
     kept.start(*sink)
     reloaded.start(*sink)
@@ -116,7 +116,7 @@ def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
 def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes(power: float) -> None:
     world = World(shape_of(layers=2, heads=2, size=16), seed=4, things=150)
     settings = small_durable(budget=160, pseudo_tokens=1, residual=False, merge_mass_power=power)
-    kept, reloaded = (ProtoKV(settings, world.shape, world.rotary) for _ in range(2))
+    kept, reloaded = (Durable(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
     kept.start(*sink)
     reloaded.start(*sink)
@@ -141,7 +141,7 @@ def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     sink = world.sink()
     states = []
     for heads in (list(range(6)), order):
-        memory = ProtoKV(settings, shape, world.rotary)
+        memory = Durable(settings, shape, world.rotary)
         memory.start(*sink)
         for step in steps:
             turned = StepKV(step.keys[:, heads], step.values[:, heads], step.positions, step.coordinates, step.step)
@@ -157,7 +157,7 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 ) -> None:
     def state() -> dict[str, Tensor]:
         world = World(shape_of(heads=2, size=12), seed=5)
-        memory = ProtoKV(small_durable(budget=90, pseudo_tokens=1), world.shape, world.rotary)
+        memory = Durable(small_durable(budget=90, pseudo_tokens=1), world.shape, world.rotary)
         memory.start(*world.sink())
         for index in range(40):
             memory.append(world.step(index, 1 + index * 5 % 11))
@@ -175,7 +175,7 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
     world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
     settings = small_durable(budget=24, pseudo_tokens=1, split=(0, 1), residual=False)
-    memory = ProtoKV(settings, world.shape, world.rotary)
+    memory = Durable(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     cue = world.step(0, 1)
     cue = StepKV(cue.keys * 20, cue.values * 20, cue.positions, cue.coordinates, 0)
@@ -196,7 +196,7 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
 def test_the_anchor_of_merged_tokens_is_as_configured(anchor: str, expected: float) -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), seed=0)
     settings = small_durable(budget=1, pseudo_tokens=1, split=(0, 1), residual=False, anchor=anchor)
-    memory = ProtoKV(settings, world.shape, world.rotary)
+    memory = Durable(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     for index, position in enumerate((2, 9, 7)):
         step = world.step(index, 1)

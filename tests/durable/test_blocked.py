@@ -14,12 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from protokv.config import DurableConfig
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.core.memory import MemoryShape
-from protokv.core.policies import find_policy
-from protokv.core.prototypes import ProtoKV
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule, Schedule, pieces_of
+from protokv.durable.memory import Durable
 from protokv.durable.quantized import QuantizedBank
 from protokv.errors import ConfigError, StateCorrupt
 from tests.core.streams import World, copy_of, feed, same, shape_of
@@ -35,16 +34,16 @@ class Held:
     """A bank under the blocked rule."""
 
     def __init__(
-        self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0, coded: bool = False
+        self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0, quantized: bool = False
     ) -> None:
-        self.bank = (QuantizedBank if coded else PrototypeBank)(shape, K, spread=False)
+        self.bank = (QuantizedBank if quantized else PrototypeBank)(shape, K, spread=False)
         settings = DurableConfig(
             budget=K,
             split=(0, 1),
             rule="blocked",
             anchor=anchor,
             merge_mass_power=power,
-            center_bits=8 if coded else 32,
+            center_bits=8 if quantized else 32,
         )
         assert settings.prototypes == K
         self.rule = BlockedRule(self.bank, settings, shape)
@@ -119,7 +118,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     share=st.sampled_from([20, 14, 5, 3]),
     large=st.booleans(),
     drops=st.sampled_from([0, 0, 2, 9]),
-    coded=st.booleans(),
+    quantized=st.booleans(),
 )
 def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     kind: str,
@@ -135,7 +134,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     share: int,
     large: bool,
     drops: int,
-    coded: bool,
+    quantized: bool,
 ) -> None:
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     source = Source(shape, seed, kind)
@@ -147,12 +146,19 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
             patch.setattr(module, "SMALL_SHARE", share)
         for module in (parts, naive_blocked):
             patch.setattr(module, "LARGE", 0 if large else K + 1)
-        held = Held(shape, K, anchor=anchor, power=power, coded=coded)
-        naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power, coded=coded)
+        held = Held(shape, K, anchor=anchor, power=power, quantized=quantized)
+        naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power, quantized=quantized)
         for index, T in enumerate([K - K // 3, *lengths]):
             step = source.step(T)
             held.rule.absorb_(step, [], index)
-            naive.absorb(step.keys, step.values, step.seen.coordinates, step.seen.positions, index, step.usable)
+            naive.absorb(
+                step.keys,
+                step.values,
+                step.token_positions.coordinates,
+                step.token_positions.positions,
+                index,
+                step.usable,
+            )
     compare(held, naive)
     event("plans in turns" if naive.turns else "all plan at once")
     event("lines" if naive.lines else "no lines")
@@ -180,7 +186,7 @@ def test_what_the_rule_never_reads_is_no_state() -> None:
     shape = shape_of(heads=2)
     for rule, held in (("blocked", False), ("exact", True)):
         settings = DurableConfig(budget=60, rule=rule)
-        assert ("bank.covariance" in {spec.name for spec in ProtoKV.declare(settings, shape)}) == held
+        assert ("bank.covariance" in {spec.name for spec in Durable.declare(settings, shape)}) == held
 
 
 @pytest.mark.parametrize("rows", [1, 100])
@@ -210,7 +216,7 @@ def test_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
     settings = DurableConfig(budget=K, split=(1, 9), rule="blocked", center_bits=bits)
     shape = shape_of(heads=3)
     world = World(shape, seed)
-    kept, reloaded = (ProtoKV(settings, shape, world.rotary) for _ in range(2))
+    kept, reloaded = (Durable(settings, shape, world.rotary) for _ in range(2))
     sink = world.sink()
     kept.start(*sink)
     reloaded.start(*sink)
@@ -252,7 +258,7 @@ def test_every_token_is_in_some_prototype_and_none_is_hidden(lengths: list[int],
 def test_a_plan_that_no_stream_leaves_is_refused(name: str, change: Callable[[Tensor], Tensor]) -> None:
     shape = shape_of(heads=2)
     world = World(shape, 0)
-    memory = ProtoKV(DurableConfig(budget=60, split=(0, 1), rule="blocked", center_bits=32), shape, world.rotary)
+    memory = Durable(DurableConfig(budget=60, split=(0, 1), rule="blocked", center_bits=32), shape, world.rotary)
     feed(memory, world, [40, 18, 1, 1, 1])
     state = copy_of(memory)
     if name == "plan.into":
@@ -264,14 +270,14 @@ def test_a_plan_that_no_stream_leaves_is_refused(name: str, change: Callable[[Te
 
 
 def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> None:
-    assert find_policy(DurableConfig(budget=151)) is Agglomerative
+    assert Durable.rule_type(DurableConfig(budget=151)) is Agglomerative
     # What the embedded model has unless a budget is named, and the least of a 7B model.
-    assert find_policy(DurableConfig(budget=512)) is Agglomerative
-    assert find_policy(DurableConfig(budget=1000)) is BlockedRule
-    assert find_policy(DurableConfig(budget=1000, blocked_from=751)) is Agglomerative
-    assert find_policy(DurableConfig(budget=6000, rule="exact")) is Agglomerative
-    assert find_policy(DurableConfig(budget=151, rule="blocked")) is BlockedRule
-    assert find_policy(DurableConfig(budget=6000, residual=True)) is Agglomerative
+    assert Durable.rule_type(DurableConfig(budget=512)) is Agglomerative
+    assert Durable.rule_type(DurableConfig(budget=1000)) is BlockedRule
+    assert Durable.rule_type(DurableConfig(budget=1000, blocked_from=751)) is Agglomerative
+    assert Durable.rule_type(DurableConfig(budget=6000, rule="exact")) is Agglomerative
+    assert Durable.rule_type(DurableConfig(budget=151, rule="blocked")) is BlockedRule
+    assert Durable.rule_type(DurableConfig(budget=6000, residual=True)) is Agglomerative
     with pytest.raises(ConfigError, match="residual"):
         DurableConfig(rule="blocked", residual=True)
     with pytest.raises(ConfigError, match="only one"):

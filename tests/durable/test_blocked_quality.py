@@ -15,7 +15,7 @@ from torch import Tensor
 from protokv.config import DurableConfig
 from protokv.config.durable import BLOCKED_FROM
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
-from protokv.core.policies import find_policy
+from protokv.durable.memory import Durable
 from tests.core.streams import shape_of
 
 # D as real heads have it: in few dimensions noise is not what it is in many.
@@ -53,7 +53,7 @@ def bank_of(rule: str, kind: str, K: int, side: int) -> tuple[PrototypeBank, flo
     """The bank at the end, and the sum of squared distances of all tokens to the centres that they went to."""
     shape = shape_of(layers=1, heads=1, size=D)
     settings = DurableConfig.of("durable", budget=K, split=(0, 1), rule=rule)
-    policy_of = find_policy(settings)
+    policy_of = Durable.rule_type(settings)
     bank = PrototypeBank(shape, K, spread=policy_of.needs_spread)
     policy = policy_of(bank, settings, shape)
     cells, T = torch.arange(side), side * side

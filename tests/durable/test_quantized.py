@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core import prototypes as memory_module
 from protokv.core.context import Context, SlotContext
-from protokv.core.prototypes import ProtoKV
+from protokv.durable import memory as memory_module
+from protokv.durable.memory import Durable
 from protokv.durable.quantized import decode, encode
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.compact import compacted
@@ -56,7 +56,7 @@ def test_the_bank_equals_merging_and_rounding_written_out(
     settings = DurableConfig(center_bits=8).with_fields(config)
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=noise, things=things)
-    fast, naive = ProtoKV(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
+    fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
     fast.start(*world.sink())
     if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
         compare_state(fast, naive)
@@ -107,10 +107,10 @@ def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_ar
     assert off < 8
 
 
-def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[ProtoKV, World]:
+def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[Durable, World]:
     shape = shape_of(layers=2, heads=3, size=size, components=3)
     world = World(shape, 3)
-    return ProtoKV(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
+    return Durable(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
 
 
 def written_out(context: DecodedContext) -> SlotContext:
@@ -196,7 +196,7 @@ def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() 
     [{"center_bits": 16}, {"residual": True}, {"pseudo_tokens": 2}],
     ids=["16 bits", "residuals", "S = 2"],
 )
-def test_what_coded_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
+def test_what_quantized_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="center_bits"):
         DurableConfig(budget=40).with_fields({"center_bits": 8} | changes)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
+from protokv.core.memory import StepKV
 from protokv.core.session import Session
+from protokv.core.snapshot import State
 from protokv.errors import SourceError
 from protokv.extras.joint import JointKV, Stream
 from protokv.fleet import Job, Recipe
@@ -24,6 +28,7 @@ from protokv.fleet.run import WorkerDied
 from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion import ingest
 from protokv.storage.api import load_state
+from protokv.storage.checkpoint import to_state
 from tests.conftest import random_frames
 from tests.fleet.conftest import CONFIG, InlinePool, ends, outcomes
 from tests.storage.test_checkpoint import CONFIGS
@@ -55,53 +60,97 @@ def embedded() -> Backbone:
     return load_backbone(device="cpu")
 
 
-def watch_all(model: Backbone, lengths: list[int], together: bool) -> tuple[list[dict[str, torch.Tensor]], int]:
-    """Streams of so many steps, with one memory after the other; and how often the model was asked."""
-    shared = SharedForwards(model, len(lengths) if together else 1)
-    found: dict[int, dict[str, torch.Tensor]] = {}
+@dataclass
+class Watched:
+    """A stream: its state before each step and behind the last, and what the memory was handed in each."""
+
+    states: list[State]
+    steps: list[StepKV]
+
+
+def watch_all(model: Backbone, lengths: list[int]) -> tuple[list[Watched], int]:
+    """Streams of so many steps side by side, with one memory after the other; and how often the model was asked."""
+    shared = SharedForwards(model, len(lengths))
+    found = [Watched([], []) for _ in lengths]
 
     def watch(i: int) -> None:
         with shared.member() as backbone:
-            session = Session.start(backbone, list(CONFIGS.values())[i % len(CONFIGS)])
+            session = Session.start(backbone, config_of(i))
+            take_notes(session, found[i].steps)
+            found[i].states.append(state_of(session))
             for step in range(lengths[i]):
-                session.watch(random_frames(100 * i + step, model.frames_per_step))
-            found[i] = {name: tensor.clone() for name, tensor in session.tensors().items()}
+                session.watch(frames_of(model, i, step))
+                found[i].states.append(state_of(session))
 
-    if together:
-        threads = [threading.Thread(target=watch, args=(i,)) for i in range(len(lengths))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[i] for i in range(len(lengths))], shared.forwards
-    forwards = 0
-    for i in range(len(lengths)):
-        shared = SharedForwards(model, 1)
-        watch(i)
-        forwards += shared.forwards
-    return [found[i] for i in range(len(lengths))], forwards
+    threads = [threading.Thread(target=watch, args=(i,)) for i in range(len(lengths))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found, shared.forwards
 
 
-def assert_alike(model: Backbone, state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    """Equal up to the order of sums in the model; what is counted and chosen is equal."""
+def config_of(i: int) -> MemoryConfig:
+    return list(CONFIGS.values())[i % len(CONFIGS)]
+
+
+def frames_of(model: Backbone, i: int, step: int) -> np.ndarray:
+    return random_frames(100 * i + step, model.frames_per_step)
+
+
+def take_notes(session: Session, steps: list[StepKV]) -> None:
+    """Write down what the memory of a session is handed."""
+    append = session.memory.append
+    session.memory.append = lambda step: steps.append(step) or append(step)  # type: ignore[func-returns-value,method-assign]
+
+
+def state_of(session: Session) -> State:
+    """As it is now, with all slots."""
+    return replace(to_state(session), tensors={name: tensor.clone() for name, tensor in session.tensors().items()})
+
+
+def resumed(model: Backbone, i: int, state: State) -> Session:
+    own = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    return Session.resume(model, config_of(i), replace(state, tensors=own))
+
+
+def assert_alike(model: Backbone, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Up to the order of sums, which kernels choose by the number of rows."""
     terms = forward_terms(2 * model.layers, model.embed_text(model.prefix_ids).shape[1], 100)
-    for name, tensor in expected.items():
-        allowed = near(tensor, terms) if tensor.is_floating_point() else {"rtol": 0.0, "atol": 0.0}
-        torch.testing.assert_close(state[name], tensor, **allowed, msg=name)
+    torch.testing.assert_close(found, expected, **near(expected, terms))
 
 
 @pytest.mark.parametrize("name", ["embedded", "tiny"])
-def test_streams_of_any_length_end_as_they_do_alone(name: str, request: pytest.FixtureRequest) -> None:
-    """Up to the order of sums, which kernels choose by the number of rows."""
+def test_each_step_of_streams_of_any_length_is_that_of_the_stream_alone(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Step by step: a memory rounds and chooses, and a near-tie would part two streams that are equal up to there."""
     model: Backbone = request.getfixturevalue(name)
     lengths = [5, 9, 2, 7]
-    alone, one_by_one = watch_all(model, lengths, together=False)
-    joined, forwards = watch_all(model, lengths, together=True)
-    for single, mine in zip(alone, joined, strict=True):
-        assert single.keys() == mine.keys()
-        assert_alike(model, mine, single)
+    joined, forwards = watch_all(model, lengths)
+    for i, stream in enumerate(joined):
+        started = state_of(Session.start(model, config_of(i)))
+        assert replace(started, tensors={}) == replace(stream.states[0], tensors={})
+        for tensor, expected in started.tensors.items():
+            assert_alike(model, stream.states[0].tensors[tensor], expected)
+        for number, (before, after) in enumerate(pairwise(stream.states)):
+            alone, steps = resumed(model, i, before), []
+            take_notes(alone, steps)
+            alone.watch(frames_of(model, i, number))
+            assert replace(state_of(alone), tensors={}) == replace(after, tensors={})
+            (other,), mine = steps, stream.steps[number]
+            assert_alike(model, mine.keys, other.keys)
+            assert_alike(model, mine.values, other.values)
+            assert torch.equal(mine.positions, other.positions)
+            assert torch.equal(mine.coordinates, other.coordinates)
+            # Handed the same step a memory does the same operations, to the bit.
+            again = resumed(model, i, before)
+            again.memory.append(stream.steps[number])
+            made = again.tensors()
+            assert made.keys() == after.tensors.keys()
+            assert all(torch.equal(made[name], tensor) for name, tensor in after.tensors.items())
     # Four prompts, and as many joint steps as the longest stream has.
-    assert (one_by_one, forwards) == (sum(lengths) + 4, max(lengths) + 4)
+    assert forwards == max(lengths) + 4
 
 
 def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedded: Backbone) -> None:
@@ -127,18 +176,21 @@ def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedd
 def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     films: Path, jobs: list[Job], recipe: Recipe, embedded: Backbone, tmp_path: Path
 ) -> None:
-    recipe = Recipe(place=recipe.place, options=recipe.options)
+    # A memory that chooses nothing and rounds nothing: a near-tie would part two that are equal up to there.
+    config = MemoryConfig.of("sliding-window", budget=40)
+    recipe = Recipe(place=recipe.place, options=replace(recipe.options, config=config))
     bad = Job(str(films / "broken.mp4"), "broken")
     found = outcomes([bad, *jobs], InlinePool(recipe), recipe, batch=3)
     assert ends(found) == dict.fromkeys(("a", "b", "sub/c"), ("watched", 1)) | {"broken": ("failed", 1)}
     for job in jobs:
         alone = tmp_path / f"{Path(job.key).name}.safetensors"
-        list(ingest(job.source, alone, CONFIG, backbone=embedded))
+        list(ingest(job.source, alone, config, backbone=embedded))
         mine, expected = load_state(Path(recipe.place) / f"{job.key}.safetensors"), load_state(alone)
         assert replace(mine, tensors={}) == replace(expected, tensors={})
-        assert_alike(embedded, mine.tensors, expected.tensors)
+        for name, tensor in expected.tensors.items():
+            assert_alike(embedded, mine.tensors[name], tensor)
     with pytest.raises(SourceError):
-        list(ingest(bad.source, tmp_path / "x.safetensors", CONFIG, backbone=embedded))
+        list(ingest(bad.source, tmp_path / "x.safetensors", config, backbone=embedded))
 
 
 def test_videos_whose_worker_died_together_are_tried_once_more_alone(jobs: list[Job], recipe: Recipe) -> None:

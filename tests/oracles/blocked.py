@@ -58,9 +58,9 @@ class NaiveBlocked:
         *,
         anchor: str = "recent",
         merge_mass_power: float = 1.0,
-        coded: bool = False,
+        quantized: bool = False,
     ) -> None:
-        self.K, self.anchor, self.power, self.coded = prototypes, anchor, merge_mass_power, coded
+        self.K, self.anchor, self.power, self.quantized = prototypes, anchor, merge_mass_power, quantized
         self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
@@ -144,7 +144,7 @@ class NaiveBlocked:
             held.last_step = max(held.last_step, *(other.last_step for other in joining))
 
     def _round(self, held: Prototype) -> None:
-        if self.coded:
+        if self.quantized:
             held.key, held.value = round_center(held.key, held.value, held.mass)
 
     def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:

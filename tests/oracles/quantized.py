@@ -1,4 +1,4 @@
-"""Centres of 8 bits written out number by number: what `coded` must equal bit for bit. For tests."""
+"""Centres of 8 bits written out number by number: what `quantized` must equal bit for bit. For tests."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ BUDGETS = (86, 43, 22, 11)
 
 
 def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
-    """Append the rows of every world that the file does not have, some worlds side by side."""
+    """Append the rows of every world that the file does not have, some worlds in one batch."""
     done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
     groups = [

@@ -1,0 +1,81 @@
+"""Draws terminal.svg: three commands about the ten-minute video, and what they print.
+
+python samples/terminal.py [FILE]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.text import Text
+
+SAMPLES = Path(__file__).parent
+COMMANDS = (
+    ("ingest", "video.mp4", "--budget", "512"),
+    ("query", "video.safetensors", "What shape appeared first?", "Where did the cross appear?"),
+    ("inspect", "video.safetensors"),
+)
+WIDTH = 100
+
+
+def run(command: Sequence[str], folder: Path) -> list[str]:
+    """Run a command as on a terminal; return its lines without the progress, which a terminal overwrites."""
+    arguments = [str(SAMPLES / "long" / "video.mp4") if part == "video.mp4" else part for part in command]
+    program = [sys.executable, "-m", "protokv", *arguments, "--format", "table"]
+    done = subprocess.run(
+        program,
+        cwd=folder,
+        env=os.environ | {"COLUMNS": str(WIDTH)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+    return [line.rstrip() for line in done.stdout.splitlines() if "frames/s, state" not in line]
+
+
+def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:
+    """Draw commands, each with its lines, as an SVG."""
+    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
+    for command, lines in answers:
+        console.print(Text.assemble(("$ ", "bold green"), (f"protokv {shlex.join(command)}", "bold")))
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
+    return console.export_svg(title="protokv", unique_id="terminal")
+
+
+def read_lines(svg: str) -> list[str]:
+    """Return the lines of text of a drawing, without its title and the prompts.
+
+    Raises:
+        ElementTree.ParseError: it is no XML.
+    """
+    lines: dict[float, str] = {}
+    for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
+        if "clip-path" in text.attrib:
+            height = float(text.attrib["y"])
+            lines[height] = lines.get(height, "") + "".join(text.itertext())
+    found = [line.replace("\N{NO-BREAK SPACE}", " ").rstrip() for _, line in sorted(lines.items())]
+    return [line for line in found if line and not line.startswith("$ ")]
+
+
+def drop_times(lines: Iterable[str]) -> list[str]:
+    """Return lines without what differs from run to run: the date and the seconds taken."""
+    return [re.sub(r"^( written|took| took) .*", r"\1", line).rstrip() for line in lines]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        svg = draw([(command, run(command, Path(folder))) for command in COMMANDS])
+    Path(sys.argv[1] if len(sys.argv) > 1 else SAMPLES / "terminal.svg").write_text(svg, encoding="utf-8")
