@@ -1,4 +1,4 @@
-"""The memory of this machine, or of its container."""
+"""The main memory of this machine, or of the container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_bytes() -> int | None:
-    """Return the bytes of main memory, used and free; None if unknown."""
+    """Return the bytes of main memory, used or free; None if the system does not tell."""
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
