@@ -52,17 +52,12 @@ def test_at_any_rate_the_logits_are_those_of_the_whole_model(backbone: Backbone,
     for images in steps:
         session.watch(images)
     inputs = upstream.inputs(steps, QUESTION, 2 / fps)
-    expected = upstream.logits(inputs, len(backbone.suffix_ids(QUESTION)))
+    n_suffix = len(backbone.suffix_ids(QUESTION))
+    expected = upstream.logits(inputs, n_suffix)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
-    assert (
-        session.clock.next_position + len(backbone.suffix_ids(QUESTION))
-        == int(
-            upstream.model.model.get_rope_index(
-                inputs["input_ids"], inputs["mm_token_type_ids"], None, inputs["video_grid_thw"]
-            )[0].max()
-        )
-        + 1
-    )
+    named = (inputs["input_ids"], inputs["mm_token_type_ids"], None, inputs["video_grid_thw"])
+    positions = upstream.model.model.get_rope_index(*named)[0]
+    assert session.clock.next_position + n_suffix == int(positions.max()) + 1
 
 
 def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Backbone, folder: Path) -> None:

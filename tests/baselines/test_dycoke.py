@@ -157,14 +157,6 @@ def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed
     assert int((held["near.step"] >= 0).sum()) == len(rows)
 
 
-def test_a_session_that_merges_nothing_is_a_sliding_window(tiny: Backbone) -> None:
-    session = watched(tiny, MemoryConfig.of("dycoke", budget=40, merge_share=0.0), range(9))
-    plain = watched(tiny, MemoryConfig.of("sliding-window", budget=40), range(9))
-    held = session.tensors()
-    assert all(torch.equal(held[name], tensor) for name, tensor in plain.tensors().items())
-    assert torch.equal(session.prefill(QUESTION), plain.prefill(QUESTION))
-
-
 def literal_pruning(
     steps: list[Tensor], keys: Tensor, sink: Tensor, share: float, threshold: float
 ) -> tuple[list[list[int]], int]:
