@@ -20,9 +20,9 @@ from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
 from protokv.core.memory import LocalMemory, Memory, MemoryShape
+from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
-from protokv.core.session import Placement, SessionListener, SessionParts
 from protokv.core.tensors import Clock, TensorSpec, shapes_of
 from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable

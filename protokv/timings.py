@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by stage. Knows no stage by name, and no model."""
+"""Seconds by stage of a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
 class Timings:
-    """Seconds of the clock on the wall by stage, in the order in which stages were first entered.
+    """Wall-clock seconds by stage, in the order in which stages were first entered.
 
-    Each stage belongs to one thread. Stages that overlap add up to more than the run took.
+    Each stage belongs to one thread. Overlapping stages add up to more than the time of the run.
 
     Attributes:
         seconds: by stage.
-        synchronise: called where a stage ends, to wait for a device that works on its own; None: nothing to wait for.
+        synchronise: called at the end of a stage to wait for an asynchronous device; None: no wait.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Timings:
         self.synchronise: Callable[[], None] | None = None
 
     def add(self, name: str, seconds: float) -> None:
-        """What was measured elsewhere."""
+        """Add seconds that were measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens inside belongs to this stage, whether it ends well or not."""
+        """Count the time of the block, also if it raises."""
         self.seconds.setdefault(name, 0.0)
         began = time.perf_counter()
         try:
@@ -39,5 +39,5 @@ class Timings:
 
 
 def stage(timings: Timings | None, name: str) -> AbstractContextManager[None]:
-    """A stage where time is taken; else nothing, at no cost."""
+    """Return a stage of `timings`, or a no-op if there are none."""
     return nullcontext() if timings is None else timings.stage(name)

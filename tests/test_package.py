@@ -84,6 +84,22 @@ def test_every_file_is_short_enough_to_read() -> None:
             assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
 
 
+def test_the_reading_list_fits_one_sitting() -> None:
+    files = re.findall(r"^\| `(core/\w+\.py)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(files) == 9
+    assert sum(len((ROOT / "protokv" / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 2500
+
+
+def test_the_core_imports_no_other_room() -> None:
+    allowed = ("protokv.core", "protokv.errors", "protokv.machine", "protokv.timings", "protokv.version")
+    for file in (ROOT / "protokv" / "core").glob("*.py"):
+        # Imports under `if TYPE_CHECKING` are not made at run time.
+        statements = [one for one in ast.parse(file.read_text(encoding="utf-8")).body if not isinstance(one, ast.If)]
+        for node in (inner for one in statements for inner in ast.walk(one)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("protokv"):
+                assert (node.module or "").startswith(allowed), f"{file.name}: {node.module}"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])

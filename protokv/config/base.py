@@ -1,8 +1,8 @@
 """`MemoryConfig`: settings that every memory shares, and how settings are checked.
 
-A setting is a field of a frozen dataclass; each memory has a dataclass of its own (`protokv.config.CONFIGS`), whose
-defaults are that memory's. Owns the wording of a refused setting. Knows nothing of tensors:
-sizes that depend on the model are checked when the memory is built.
+A setting is a field of a frozen dataclass. Each memory has its own dataclass with its defaults
+(`protokv.config.CONFIGS`). Owns the messages about refused settings. Sizes that depend on the model are checked when
+the memory is built.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
 
 MOST_TOKENS: Final = 2**24
-"""The largest budget: beyond what any device holds, and low enough that no product of settings overflows."""
+"""The largest budget: more than any device holds, and no product of settings overflows."""
 MOST_FRAMES: Final = 4096
-"""The most frames that a question reads afresh."""
+"""The most recent frames that a question reads again."""
 MOST_WEIGHT: Final = 1e6
-"""The largest weight or distance: its square times any finite key of a real model is a finite float32."""
+"""The largest weight or distance: its square times any key of a real model is a finite float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Settings that every memory has. Make one with `MemoryConfig.of`, or the dataclass of the memory.
+    """Settings that every memory has. Use `MemoryConfig.of` or the memory's own dataclass to make one.
 
     Attributes:
-        name: of the memory, the same wherever it is named.
+        name: the memory's one name.
         ranges: least and greatest value of each numeric setting that a class declares, both included.
-        budget: |M|, visual tokens that attention may read at query time. The prompt prefix is kept besides.
-        positions: "stream" shows every token at the position it had in the stream, as the paper does; "compact" shows
-            the tokens in memory at consecutive positions, so that a stream of any length stays inside the range that
-            the model was trained on (`protokv.context`).
-        recent_frames: N, the last frames whose vision features the state keeps, and that a question reads again behind
-            the memory; 0: none. They count in the bytes of the state and in the tokens that an answer
-            read.
-        non_finite: "drop" leaves out and counts tokens whose keys or values are not finite; "refuse" stops at the step,
+        budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
+        positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
+            tokens in memory at consecutive positions, so that a stream of any length stays inside the range that the
+            model was trained on (`protokv.extras.compact`).
+        recent_frames: N, the last frames whose vision features the state keeps. A question reads them again behind the
+            memory. They count in the bytes of the state and in the tokens of an answer. 0: none.
+        non_finite: "drop" drops and counts tokens whose keys or values are not finite; "refuse" stops at such a step,
             and waits for the device once a step.
-        seed: of all random draws.
+        seed: seed of all random draws.
     """
 
     name: ClassVar[str]
@@ -66,7 +65,7 @@ class MemoryConfig:
         self.check()
 
     def check(self) -> None:
-        """Refuse settings that contradict each other; each is of its type and within its range already.
+        """Refuse settings that contradict each other. Types and ranges are checked before.
 
         Raises:
             ConfigError: naming one of them.
@@ -74,29 +73,29 @@ class MemoryConfig:
 
     @property
     def near_tokens(self) -> int:
-        """W, exact tokens of the near window."""
+        """Return W, exact tokens of the near window."""
         return self.budget
 
     @property
     def prototypes(self) -> int:
-        """K, prototypes of each layer and KV head."""
+        """Return K, prototypes of each layer and KV head."""
         return 0
 
     @property
     def horizon(self) -> int | None:
-        """Return how many of the last steps a question depends on; None: all."""
+        """Return the number of last steps that a question depends on; None: all."""
         return None
 
     def changes(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults of the name, without the budget and the seed, for tables.
+        """Return the settings that differ from this memory's defaults, as plain JSON values, for tables.
 
-        Plain JSON values, in the order of the fields.
+        Budget and seed are left out.
         """
         ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).to_dict()
         return {name: value for name, value in ours.items() if value != defaults[name]}
 
     def resolve(self) -> Self:
-        """Return this config with every "auto" resolved; configs that are equal then keep equal states."""
+        """Return this config with every "auto" resolved. Equal resolved configs keep equal states."""
         return self
 
     @staticmethod
@@ -109,11 +108,11 @@ class MemoryConfig:
         return MemoryConfig.from_dict({"kind": name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
-        """Return this config with some fields changed, under the same checks as `from_dict`."""
+        """Return this config with some fields changed; the checks of `from_dict` apply."""
         return replace(self, **known_fields(type(self), changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: the name under `kind`, and one for each field."""
+        """Return plain JSON values: the name under `kind`, and each field."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {"kind": self.name} | values
 
@@ -135,7 +134,7 @@ class MemoryConfig:
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of a config class from plain values; refuse unknown names."""
+    """Return keyword arguments for a config class from plain values; refuse unknown names."""
     known = {field.name for field in fields(cls)}
     for name in data:
         if name not in known:
@@ -145,9 +144,9 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
-    """Refuse a value of another type than the annotation of its field says."""
+    """Refuse a value that does not have the annotated type of its field."""
     if get_origin(hint) is Literal:
-        # True is 1 to Python, never to a setting.
+        # In Python True equals 1; for a setting it does not.
         if not any(type(value) is type(one) and value == one for one in get_args(hint)):
             raise ConfigError(f"{name}: expected one of {', '.join(map(str, get_args(hint)))}, got {shorten(value)}")
         return
@@ -155,14 +154,14 @@ def check_type(name: str, value: object, hint: Any) -> None:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
             raise ConfigError(f"{name}: expected two whole numbers, got {shorten(value)}")
         return
-    # A bool is an int to Python, never to a setting; a whole number may stand for a real one.
+    # A bool is no int here; a whole number is a valid float.
     accepted = (int, float) if hint is float else (hint,)
     if type(value) not in accepted:
         raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten(value)}")
 
 
 def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:
-    """Refuse a number, or a tuple with a number, that is not from `low` to `high`, both included."""
+    """Refuse a number, or a tuple with a number, outside `low` to `high` (inclusive)."""
     for part in value if isinstance(value, tuple) else (value,):
         # Written so that NaN is refused as well.
         if not low <= part <= high:
@@ -170,7 +169,7 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
 
 
 def shorten(value: object) -> str:
-    """Return a value for an error message: as Python writes it, on one line, cut off where it is long."""
+    """Return a value as Python writes it, on one line of at most 80 characters."""
     try:
         text = ascii(value)
     except ValueError:

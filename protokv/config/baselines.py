@@ -1,12 +1,6 @@
-"""Settings of the plain baselines: the last tokens, the last steps, or everything, exact.
+"""Settings of the memories to compare with: sliding window, full cache, last frames, DyCoke, HERMES, InfiniPot-V, ReKV.
 
-Settings of the two mechanisms of DyCoke (arXiv 2411.15024).
-
-`HermesConfig`: the settings of HERMES.
-
-`InfiniPotVConfig`: the settings of InfiniPot-V (arXiv 2506.15745).
-
-`ReKVConfig`: the settings of ReKV (arXiv 2503.00540).
+Sources: DyCoke arXiv 2411.15024, InfiniPot-V arXiv 2506.15745, ReKV arXiv 2503.00540.
 """
 
 from __future__ import annotations
@@ -22,14 +16,14 @@ from protokv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindowConfig(MemoryConfig):
-    """The last `budget` tokens; it has no constants."""
+    """The last `budget` tokens. No constants."""
 
     name: ClassVar[str] = "sliding-window"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullConfig(MemoryConfig):
-    """Everything; the budget is not a bound but the number of tokens that it makes room for at first."""
+    """Every token. The budget is no bound, only the room allocated at first."""
 
     name: ClassVar[str] = "full"
 
@@ -39,8 +33,8 @@ class LastFramesConfig(MemoryConfig):
     """The last steps and nothing else.
 
     Attributes:
-        last_steps: N, steps that a question sees, fewer where they would exceed the budget. A step is one sampled frame
-            or one temporal patch of two; SimpleStream's default is 4 frames.
+        last_steps: N, the steps that a question sees; fewer if N steps exceed the budget. A step is one sampled frame
+            or one temporal patch of two frames. SimpleStream's default is 4 frames.
     """
 
     name: ClassVar[str] = "last-frames"
@@ -50,7 +44,7 @@ class LastFramesConfig(MemoryConfig):
 
     @property
     def horizon(self) -> int:
-        """N, and the step before them, behind which the first of them is placed where positions are compact."""
+        """Return N + 1: with compact positions, the first of the N steps is placed behind the one before it."""
         return max(self.last_steps + 1, self.recent_frames)
 
 
@@ -59,8 +53,7 @@ class DyCokeConfig(MemoryConfig):
     """DyCoke's temporal token merging in front of a sliding window of `budget` tokens.
 
     Attributes:
-        merge_share: k, fraction of a step's visual tokens that is left out where the step is compared with an earlier
-            one.
+        merge_share: k, fraction of the visual tokens that is dropped from a step compared with an earlier one.
     """
 
     name: ClassVar[str] = "dycoke"
@@ -71,13 +64,13 @@ class DyCokeConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DyCokeDecodeConfig(MemoryConfig):
-    """DyCoke's pruning while an answer is decoded, over a full cache; the budget is the room it makes at first.
+    """DyCoke's pruning while an answer is decoded, over a full cache. The budget is the room allocated at first.
 
     Attributes:
         prune_share: p, fraction of the visual tokens that pruned layers leave out. 0.7 is the released README's; its
             code has 0.8.
         first_pruned_layer: l, index of the first layer that is pruned; the layer before it decides what is read.
-        similarity: cosine of the attention to that of the decode step before, below which is chosen again.
+        similarity: choose tokens again if the cosine between this decode step's attention and the last one's is lower.
     """
 
     name: ClassVar[str] = "dycoke-decode"
@@ -94,11 +87,11 @@ class DyCokeDecodeConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HermesConfig(MemoryConfig):
-    """HERMES: what is held is compressed whenever the next step would exceed the budget.
+    """HERMES: exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:
-        kept_share: fraction of the budget that a compression keeps. What it frees is the room for new steps; the
-            released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+        kept_share: fraction of the budget that a compression keeps; the rest is room for new steps. The released code
+            compresses to the whole budget after chunks of 16 frames, and holds more in between.
         shallow_share: fraction of the layers, from the first on, that rank by recency alone.
         deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
     """
@@ -115,7 +108,7 @@ class HermesConfig(MemoryConfig):
     deep_share: float = 0.3
 
     def check(self) -> None:
-        """Bands do not overlap."""
+        """Refuse bands that overlap."""
         if self.shallow_share + self.deep_share > 1:
             raise ConfigError(
                 f"shallow_share and deep_share: expected 1 together at most, got {self.shallow_share} and "
@@ -124,22 +117,23 @@ class HermesConfig(MemoryConfig):
 
     @property
     def compressed_tokens(self) -> int:
-        """Tokens that a compression keeps in each layer; fewer if a step needs more room."""
+        """Return the tokens that a compression keeps in each layer; fewer if a step needs more room."""
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfiniPotVConfig(MemoryConfig):
-    """InfiniPot-V: what is held is compressed whenever the next step would exceed the budget.
+    """InfiniPot-V: exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:
-        kept_share: |C| / |M|, fraction of the budget that a compression keeps. What it frees is the room for new steps.
+        kept_share: |C| / |M|, fraction of the budget that a compression keeps. The rest is room for new steps.
         redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the recent steps
             included; the value norm chooses the others.
-        recent_share: fraction of what is held at a compression that the recent steps may be, which are kept whole and
-            which older tokens are compared with; the newest step always counts. 0.25 is the default of the released
-            code, and with kept_share = 0.75 it means: exactly the steps since the last compression. The ProtoKV paper
-            says gamma = 0.125 "as in the original work"; that figure is not in the released code, so the code decides.
+        recent_share: largest fraction of the tokens at a compression that counts as recent steps. Recent steps are kept
+            whole, and older tokens are compared with them. The newest step is always recent. 0.25 is the released
+            code's default; with kept_share = 0.75 it means exactly the steps since the last compression. The ProtoKV
+            paper says gamma = 0.125 "as in the original work"; the released code does not have that figure, so the
+            code decides.
     """
 
     name: ClassVar[str] = "infinipot-v"
@@ -161,14 +155,14 @@ class InfiniPotVConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReKVConfig(MemoryConfig):
-    """ReKV: everything is kept outside the device, and each layer retrieves what a question is about.
+    """ReKV: every token is kept outside the device, and each layer retrieves blocks for a question.
 
     Attributes:
-        positions: as for every memory; "compact", the published way, packs what was retrieved behind the prompt prefix.
+        positions: as for every memory. "compact", as published, packs the retrieved tokens behind the prompt prefix.
         local_tokens: tokens of the window that new steps attend to, never more than the budget. 15000 is the released
             code's.
-        archive_tokens: 0 keeps everything, as published. Any other number, not below the budget, is what the archive
-            may hold: the oldest steps are dropped for new ones.
+        archive_tokens: the most tokens that the archive holds, at least the budget; the oldest steps are dropped.
+            0 keeps everything, as published.
     """
 
     name: ClassVar[str] = "rekv"

@@ -13,31 +13,28 @@ Rule = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
 
 BLOCKED_FROM: Final = 512
-"""Prototypes of a head from which on "auto" is the blocked rule; what it keeps and costs is measured in
-`protokv.durable`."""
+"""Prototypes of a head from which on "auto" chooses the blocked rule; `protokv.durable` has the measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig(PrototypeConfig):
-    """What keeps evidence longest by our own study (`samples/studies/delay/`): the agglomerative bank, S = 1.
+    """The default memory: an agglomerative bank with one pseudo-token a prototype (S = 1).
 
-    Distinct tokens stay and redundant ones merge (`protokv.durable.agglomerative`), so a brief cue that is not seen
-    again, the evidence of a late question, is kept longest. Residual statistics are off: at no budget are they worth
-    their bytes (`samples/studies/harder/`).
+    Distinct tokens stay and redundant ones merge (`protokv.durable.agglomerative`), so a brief cue that never returns
+    stays longest (`samples/studies/delay/`). Residual statistics are off: at no budget are they worth their bytes
+    (`samples/studies/harder/`).
 
     Attributes:
-        rule: how the merges of a step are found. "exact" makes the cheapest of all, one after the other, and its work
-            grows with the bank and with the changes in the video; "blocked" plans many at once in bounded, fixed work
-            (`protokv.durable`); "auto" is exact in banks of fewer than `blocked_from`
-            prototypes and blocked in larger ones, where it keeps the same.
-        blocked_from: prototypes of a head from which on "auto" chooses the blocked rule.
-        merge_mass_power: in the cost of a merge a prototype of mass n weighs n to this power: 1 is Ward's cost, 0 takes
-            no notice of the mass.
-        center_bits: bits of each number of a centre. 32 holds float32, and a copy for attention; 8 holds a byte and
-            decodes it where it is read, in less than a quarter of the memory and with slower steps
-            (`protokv.durable.quantized`). 8 needs S = 1 and no residuals. "auto" is 8 where it can be, in
-            banks of fewer than `blocked_from` prototypes, which answer as well in a third of the bytes
-            (`samples/studies/harder/`), and 32 in larger ones, where decoding takes longer than all else.
+        rule: how merges are found. "exact" makes the cheapest merge, again and again; its work grows with the bank and
+            with changes in the video. "blocked" plans many merges at once with fixed work (`protokv.durable`). "auto"
+            is exact below `blocked_from` prototypes a head and blocked from there on.
+        blocked_from: see `rule`.
+        merge_mass_power: a prototype of mass n weighs n to this power in the cost of a merge. 1 is Ward's cost; 0
+            ignores the mass.
+        center_bits: bits of each number of a centre. 32 stores float32 and a copy for attention. 8 stores a byte and
+            decodes it when it is read: less than a quarter of the memory, slower steps
+            (`protokv.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `blocked_from` prototypes
+            a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
     """
 
     name: ClassVar[str] = "durable"
@@ -54,16 +51,16 @@ class DurableConfig(PrototypeConfig):
     center_bits: CenterBits = "auto"
 
     def check(self) -> None:
-        """Refuse a blocked rule over one prototype, and settings that it or quantized centres do not support."""
+        """Refuse settings that the blocked rule or quantized centres do not support."""
         super(DurableConfig, self).check()
         if self.rule == "blocked" and self.prototypes == 1:
-            raise ConfigError("rule: 'blocked' merges prototypes with each other, and there is only one of them")
+            raise ConfigError("rule: 'blocked' needs at least two prototypes to merge")
         if self.rule == "blocked" and self.residual:
             raise ConfigError("rule: 'blocked' keeps no residual statistics", hint="turn residual off")
         if self.center_bits == 8 and not self._can_be_quantized:
             raise ConfigError(
-                "center_bits: centres of 8 bits are shown once, and without residual statistics",
-                hint="turn residual off and leave pseudo_tokens at 1",
+                "center_bits: 8 needs pseudo_tokens=1 and no residual statistics",
+                hint="turn residual off and set pseudo_tokens to 1",
             )
 
     @property
@@ -79,11 +76,11 @@ class DurableConfig(PrototypeConfig):
 
     @property
     def is_blocked(self) -> bool:
-        """Return True if the blocked rule serves."""
+        """Return True if the blocked rule is in use."""
         if self.rule == "auto":
             return self.prototypes >= self.blocked_from and not self.residual
         return self.rule == "blocked"
 
     def resolve(self) -> Self:
-        """Return this config with the rule and the bits that "auto" stands for."""
+        """Return this config with "auto" replaced by the rule and the bits in use."""
         return replace(self, rule="blocked" if self.is_blocked else "exact", center_bits=8 if self.is_quantized else 32)

@@ -1,8 +1,7 @@
-"""Whether a memory fits a device: asked before anything is allocated, because a few bytes can claim any budget.
+"""Check that a memory fits its devices before it is allocated. A state of a few bytes can claim any budget.
 
-A state that is full takes what its declaration says, and while it is in use about as much again for what attention
-reads. What is larger than the whole device is refused at once; what is merely too large for what is free is refused
-when the device says so.
+A full state takes the bytes of its declaration, and in use about as much again for attention. A memory larger than the
+whole device is refused at once. One that is larger than the free part is refused when an allocation fails.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from protokv.machine import memory_bytes
 
 
 class DoesNotFit(ConfigError):
-    """A memory of this budget is larger than the device, or than what is free of it."""
+    """A memory of this budget is larger than the device or its free part."""
 
 
 def check_capacity(specs: Iterable[TensorSpec], devices: Iterable[torch.device], budget: int) -> None:
-    """Refuse a memory that these devices cannot hold together.
+    """Refuse a memory that is larger than its devices together.
 
     Raises:
-        DoesNotFit: naming its bytes and theirs.
+        DoesNotFit: naming both sizes.
     """
     sizes = [device_bytes(device) for device in dict.fromkeys(devices)]
     there = sum(size for size in sizes if size is not None)
@@ -40,15 +39,15 @@ def check_capacity(specs: Iterable[TensorSpec], devices: Iterable[torch.device],
 
 @contextmanager
 def allocating(budget: int) -> Iterator[None]:
-    """Tell a device that has no room from a fault of the program.
+    """Turn an allocation failure into DoesNotFit; other errors pass.
 
     Raises:
-        DoesNotFit: something could not be allocated.
+        DoesNotFit: a tensor could not be allocated.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # The allocator of the CPU has no exception of its own.
+        # The CPU allocator raises a plain RuntimeError.
         if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)):
             raise
         raise DoesNotFit(
@@ -58,7 +57,7 @@ def allocating(budget: int) -> Iterator[None]:
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """Memory of a device, in use or not; None where that is not known."""
+    """Return the memory of a device, used and free; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return memory_bytes()

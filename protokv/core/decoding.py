@@ -1,6 +1,6 @@
-"""Choosing the next token, and turning tokens into text as they come.
+"""Choose the next token, and turn tokens into text as they come.
 
-Owns greedy and nucleus sampling and the holding back of half-finished characters. Knows logits and ids, not models.
+Owns greedy and nucleus sampling, and holds back characters that are not complete. Knows logits and ids, not models.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from protokv.errors import ConfigError
 
-# Room for a whole answer is set aside before its first token.
+# Room for a whole answer is allocated before its first token.
 MOST_NEW_TOKENS = 16_384
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
-    """What the model gave a token, `[1]` float32 on its device: log softmax of its logits, whatever it was drawn by.
+    """Return the log softmax of the logits at a token, `[1]` float32; it does not depend on `Decoding`.
 
     Args:
         logits: `[vocabulary]` float32.
@@ -32,7 +32,7 @@ class Decoding:
     """How an answer is generated.
 
     Attributes:
-        max_new_tokens: tokens of an answer at the most.
+        max_new_tokens: the most tokens of an answer.
         temperature: 0 takes the likeliest token; above 0 the logits are divided by it and a token is drawn.
         top_p: draw from the smallest set of likeliest tokens that holds this share of the probability.
         seed: of the draw; the same seed gives the same answer on the same device.
@@ -59,40 +59,40 @@ class Chooser:
     """Draws one token after another for one answer."""
 
     def __init__(self, decoding: Decoding, device: torch.device) -> None:
-        """Start the answer's own generator, so that asking leaves every other random state alone."""
+        """Seed a generator for this answer alone, so that asking changes no other random state."""
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """One token id `[1]` int64 from `[vocabulary]` float32, on its device; nothing waits for it."""
+        """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device, without waiting for it."""
         if self._decoding.temperature == 0:
             return logits.argmax(0, keepdim=True)
         probabilities = (logits / self._decoding.temperature).softmax(-1)
         ordered, ids = probabilities.sort(descending=True)
-        # A token stays if the tokens likelier than it do not yet hold top_p: the likeliest always stays.
+        # A token stays if the likelier tokens together hold less than top_p, so the likeliest always stays.
         ordered.masked_fill_(ordered.cumsum(0) - ordered >= self._decoding.top_p, 0)
         # The largest of p / e with e exponential is drawn with probability p. torch.multinomial does the same, but
-        # first asks the device whether the probabilities are sound.
+        # waits for the device to check the probabilities.
         drawn = (ordered / torch.empty_like(ordered).exponential_(generator=self._generator)).argmax(0, keepdim=True)
         return ids[drawn]
 
 
 def read_token(token: Tensor) -> int:
-    """The id of a chosen token `[1]`: the one wait for the device that a generated token costs."""
+    """Return the id of a chosen token `[1]`. This is the only wait for the device per generated token."""
     return int(token)
 
 
 class TextStream:
-    """Pieces of text from a growing list of ids; a character cut in the middle waits for its rest."""
+    """Turns a growing list of ids into pieces of text; an incomplete character waits for its rest."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        """Use `decode`, the backbone's."""
+        """Start with no ids; `decode` is the backbone's."""
         self._decode = decode
         self._ids: list[int] = []
         self._shown = 0
 
     def push(self, token: int) -> str:
-        """The text that this token completes, possibly empty."""
+        """Return the text that this token completes; it may be empty."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if text.endswith("�"):
@@ -100,7 +100,7 @@ class TextStream:
         return self._advance(text)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         return self._advance(self._decode(self._ids)) if self._ids else ""
 
     def _advance(self, text: str) -> str:

@@ -1,8 +1,7 @@
-"""Digests that tell whether a tensor or a header is what was saved.
+"""Digests that show whether a tensor or a header is the one that was saved.
 
-Tensors have an XXH3 digest of 128 bits, which is as fast as memory: it finds every accident, but it is no signature,
-and neither is the SHA-256 of the header. Whoever can write a state can write one whose digests are right. A tensor's
-digest covers its dtype and shape besides its bytes, so that bytes cannot be read as something else.
+A tensor has an XXH3 digest of 128 bits, which is as fast as memory. It covers dtype, shape and bytes. The header has a
+SHA-256. Both find accidents, but they are no signatures: anybody who can write a state can write matching digests.
 XXH3: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
 
@@ -25,7 +24,7 @@ from protokv.errors import StateError
 
 T = TypeVar("T")
 
-# What a state can hold, by the names that safetensors gives them.
+# The dtypes that a state can hold, by their names in safetensors.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -40,7 +39,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# What is copied and hashed at a time: small enough to be hashed while it is in the cache.
+# Bytes that are copied and hashed at a time: they stay in the cache in between.
 _PIECE_BYTES = 1 << 20
 
 # More threads do not help: a few cores hash as fast as memory delivers.
@@ -48,7 +47,7 @@ THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity"
 
 
 def raw(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
+    """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -60,21 +59,21 @@ def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -
 
 
 def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
-    """StateError naming the tensor that a state cannot hold."""
+    """Raise StateError, naming the tensor, if a state cannot hold its dtype."""
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
 
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Digests of contiguous CPU tensors by name; a few at a time."""
+    """Return the digests of contiguous CPU tensors by name; computed a few at a time."""
     return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), raw(one)))
 
 
 def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:
-    """Copy contiguous CPU tensors, and digest the copies while they are made; a few at a time.
+    """Return copies of contiguous CPU tensors with their digests; made a few at a time.
 
-    What was digested is what is returned, even if the source is a file that changes meanwhile.
+    A digest is that of the copy, even if the source is a mapped file that changes meanwhile.
     """
 
     def copy(tensor: Tensor) -> tuple[Tensor, str]:
@@ -90,17 +89,17 @@ def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, st
 
 
 def bytes_digest(data: bytes | memoryview) -> str:
-    """XXH3 digest of bytes, hexadecimal."""
+    """Return the XXH3 digest of bytes, hexadecimal."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def canonical(document: Mapping[str, Any]) -> str:
-    """The one JSON text of a document: sorted keys, no spaces, ASCII. ValueError on NaN and infinities."""
+    """Return a document as JSON with sorted keys, no spaces, ASCII. Raise ValueError on NaN and infinities."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a document, by its canonical text."""
+    """Return the SHA-256 of the canonical text of a document."""
     return hashlib.sha256(canonical(document).encode()).hexdigest()
 
 
@@ -111,7 +110,7 @@ def _begun(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _of_each(tensors: Mapping[str, Tensor], call: Callable[[Tensor], T]) -> dict[str, T]:
-    """What `call` makes of each, in threads where that pays: hashing and copying release the interpreter."""
+    """Return the result of `call` for each tensor; large ones in threads, as hashing and copying release the GIL."""
     if THREADS == 1 or sum(tensor.nbytes for tensor in tensors.values()) < 4 * _PIECE_BYTES:
         return {name: call(tensor) for name, tensor in tensors.items()}
     with ThreadPoolExecutor(THREADS) as pool:

@@ -1,4 +1,4 @@
-"""Make transformers call our attention: the function in the form it expects, and the name it is registered under."""
+"""Make transformers call the attention of `LocalKV`: a function of the form it expects, and its name there."""
 
 from __future__ import annotations
 

@@ -55,6 +55,8 @@ class PaperRule(Policy):
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Run Algorithm 1 for the evicted tokens of one step."""
         tokens = tokens.usable_only()
+        if tokens.keys.shape[1] == 0:
+            return Assigned.none(tokens)
         assigned, rows = assign_(self._bank, tokens, step, self._config)
         self._moved.view(-1)[rows] = True
         return assigned

@@ -19,9 +19,9 @@ class BackboneIdentity:
         name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
         family: `model_type` of its config.
         config_hash: sha256 of its architecture.
-        dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` where the weights are quantised.
-        weights_digest: sha256 over a cheap sample of its weight files, empty where there is none to read.
-        revision: the commit that a hub model was loaded from. Like `name` it tells where the model was found.
+        dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized.
+        weights_digest: sha256 over a small sample of its weight files; empty if there are none.
+        revision: the commit that a hub model was loaded from; None otherwise.
     """
 
     name: str

@@ -3,25 +3,26 @@
 Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
 is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
 What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) comes in as
-`SessionParts`. Knows no files, no video formats and no command line.
+`SessionParts`. The core imports no memory, so `protokv.memories`, which builds them, is found by name when a session
+starts. Knows no files, no video formats and no command line.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
-from protokv.core.context import Context, EmptyContext
+from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.core.memory import Memory, MemoryShape
+from protokv.core.parts import EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.errors import ConfigError, StateCorrupt
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
     from protokv.core.snapshot import State
     from protokv.extras.evidence import Evidence
 
+# The module that builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"
-"""The module that makes the memory and the parts that a config names. It imports every memory, so the core, which must
-not import any, finds it by this name when a session starts."""
 
 # No camera is faster, and a step stays longer than the rounding of time stamps.
 MOST_FPS = 240
@@ -68,123 +68,6 @@ class Answer:
     tokens: int
     mean_logprob: float
     evidence: Evidence | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PositionedStep:
-    """A step of the stream at its positions.
-
-    Attributes:
-        tokens: what the model reads of it.
-        positions: `[T, P]` int64, stream positions.
-        coordinates: `[T, 2]` float32, centres of cells.
-        highest: the highest position of each component in the whole step.
-        clock: where the stream stands after it.
-    """
-
-    tokens: StepTokens
-    positions: Tensor
-    coordinates: Tensor
-    highest: tuple[int, ...]
-    clock: StreamClock
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Consecutive steps on their way through the model into a memory.
-
-    Attributes:
-        steps: the steps.
-        forward_positions: where their tokens are forwarded, `[T, P]`.
-        context: what they attend to besides each other.
-        local_kv: receives their keys and values.
-    """
-
-    steps: Sequence[PositionedStep]
-    forward_positions: Tensor
-    context: Context
-    local_kv: LocalKV
-
-    @property
-    def tokens(self) -> list[StepTokens]:
-        """The tokens of each step."""
-        return [step.tokens for step in self.steps]
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The embeddings of all their tokens, `[T, E]`."""
-        return _concatenate([step.tokens.embeddings for step in self.steps])
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A question that was forwarded.
-
-    Attributes:
-        logits: `[n, vocabulary]` float32 of its tokens.
-        context: what it attended to.
-        local_kv: its keys and values, after those of steps that were read again.
-        next_position: position of the first token of the answer.
-        prelude: stream positions `[R, P]` of the steps that were read again.
-    """
-
-    logits: Tensor
-    context: Context
-    local_kv: LocalKV
-    next_position: int
-    prelude: Tensor
-
-
-class Placement:
-    """Where tokens stand while they are forwarded: at their stream positions. `extras.compact` has another one."""
-
-    def place(self, context: Context, clock: StreamClock) -> Context:
-        """Return the context with its tokens where they are shown."""
-        return context
-
-    def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
-        """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""
-        return positions
-
-    def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
-        """Return keys `[L, H, T, D]` of tokens that were forwarded there, rotated to their stream positions."""
-        return keys
-
-    def text_start(self, context: Context, clock: StreamClock) -> int:
-        """Return the position of the first text token behind the video."""
-        return clock.next_position
-
-
-class SessionListener:
-    """Is told what a session does; every method may be left out."""
-
-    def before_append(self, session: Session, step: PositionedStep) -> None:
-        """Called before the memory takes a step."""
-
-    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
-        """Called when the memory has taken a step that attended to `context`."""
-
-    def before_read(self, session: Session) -> None:
-        """Called before a question is forwarded and before the state is read."""
-
-
-class EvidenceFinder(Protocol):
-    """Finds the stream times that an answer stands on."""
-
-    def record(self, context: Context) -> Context:
-        """Return a context that keeps what `find` needs of the forward that reads it."""
-
-    def find(self, session: Session, reading: Reading) -> Evidence:
-        """Return the evidence of a question that was forwarded with a recorded context."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionParts:
-    """What a configuration adds to a session."""
-
-    placement: Placement = field(default_factory=Placement)
-    listeners: Sequence[SessionListener] = ()
-    evidence: EvidenceFinder | None = None
 
 
 class Session:
@@ -321,7 +204,7 @@ class Session:
         for one, start_s in zip(steps, starts_s, strict=True):
             positioned.append(self._position(one, start_s, clock))
             clock = positioned[-1].clock
-        positions = _concatenate([step.positions for step in positioned])
+        positions = concatenate([step.positions for step in positioned])
         context = self.parts.placement.place(self.memory.context(), self.clock)
         shown = self.parts.placement.forward_positions(positions, context)
         return StepBatch(positioned, shown, context, self.backbone.new_local_kv(len(positions)))
@@ -501,8 +384,3 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
     )
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Return parts behind each other; nothing is copied if there is one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,13 +1,11 @@
-"""What a saved state is: a header of plain values, and tensors by name.
+"""A saved state: `Header`, `State`, the sealed document, and the layout of one `.safetensors` file.
 
-The header says which model made the state, how its memory is configured, where the stream stands and what was
-watched. It goes to JSON and back with every field held against its annotation: a state is untrusted input. Knows
-nothing of models or of what the tensors mean, and nothing of files.
-
-The sealed document of a state: its header and what a form adds to it, as one JSON text that tells of any change.
-
-Owns the digest over the document, and the one way to say that a state is damaged.
-Knows nothing of where the text is kept.
+A state is a header of plain values and tensors by name. The header says which model made it, how its memory is
+configured, where the stream stands and what was watched. `seal` makes one JSON document of the header, a digest of
+every tensor and a digest of itself; `unseal` refuses a document that was changed. A `.safetensors` file holds the
+document and the tensors. It is written whole or not at all: `protokv.storage` writes it under a temporary name, syncs
+it and moves it into place. On loading, each tensor is copied and compared with its digest. A state is untrusted input:
+every field and size is checked before it is used. Knows no models and not what the tensors mean.
 """
 
 from __future__ import annotations
@@ -19,13 +17,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from protokv.core.digest import canonical, document_digest
+from protokv.core.digest import NAMES, canonical, document_digest, raw
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
@@ -33,41 +33,49 @@ from protokv.version import __version__
 
 FORMAT_VERSION = 1
 
-# A tensor's name is a path of names, which is how the forms with groups lay it out: `bank.key_center`.
+# The name of the document in every form.
+KEY = "protokv"
+
+# A typical header takes 20 kB.
+HEADER_LIMIT_BYTES = 1 << 20
+
+# A tensor's name is a path of names, such as `bank.key_center`; forms with groups lay it out as such.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
-# Deeper than this no configuration of ours nests.
+# No configuration nests deeper.
 _DEEPEST = 8
+
+_NOT_A_STATE = "the file is damaged, or is not a state of protokv"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Everything of a state but its tensors. `memory`, `source` and `settings` are plain JSON objects."""
+    """All of a state except its tensors. `memory`, `source` and `settings` are plain JSON objects."""
 
     backbone: BackboneIdentity
     memory: Mapping[str, Any]  # MemoryConfig.to_dict()
     clock: StreamClock
-    source: Mapping[str, Any] | None = None  # SourceInfo.to_dict(), or whatever tells one source from another
+    source: Mapping[str, Any] | None = None  # SourceInfo.to_dict()
     settings: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = False  # the source was read to its end
     format_version: Annotated[int, msgspec.Meta(ge=1)] = FORMAT_VERSION
     created_by: str = f"protokv {__version__}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, one a field."""
+        """Return the fields as plain values."""
         found: dict[str, Any] = msgspec.to_builtins({f.name: getattr(self, f.name) for f in fields(Header)})
         if self.backbone.revision is None:
-            # Only models of the hub have one.
+            # Only hub models have one.
             del found["backbone"]["revision"]
         return found
 
     @classmethod
     def from_json(cls, data: object) -> Header:
-        """The inverse of `to_json`.
+        """Return the header of plain values; every field is checked against its annotation.
 
         Raises:
-            StateMismatch: The format is newer than this version reads.
-            StateCorrupt: A field is missing, unknown or of a wrong type; the message names it.
+            StateMismatch: the format is newer than this version reads.
+            StateCorrupt: a field is missing, unknown or of a wrong type; the message names it.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:
@@ -93,7 +101,7 @@ class Header:
 
 
 class TensorInfo(NamedTuple):
-    """What a tensor is, for whoever opens a state without this library: names of its axes, what it holds, its unit."""
+    """A description of a tensor for other readers: the names of its axes, what it holds, its unit."""
 
     dims: tuple[str, ...]
     meaning: str
@@ -102,9 +110,9 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class State(Header):
-    """A header and the tensors, by name. Tensors may be on any device; after loading they are on the CPU.
+    """A header and the tensors by name, on any device; after loading they are on the CPU.
 
-    `tensor_info` describes them for other readers, in forms that can hold it; it is not read back.
+    `tensor_info` describes them in forms that can hold it; it is not read back.
     """
 
     tensors: Mapping[str, Tensor]
@@ -116,16 +124,23 @@ class State(Header):
         return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
 
 
+Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor in a state, by name, as the state declares them."""
+
+Admit = Callable[[Header, Found], None]
+"""Called before memory is allocated for tensors; raises StateCorrupt if no stream leaves such a state."""
+
+
 def check_tensor_names(names: Iterable[str]) -> None:
-    """Whether these can be the names of a state's tensors: plain words joined by dots, none of them a group of others.
+    """Check that names are plain words joined by dots, and that no name is also the group of another.
 
     Raises:
-        StateCorrupt: the name that cannot be.
+        StateCorrupt: naming the tensor.
     """
     groups: set[str] = set()
     found: set[str] = set()
     for name in names:
-        # Not every file system tells upper from lower case.
+        # Some file systems do not distinguish upper from lower case.
         folded = name.lower()
         if not _TENSOR_NAME.fullmatch(name) or folded in found:
             raise StateCorrupt(f"tensor {shown(name)}: not a name that a tensor can have here")
@@ -137,27 +152,16 @@ def check_tensor_names(names: Iterable[str]) -> None:
 
 
 def _depth(value: object) -> int:
+    """Return how deep lists and objects are nested in a JSON value; 0 for a plain value."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inside), default=-1)
 
 
-# Under which the document stands in whatever a form writes.
-KEY = "protokv"
-
-_NOT_A_STATE = "the file is damaged, or is not a state of protokv"
-
-Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype of the tensors that a state says it holds, by name."""
-
-Admit = Callable[[Header, Found], None]
-"""Asked before memory is taken for the tensors of a state; StateCorrupt if such a state cannot be."""
-
-
 def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
-    """The document of a state: its header, the digests of all else, and the digest of these.
+    """Return the document of a state: its header, the digests of its tensors, and the digest of both.
 
     Raises:
-        StateError: The header could not be read again, or takes more than `limit` bytes, so it must not be written.
+        StateError: the header could not be read again, or the document takes more than `limit` bytes.
     """
     try:
         check_tensor_names(state.tensors)
@@ -173,17 +177,17 @@ def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
 
 
 def check_length(takes: int, limit: int) -> None:
-    """StateError if a header of so many bytes could not be read again."""
+    """Raise StateError if a header takes more bytes than the limit; it could not be read again."""
     if takes > limit:
         raise StateError(f"the header of the state takes {takes} bytes, at most {limit} are allowed")
 
 
 def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
-    """The header, and the digests of all else.
+    """Return the header and the digests of the tensors.
 
     Raises:
-        StateCorrupt: It is not the one that was sealed, or makes no sense; the field is named.
-        StateMismatch: The format is newer than this version reads.
+        StateCorrupt: the document was changed, or a field is not valid; the message names it.
+        StateMismatch: the format is newer than this version reads.
     """
     digest = document.pop("digest", None)
     try:
@@ -199,7 +203,7 @@ def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
 
 
 def parse_json(data: bytes | str) -> dict[str, Any]:
-    """The JSON object in this text, StateCorrupt for anything else. A digest tells whether it is what was saved."""
+    """Return the JSON object in a text, or raise StateCorrupt; `unseal` checks its digest."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -209,13 +213,55 @@ def parse_json(data: bytes | str) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says in one line, with the path, what is wrong with a state, and what the system does not let us read.
+def write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous CPU tensors and the document, which is the entry `KEY` of `__metadata__`.
+
+    Every safetensors library can read the file: 8 bytes with the length of the head, the head as JSON, the tensors.
+    The library's own `save_file` is four times slower and hides why a write failed.
+    Layout: https://github.com/huggingface/safetensors#format
 
     Raises:
-        StateNotFound: Nothing is there.
-        StateError: It cannot be read.
+        StateError: the head would be too long to be read again.
+    """
+    # The widest dtypes come first, so that every tensor is aligned to its element size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    begin, described = 0, {}
+    for name in order:
+        tensor = tensors[name]
+        end = begin + tensor.nbytes
+        entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        described[name], begin = entry, end
+    head = json.dumps({"__metadata__": {KEY: document}, **described}, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    check_length(len(head), HEADER_LIMIT_BYTES)
+    file.write(len(head).to_bytes(8, "little") + head)
+    for name in order:
+        file.write(raw(tensors[name]).data)
+
+
+def map_safetensors(path: Path) -> tuple[object, object]:
+    """Return the document and the memory-mapped tensors by name. The caller checks both.
+
+    The library checks offsets and shapes against the file.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    # A false length must not make the library allocate.
+    if length > min(HEADER_LIMIT_BYTES, path.stat().st_size - 8):
+        raise StateCorrupt(f"header: a length of {length} bytes in a file of {path.stat().st_size}")
+    with safe_open(path, framework="pt", device="cpu") as library:
+        document = (library.metadata() or {}).get(KEY)
+        return document, {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of reading a state into one line that names its path.
+
+    Raises:
+        StateNotFound: nothing is there.
+        StateCorrupt, StateMismatch: as raised inside, with the path.
+        StateError: the system cannot read it.
     """
     where = os.fspath(path)
     try:
@@ -235,12 +281,12 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:
-    """The error of a place that a state must not be written to."""
+    """Return the error of a target that holds something other than a state."""
     what = f"cannot write the state {os.fspath(path)}: what is there is no state of ours"
     return StateError(what + why, hint="Remove it, or choose another name.")
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:
-    """The error of a state that is not there."""
+    """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

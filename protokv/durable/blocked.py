@@ -1,31 +1,20 @@
-"""`BlockedRule`: new tokens take the place of prototypes that a plan has merged away.
+"""`BlockedRule`: the default rule of large banks. New tokens take the slots of prototypes that a plan merges away.
 
-For banks that are too large to search all merges after every step. Each head keeps a plan of its next merges, a small
-part of the bank. A step carries out as many of them as tokens come in, and the tokens take the freed slots at once, so
-attention sees every token. A `Schedule` says which heads plan in which step. All shapes are fixed, and no step waits
+Searching all merges after every step is too slow in a large bank. So each head keeps a plan: its next M merges, all
+found at once. A step carries out as many merges as it has tokens, and the tokens take the freed slots, so attention
+sees every token at once. A `Schedule` chooses the heads that plan in each step. All shapes are fixed, and no step waits
 for the device.
 
-Against exact greedy merging (`agglomerative`), a token can be merged once its head plans again, and a plan looks for
-the nearest in two blocks and not everywhere. With one block and one merge a plan, it is greedy Ward of the bank.
+Planning: every prototype proposes to merge into its nearest heavier neighbour, in one of two orders (`nearest`). A free
+slot weighs nothing, so it goes first. The M cheapest proposals become the plan, those whose turn it is before all
+others (`in_turn`). Several prototypes may merge into one; its growing mass is not charged to the later ones. If a
+target merges away itself, both go to the end of that chain.
 
-To carry a plan out, every head makes some of its merges at once, and puts tokens into the slots that they leave. A
-merge moves a centre towards what joins it, c + (m / M) (x - c), with M the mass of all that the step brings together:
-the mean of all members. Masses are whole numbers. Nothing depends on the order in which a device adds: what joins one
-prototype is added one after the other in the order of the plan.
+Merging: the centre c of mass M moves towards x of mass m by c + (m / M) (x - c), with M the mass of all that the step
+brings together. The result is the mean of all members, and does not depend on the order in which a device adds.
 
-A plan holds the merges that a head will make next, all found at once. Every prototype proposes to go into its nearest
-heavier neighbour, by the nearer of two orders (`orders`, `nearest`). The cheapest M are the plan, first of all those
-whose turn it is (`in_turn`): merges that touch each other only in what they go into. Nearly all propose, so there are
-always so many. A slot that is free weighs nothing, so it goes first. Several may go into one; what it weighs by then is
-not charged to the later ones, which was measured to make no difference. Where too few have their turn, and one goes
-into another that goes itself, both go into what is at the end of the line: what is gone into stays.
-
-`Schedule`: which heads plan in which step, and how far each has carried its plan out.
-
-Heads take turns, so that every step plans for equally many: every G-th head of the model, counted over its layers.
-A plan holds K / 20 merges, enough for G steps; in a small bank K / 14, which is a step of 196 tokens from K = 2,744
-on. Everything here is whole numbers on the host that depend on the lengths of the steps alone, and it is the same for
-every part of a model that is spread over devices.
+Compared with exact greedy merging (`agglomerative`), a token can merge only after its head plans again, and a plan
+searches two blocks instead of the whole bank. With one block and one merge a plan, it is greedy Ward.
 """
 
 from __future__ import annotations
@@ -88,12 +77,14 @@ class BlockedRule(Policy):
         self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
         # Where each plan is read next, and behind that: as far as the schedule says.
         self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
-        # What plans read of the centres; of a bank that is all zeros it is.
+        # The folded centres that plans read; zeros for an empty bank.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
-        """Put evicted tokens into the bank at time `step`; each is a prototype by itself at first. A dropped token
-        leaves its slot free, and a free slot is the first to go in the next plan."""
+        """Put evicted tokens into the bank at time `step`, each as a prototype of its own.
+
+        A dropped token leaves its slot free. A free slot is the first to go in the next plan.
+        """
         T = tokens.keys.shape[1]
         for part in pieces_of(T, self._schedule.merges):
             self._absorb_part(tokens, part, step)
@@ -164,7 +155,7 @@ class BlockedRule(Policy):
         alive = tensors["bank.mass"].flatten(0, 1) > 0
         B, K = alive.shape
         if (alive & (torch.arange(K, device=alive.device) >= schedule.filled)).any():
-            raise StateCorrupt("state: tensor bank.mass must be 0 behind as many slots as plan.schedule says")
+            raise StateCorrupt("state: tensor bank.mass must be 0 in slots that plan.schedule does not count as filled")
         gone, into = (tensors[f"plan.{name}"].flatten(0, 1).long() for name in ("gone", "into"))
         for name, plan in (("gone", gone), ("into", into)):
             if (plan < 0).any() or (plan >= K).any():
@@ -205,10 +196,10 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
 
     Args:
         bank: changed.
-        moves: `[2, B, n]` int64, rows that others go into, once for each of these, and the rows of the same head that
-            go, each at most once and none of the former. A free one brings nothing.
-        anchor: of `DurableConfig`: which position a merged prototype has.
-        line: 0, 1, ..., one for each of `moves`.
+        moves: `[2, B, n]` int64: target rows, and the rows of the same head that merge into them. A target may repeat;
+            a merged row appears once and is no target. A free row adds nothing.
+        anchor: position of a merged prototype, as in `DurableConfig`.
+        line: 0, 1, ... for each of `moves`.
     """
     moves = moves.flatten(1)
     one, other = moves
@@ -230,7 +221,7 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
     if anchor == "first":
         times[len(one) :].masked_fill_(own == 0, _NEVER)
         times.neg_()
-    # The greatest of all that come together, of equal ones the first: the least of one number tells which it is.
+    # Time and index share one number, so the least of them names the latest position, and the first of equal ones.
     bits = len(line).bit_length()
     numbers = torch.sub(line, times, alpha=1 << bits)
     least = torch.empty_like(mass)
@@ -284,7 +275,7 @@ class Tables:
 
     @classmethod
     def of(cls, size: int, prototypes: int, heads: int, device: torch.device) -> Tables:
-        """The tables of so many heads of `size`, K prototypes each."""
+        """Return the tables for `heads` heads of `size`, with K prototypes each."""
         return cls(
             SketchTables.of(size, device),
             BlockTables.of(prototypes, heads, device),
@@ -298,14 +289,14 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
 
     Args:
         points: K in each head.
-        filled: how many of them take part, the first ones; at least `2 * merges`.
+        filled: the first `filled` of them take part; at least `2 * merges`.
         merges: M.
-        tables: of at least so many heads of their size and of K.
+        tables: for this size and K, and at least this many heads.
         power: a prototype of mass m weighs m ** power in a cost.
 
     Returns:
-        Slots that go, and those that they go into, `[n, M]` int64 each, cheapest first. No slot goes twice, or goes and
-        is gone into.
+        Slots that merge away, and their targets, `[n, M]` int64 each, cheapest first. No slot merges away twice, and no
+        target merges away.
     """
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
@@ -317,7 +308,7 @@ def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: flo
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:
-    """Return where each goes in the end; a line leads from light to heavy, so it has an end."""
+    """Return the last target of each chain of merges; chains lead from light to heavy, so they end."""
     goes = line.expand(len(gone), -1).scatter(1, gone, into)
     for _ in range(gone.shape[1].bit_length()):
         goes = goes.gather(1, goes)
@@ -347,14 +338,18 @@ def pieces_of(tokens: int, most: int) -> Iterator[slice]:
 
 @dataclass(slots=True)
 class Schedule:
-    """Turns of the heads of a model.
+    """The heads that plan in each step, and the progress of each plan.
+
+    Every step plans for every G-th head of the model, counted over its layers. A plan holds enough merges for G steps.
+    All numbers are whole and on the host, and depend only on the lengths of the steps, so every part of a model that is
+    spread over devices has the same schedule.
 
     Attributes:
         prototypes: K.
-        heads: of the whole model, over all layers.
-        filled: slots in use, the first ones; the same in all heads.
-        turn: how often heads took turns.
-        done: of each head, how many merges of its plan were carried out; M where it has none.
+        heads: number of heads of the whole model, over all layers.
+        filled: number of slots in use, from the first on; the same in all heads.
+        turn: number of turns taken.
+        done: for each head, the number of merges carried out of its plan; M if it has no plan.
     """
 
     prototypes: int
@@ -369,11 +364,11 @@ class Schedule:
 
     @property
     def merges(self) -> int:
-        """M."""
+        """M, the merges of a plan."""
         return merges_of(self.prototypes)
 
     def open(self, tokens: int) -> slice:
-        """Take free slots for as many of `tokens` as there are."""
+        """Take free slots for up to `tokens` tokens."""
         slots = slice(self.filled, min(self.filled + tokens, self.prototypes))
         self.filled = slots.stop
         return slots
@@ -400,7 +395,7 @@ class Schedule:
         self.done = [done + merges for done in self.done]
 
     def numbers(self) -> list[int]:
-        """Return what `of_numbers` takes: `[2 + heads]`."""
+        """Return the schedule as numbers `[2 + heads]`, for `of_numbers`."""
         return [self.filled, self.turn, *self.done]
 
     @classmethod

@@ -1,25 +1,20 @@
-"""The nearest heavier neighbour of each prototype by Ward's cost: the search behind a plan of the blocked rule.
+"""Find the nearest heavier neighbour of each prototype by Ward's cost, for the plans of the blocked rule.
 
-Work is split into cache-sized chunks on a CPU; results do not depend on the size: rows are independent, and sums are of
-whole numbers. Prototypes are sorted in two orders, and each is compared with those of its block of an order. The last
-block reaches back into the one before, so that all are whole. A cost is a float32 that is not negative, so its bits are
-ordered as it is. Its lowest bits are replaced by the number of the partner in the block; with the slot of the partner
-below them, a proposal is one whole number.
+Comparing all pairs is too slow in a large bank. So the prototypes of a head are sorted in two orders that put likely
+partners next to each other, and each is compared only with its block of an order:
 
-Two orders of the prototypes of a head put next to each other what is likely to be merged.
+- by place and time: the cell of a 16 x 16 grid that holds the mean coordinates, in Morton order, then the last step.
+  This finds still things.
+- by content: the nearest of a few prototypes, the pivots, and the distance to it. This finds things that moved.
 
-By place and time: the cell of a 16 x 16 grid that the mean coordinates fall into, cells in Morton's order, and in a
-cell by the last step. It finds what stands still. By content: the nearest of a few prototypes, the pivots, and the
-distance to it. It finds what moved. Free slots stand where their zeros put them.
+Comparisons read a sketch, 64 or so small whole numbers for the 2 D numbers of a centre [key; value]. Components are
+summed in groups with fixed random signs, which keeps squared distances in the mean (Achlioptas, 2003;
+https://doi.org/10.1016/S0022-0000(03)00025-4). The mean of the head's centres is subtracted, and the rest is rounded to
+whole numbers of at most 127. Products and sums of such numbers are exact in float32, so distances do not depend on the
+order of adding, the device or the other rows. The sketch is a function of the bank; nothing of it is saved.
 
-The sketch: what the search for near prototypes reads, 64 or so small whole numbers for the 2 D of a centre.
-
-A centre [key; value] is folded to the sums of some components each with fixed random signs, which keeps squared
-distances in the mean (Achlioptas, 2003; https://doi.org/10.1016/S0022-0000(03)00025-4); what the head's centres have in
-common is taken off, and the rest is rounded to whole numbers z of at most 127, a byte each: in a search memory is read
-more than anything is computed. Products and sums of so small numbers are exact in float32, also where a device rounds
-their factors to 11 bits: distances do not depend on the order of adding, and so neither on the device nor on what else
-is computed beside them. Nothing of it is kept: it is a function of the bank.
+A proposal is one whole number: the bits of a cost (a float32 that is not negative, whose bits sort as the number does),
+then the slot of the partner. Work is split into cache-sized chunks; results do not depend on their size.
 """
 
 from __future__ import annotations
@@ -44,10 +39,10 @@ def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[sli
 
 
 LARGE = 4096
-"""Prototypes of a large bank. A smaller one is searched more widely (`nearest`), once a step if that is enough."""
+"""The least size of a large bank. Smaller banks are searched in wider blocks."""
 WIDTH, WIDE = 32, 128
-"""Prototypes of a block, at most, in large banks and in small ones."""
-# 31 bits of a cost, those of a slot and these are a proposal; the bit above says that it has to wait.
+"""The most prototypes of a block, in large banks and in small ones."""
+# A proposal: 31 bits of the cost, the slot, the place of origin; the highest bit makes it wait.
 _ORIGIN_BITS = 11
 _WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 

@@ -2,7 +2,7 @@
 (`allocation="variance"`).
 
 The paper's appendix on dynamic allocation, as a `Layout` of `protokv.core.prototypes`: the K * S far slots of a head
-are dealt out to its prototypes in order. A layout is a function of the state alone.
+are given to its prototypes in order. A layout is a function of the state alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _UNIT = 2.0**31
 
 
 class VarianceLayout(Layout):
-    """S_k slots for prototype k.
+    """Gives prototype k a number S_k of slots by the variance of its residuals.
 
     Attributes:
         counts: `[B, K]` int64, S_k.
-        owner: `[B, K * S]` int64, the prototype that a far slot belongs to; K where it belongs to none.
+        owner: `[B, K * S]` int64, the prototype of each far slot; K if the slot is free.
     """
 
     def __init__(self, slots: Slots, prototypes: int, pseudo_tokens: int) -> None:
@@ -36,12 +36,12 @@ class VarianceLayout(Layout):
         device = slots.keys.device
         self.counts = torch.full((L * H, prototypes), pseudo_tokens, device=device)
         self.owner = torch.arange(prototypes, device=device).repeat_interleave(pseudo_tokens).repeat(L * H, 1)
-        # The first place of each prototype; the others follow it.
+        # The first slot of each prototype; its other slots follow.
         self._first = self._places[:, 0].clone().view(L * H, prototypes)
         self._head = N * torch.arange(L * H, device=device)[:, None] + slots.far.start
 
     def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None) -> Tensor:
-        """Deal out the slots of the heads that changed; where prototypes get other slots, all are written again."""
+        """Assign the slots of heads that changed; return the rows to write: all of a head if its slots moved."""
         assert residuals is not None
         mass = bank.mass.flatten(0, 1)
         K = mass.shape[1]
@@ -50,7 +50,7 @@ class VarianceLayout(Layout):
         changed = (counts != self.counts[heads]).any(1)
         heads, counts = heads[changed], counts[changed]
         self.set_(heads, counts)
-        # Slots without an owner must not tell what stood there: a context is a function of the state.
+        # Clear free slots: a context is a function of the state alone.
         head, slot = (self.owner[heads] == K).nonzero(as_tuple=True)
         for held in (self._slots.keys, self._slots.values):
             held[:, :, self._slots.far].flatten(0, 1)[heads[head], slot] = 0.0
@@ -66,7 +66,7 @@ class VarianceLayout(Layout):
         self.owner[heads] = torch.searchsorted(end, slots, right=True)
 
     def places_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Yield prototypes in batches of those with about as many slots: at most twice as many as the fewest."""
+        """Yield prototypes in batches of similar slot counts: the largest is at most twice the smallest."""
         counts = self.counts.view(-1)[rows]
         # Counts in (2**(b - 1), 2**b] go together.
         level = torch.frexp((counts - 1).double()).exponent.masked_fill_(counts == 0, -1)
@@ -77,7 +77,7 @@ class VarianceLayout(Layout):
             yield rows[part], first[:, None] + place, place < counts[part, None]
 
     def spread(self, held: Tensor, empty: float) -> Tensor:
-        """Return for each far slot what its owner has in `held` `[B, K, ...]`, and `empty` where it has none."""
+        """Return for each far slot the entry of its prototype in `held` `[B, K, ...]`; `empty` for a free slot."""
         nobody = torch.full_like(held[:, :1], empty)
         owner = self.owner.view(*self.owner.shape, *[1] * (held.ndim - 2)).expand(-1, -1, *held.shape[2:])
         return torch.cat((held, nobody), 1).gather(1, owner)
@@ -93,9 +93,9 @@ LAYOUTS["variance"] = VarianceLayout
 def variances(residuals: Residuals, heads: Tensor) -> Tensor:
     """Return Var(H_k) of all prototypes of `heads` `[n]`, flat over `L * H`: `[n, K]` float64.
 
-    The paper names it and leaves its form open. Settled: the mean squared distance of the counted residuals from their
-    mean, each residual read as its codeword, added up over keys, values and subspaces. Half the mean squared distance
-    of two of them drawn apart is the same number, and exactly 0 where all are one. 0 without updates.
+    The paper leaves its form open. Here it is the mean squared distance of the counted residuals from their mean, with
+    each residual read as its codeword, added up over keys, values and subspaces. It is computed as half the mean
+    squared distance of pairs, which is exactly 0 if all residuals are equal. It is 0 without updates.
     """
     counts = [held.flatten(0, 1)[heads] for held in residuals.counts.values()]
     if len(counts) == 1:
@@ -113,9 +113,9 @@ def variances(residuals: Residuals, heads: Tensor) -> Tensor:
 def by_variance(variance: Tensor, alive: Tensor, slots: int) -> Tensor:
     """Return S_k: the share of all slots in proportion to a prototype's variance, at least 1 while it is alive.
 
-    The paper's S_k = S_tot Var(H_k) / sum_j Var(H_j). Left open there and settled here: a prototype that would get less
-    than one slot gets one, and the others share the rest; fractions go by largest remainder, ties to the lower index.
-    Where no prototype has any variance each gets one slot and the rest stay empty.
+    The paper has S_k = S_tot Var(H_k) / sum_j Var(H_j) and leaves the rounding open. Here a prototype that would get
+    less than one slot gets one, and the others share the rest; fractions go by largest remainder, ties to the lower
+    index. If no prototype has any variance, each gets one slot and the rest stay empty.
 
     Args:
         variance: `[n, K]` float64, not negative.
@@ -130,7 +130,7 @@ def by_variance(variance: Tensor, alive: Tensor, slots: int) -> Tensor:
     largest = variance.amax(1, keepdim=True) if K else variance
     weight = torch.where(largest > 0, variance / largest * _UNIT, 0.0).round().long()
 
-    # In order of weight: the first t who are alive have one slot each when those above them would leave them less.
+    # In order of weight: the lightest living prototypes get one slot each if their share would be less.
     ordered, order = weight.masked_fill(~alive, -1).sort(dim=1, stable=True)
     lower = torch.arange(K, device=weight.device) - (~alive).sum(1, keepdim=True)
     rest = ordered.clamp(min=0).flip(1).cumsum(1).flip(1)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment, SlotContext
+from protokv.core.parts import Placement
 from protokv.core.rotary import rotate
-from protokv.core.session import Placement
 from protokv.core.step import StreamClock
 from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
+from protokv.core.parts import Reading
 from protokv.core.rotary import rotate
-from protokv.core.session import Reading, Session
+from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.extras.queries import RecordedContext
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.session import PositionedStep, Session, SessionListener
+from protokv.core.parts import PositionedStep, SessionListener
+from protokv.core.session import Session
 from protokv.errors import PositionWarning
 from protokv.extras.compact import shift_of
 

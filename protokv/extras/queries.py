@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment
+from protokv.core.parts import PositionedStep, SessionListener
 from protokv.core.rotary import rerotate
-from protokv.core.session import PositionedStep, Session, SessionListener
+from protokv.core.session import Session
 from protokv.extras.recent import WithRecent
 
 

@@ -18,7 +18,17 @@ from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 from torch import Tensor
 
 from protokv.core.digest import NAMES, check_dtypes, copy_and_digest, tensor_digests
-from protokv.core.snapshot import Found, Header, State, check_tensor_names, parse_json, reading, seal, unseal
+from protokv.core.snapshot import (
+    HEADER_LIMIT_BYTES,
+    Found,
+    Header,
+    State,
+    check_tensor_names,
+    parse_json,
+    reading,
+    seal,
+    unseal,
+)
 from protokv.errors import StateCorrupt, StateError, shown
 from protokv.storage.commit import keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
@@ -26,9 +36,6 @@ from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
 from protokv.storage.lock import Lock
 
 T = TypeVar("T")
-
-# A typical header takes 20 kB.
-HEADER_LIMIT_BYTES = 1 << 20
 
 # Systems allow names of 255 bytes; kept commits and temporary files append at most 48.
 _LONGEST_NAME_BYTES = 255 - 48

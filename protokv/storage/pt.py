@@ -17,9 +17,9 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from protokv.core.snapshot import KEY, check_length
+from protokv.core.snapshot import HEADER_LIMIT_BYTES, KEY, check_length
 from protokv.errors import StateCorrupt, shown
-from protokv.storage.files import HEADER_LIMIT_BYTES, FileForm
+from protokv.storage.files import FileForm
 
 _MOST_MEMBERS = 4096
 

@@ -89,8 +89,8 @@ def test_a_query_and_an_ingest_of_the_embedded_model_import_little(protokv: Prog
     asked = started(protokv, "query", "s.safetensors", "what colour was the star?", "--json")
     assert "torch" in watched & asked
     assert not HEAVY.keys() & watched
-    # Nothing is drawn.
-    assert not (HEAVY.keys() | {"rich"}) & asked
+    # Nothing is drawn, and no frame is resized.
+    assert not (HEAVY.keys() | {"rich", "PIL"}) & asked
 
 
 def test_what_says_something_about_the_program_imports_no_tensors() -> None:
