@@ -57,11 +57,6 @@ def test_every_command_has_an_example_and_explains_every_option(protokv: Program
         assert len(line.split("  ")) > 2 or following.startswith(" " * 20), f"no help: {line}"
 
 
-def test_an_unknown_command_or_option_is_a_usage_error(protokv: Program) -> None:
-    assert protokv("swallow").code == Exit.USAGE
-    assert protokv("ingest", "x.mp4", "--loud").code == Exit.USAGE
-
-
 def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -212,28 +211,17 @@ DAMAGED = {
 }
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
-    """A file of a kind."""
-
-    @cache
-    def made(kind: str) -> bytes:
-        clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
-        return write(clip, tmp_path_factory.mktemp("sound") / f"x.{kind}").read_bytes()
-
-    return made
-
-
 @pytest.mark.parametrize(
     ("kind", "deed"),
     [("mkv", "a hole"), ("ts", "a flipped byte"), ("ts", "cut short"), ("avi", "a flipped byte"), ("mp4", "a hole")],
 )
 def test_an_interrupted_run_over_a_damaged_file_ends_in_the_bytes_of_one_run(
-    kind: str, deed: str, sound: Callable[[str], bytes], run: Run, tmp_path: Path
+    kind: str, deed: str, run: Run, tmp_path: Path
 ) -> None:
-    data = sound(kind)
+    clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
+    path = write(clip, tmp_path / f"x.{kind}")
+    data = path.read_bytes()
     begin = data.index(b"mdat") if kind == "mp4" else 600
-    path = tmp_path / f"x.{kind}"
     path.write_bytes(DAMAGED[deed](data, begin + round((len(data) - begin) * 0.6)))
     with open_source(path) as source:
         whole = run(tmp_path / "whole.safetensors", source)

@@ -174,6 +174,12 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
         assert "protokv ingest -" in caught.value.hint
 
 
+@pytest.mark.skipif(not Path("/dev/video0").exists(), reason="there is no v4l2 device on this machine")
+def test_a_v4l2_device_gives_frames():
+    with StreamSource("/dev/video0") as source:
+        assert next(source.frames()).image.ndim == 3
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="says what Linux has")
 @pytest.mark.parametrize(
     ("source", "error", "said", "hint"),
