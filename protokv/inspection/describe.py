@@ -17,7 +17,7 @@ from torch import Tensor
 from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
 from protokv.core.snapshot import State
-from protokv.core.tensors import shapes_of
+from protokv.core.tensors import tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import restore_memory
 from protokv.storage.api import load_state, moments, stored_bytes
@@ -143,7 +143,7 @@ def _written(path: StatePath) -> str | None:
 
 def _restore(state: State) -> tuple[MemoryConfig, Memory]:
     state.clock.check()
-    config, shape = config_of(state), shape_of(state, shapes_of(state.tensors))
+    config, shape = config_of(state), shape_of(state, tensor_shapes(state.tensors))
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.

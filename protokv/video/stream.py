@@ -21,7 +21,7 @@ import av
 
 from protokv.errors import SourceUnreadable
 from protokv.video import address
-from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
+from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
 from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
 from protokv.video.fingerprint import fingerprint
 from protokv.video.pyav_source import turned
@@ -162,7 +162,7 @@ class StreamSource(Reading):
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
-                self._note(None, why(error, self._timeout_s))
+                self._note(None, explain_failure(error, self._timeout_s))
                 return
             if packet is None:
                 return
