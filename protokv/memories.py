@@ -23,7 +23,7 @@ from protokv.core.memory import LocalMemory, Memory, MemoryShape
 from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
-from protokv.core.tensors import Clock, TensorSpec, shapes_of
+from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
@@ -94,7 +94,7 @@ def restore_memory(
         StateMismatch: the device has no room for it.
     """
     try:
-        check_shapes(shapes_of(tensors), declare_state(config, shape))
+        check_shapes(tensor_shapes(tensors), declare_state(config, shape))
         memory = build_memory(config, shape, rotary)
         with allocating(config.budget):
             memory.load(tensors, clock)

@@ -16,7 +16,7 @@ from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
 from protokv_cli import options
 from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
-from protokv_cli.options import values
+from protokv_cli.options import choice
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_instant, parse_setting
 from protokv_cli.process import stopping, uncollected
@@ -70,14 +70,7 @@ Append = Annotated[
     bool,
     typer.Option("--append", help="Watch SOURCE after what STATE has watched; start STATE if there is none."),
 ]
-Decoder = Annotated[
-    str,
-    typer.Option(
-        "--decoder",
-        help="Decoder of files: auto, pyav or decord.",
-        autocompletion=values(("auto", "pyav", "decord")),
-    ),
-]
+Decoder = Annotated[str, choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.")]
 MaxFramePixels = Annotated[
     int | None,
     typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels. Default: 8K."),

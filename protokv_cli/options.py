@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,13 @@ class Shell(StrEnum):
     POWERSHELL = "powershell"
 
 
-def values(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return the completion of an option that takes one of these values."""
-    return lambda incomplete: [value for value in known if value.startswith(incomplete)]
+def choice(name: str, known: Sequence[str], text: str, *, metavar: str | None = None) -> Any:
+    """Return an option whose known values a shell completes."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return typer.Option(name, metavar=metavar, help=text, autocompletion=complete)
 
 
 def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -80,55 +84,30 @@ Revision = Annotated[
         help="Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
     ),
 ]
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda, cuda:N or mps.",
-        autocompletion=values(("auto", "cpu", "cuda", "mps")),
-    ),
-]
+Device = Annotated[str, choice("--device", ("auto", "cpu", "cuda", "mps"), "auto, cpu, cuda, cuda:N or mps.")]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        "--dtype",
-        help="auto, float32, bfloat16 or float16.",
-        autocompletion=values(("auto", "float32", "bfloat16", "float16")),
-    ),
+    choice("--dtype", ("auto", "float32", "bfloat16", "float16"), "auto, float32, bfloat16 or float16."),
 ]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(
+    choice(
         "--device-map",
+        ("auto", "balanced"),
+        "auto or balanced: spread a model over several devices, and its state with its layers.",
         metavar="MAP",
-        help="auto or balanced: spread a model over several devices, and its state with its layers.",
-        autocompletion=values(("auto", "balanced")),
     ),
 ]
 Quantization = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        metavar="BITS",
-        help="Weights in 4bit or 8bit.",
-        autocompletion=values(("4bit", "8bit")),
-    ),
+    str | None, choice("--quantization", ("4bit", "8bit"), "Weights in 4bit or 8bit.", metavar="BITS")
 ]
-Memory = Annotated[
-    str,
-    typer.Option(
-        "--memory",
-        metavar="NAME",
-        help="Memory: " + ", ".join(CONFIGS) + ".",
-        autocompletion=values(CONFIGS),
-    ),
-]
+Memory = Annotated[str, choice("--memory", tuple(CONFIGS), "Memory: " + ", ".join(CONFIGS) + ".", metavar="NAME")]
 Positions = Annotated[
     str | None,
-    typer.Option(
+    choice(
         "--positions",
-        help="stream, or compact: consecutive positions for what is in memory, however long the stream is.",
-        autocompletion=values(("stream", "compact")),
+        ("stream", "compact"),
+        "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
     ),
 ]
 Settings = Annotated[

@@ -11,7 +11,7 @@ from protokv.config import CONFIGS
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
-from protokv_cli.options import lists, values
+from protokv_cli.options import choice, lists
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.process import stopping
@@ -48,10 +48,10 @@ def replay(
     ] = None,
     backdrop: Annotated[
         str | None,
-        typer.Option(
+        choice(
             "--backdrop",
-            help="Background of a procedural stream: plain, or natural (noise with the spectrum of photographs).",
-            autocompletion=values(("plain", "natural")),
+            ("plain", "natural"),
+            "Background of a procedural stream: plain, or natural (noise with the spectrum of photographs).",
         ),
     ] = None,
     evidence: Annotated[str | None, typer.Option("--evidence", help="Time that the evidence takes, up to 1m.")] = None,
@@ -82,22 +82,16 @@ def replay(
     ] = None,
     study: Annotated[
         str,
-        typer.Option(
+        choice(
             "--study",
-            metavar="NAME|FILE",
-            help="Memories, streams and delays to compare, unless others are named: quick, delay, or a .toml file "
+            STUDIES,
+            "Memories, streams and delays to compare, unless others are named: quick, delay, or a .toml file "
             "(examples: samples/studies/).",
-            autocompletion=values(STUDIES),
+            metavar="NAME|FILE",
         ),
     ] = "quick",
     dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset",
-            metavar="NAME",
-            help="A published benchmark instead of sources.",
-            autocompletion=values(DATASETS),
-        ),
+        str | None, choice("--dataset", DATASETS, "A published benchmark instead of sources.", metavar="NAME")
     ] = None,
     data_root: Annotated[
         Path | None, typer.Option("--data-root", metavar="DIR", help="Folder of the data set, or of several.")
@@ -105,10 +99,10 @@ def replay(
     videos: Annotated[int | None, typer.Option("--videos", min=1, help="Take only the first N videos.")] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(
+        choice(
             "--prompt",
-            help="official, or bare: the question alone, for models that cannot answer by letters.",
-            autocompletion=values(("official", "bare")),
+            ("official", "bare"),
+            "official, or bare: the question alone, for models that cannot answer by letters.",
         ),
     ] = None,
     judge: Annotated[

@@ -22,7 +22,7 @@ from protokv.backbones.adapter import check_question
 from protokv.backbones.base import Backbone, PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
-from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
+from protokv.backbones.pixels import PixelConfig, check_images, grid_positions, grid_times, patchify
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
@@ -145,11 +145,11 @@ class Embedded(Backbone):
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
         """Return (t, h, w) of every token: time since the start, row, column, each from `origin`."""
-        return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
+        return grid_positions(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
         """Return stream times from the first component, which is time."""
-        return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)
+        return grid_times(positions, len(self.prefix_ids), self._tokens_per_second, clock)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the angles of M-RoPE on the device of the positions."""

@@ -134,7 +134,7 @@ def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
         raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
 
 
-def place_on_grid(
+def grid_positions(
     grid: tuple[int, int], origin: int, index: int, time_s: float, per_second: float | None, device: torch.device
 ) -> StepPositions:
     """Return (t, h, w) of every token of a step; each component starts at `origin`.
@@ -154,8 +154,8 @@ def place_on_grid(
     return StepPositions(origin + cells(grid, t, device), highest)
 
 
-def times_on_grid(positions: Tensor, origin: int, per_second: float | None, clock: StreamClock) -> Tensor:
-    """Invert `place_on_grid`: return times within the steps at `positions` `[..., 3]`, in seconds, `[...]` float64.
+def grid_times(positions: Tensor, origin: int, per_second: float | None, clock: StreamClock) -> Tensor:
+    """Invert `grid_positions`: return times within the steps at `positions` `[..., 3]`, in seconds, `[...]` float64.
 
     Times were rounded down to positions, so a step began between the time of its position and that of the next one.
     """

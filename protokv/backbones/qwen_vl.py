@@ -20,7 +20,7 @@ from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import PixelConfig, check_images, patchify, place_on_grid, times_on_grid
+from protokv.backbones.pixels import PixelConfig, check_images, grid_positions, grid_times, patchify
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 
@@ -107,8 +107,8 @@ class QwenVL(Adapter):
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
         """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
-        return place_on_grid(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
+        return grid_positions(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
         """Return stream times from the first component, which is time."""
-        return times_on_grid(positions, len(self.prefix_ids), self._tokens_per_second, clock)
+        return grid_times(positions, len(self.prefix_ids), self._tokens_per_second, clock)

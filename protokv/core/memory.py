@@ -19,7 +19,7 @@ from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, StatePart, TensorSpec, add_up, shapes_of
+from protokv.core.tensors import Clock, StatePart, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes, check_step, check_values
 
 
@@ -232,7 +232,7 @@ class LocalMemory(Memory):
 
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused."""
-        check_shapes(shapes_of(tensors), self.specs())
+        check_shapes(tensor_shapes(tensors), self.specs())
         tensors = unpack(tensors, self.specs())
         self._check(tensors, clock)
         self._take(tensors)

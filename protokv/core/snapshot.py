@@ -202,7 +202,7 @@ def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
     return header, document["digests"]
 
 
-def parse_json(data: bytes | str) -> dict[str, Any]:
+def parse_state_json(data: bytes | str) -> dict[str, Any]:
     """Return the JSON object in a text, or raise StateCorrupt; `unseal` checks its digest."""
     try:
         found = json.loads(data)

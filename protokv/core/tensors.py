@@ -136,6 +136,6 @@ def size_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of each tensor."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}

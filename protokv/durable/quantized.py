@@ -37,7 +37,7 @@ _EXPONENTS: Final = (-126, 121)
 _BY_MASS, _BY_FEATURE = 3242174889, 2447445414
 
 
-def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Tensor]:
+def quantize_centers(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Tensor]:
     """Return codes `[n, D]` and exponents `[n, D / g]` int8 of `vectors` `[n, D]` float32 of prototypes of `mass` `[n]`
     int64.
 
@@ -56,7 +56,7 @@ def encode(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[Tensor, Ten
     return codes.to(torch.int8), exponent.to(torch.int8)
 
 
-def decode(codes: Tensor, exponents: Tensor) -> Tensor:
+def dequantize_centers(codes: Tensor, exponents: Tensor) -> Tensor:
     """Return vectors `[..., D]` float32, exactly."""
     parts = codes.reshape(*exponents.shape, codes.shape[-1] // exponents.shape[-1])
     return (parts * _power(exponents)[..., None]).flatten(-2)
@@ -117,7 +117,7 @@ class QuantizedBank(PrototypeBank):
         codes, exponents, value_codes, value_exponents = (
             getattr(self, name).flatten(0, last)[chosen] for name in self.center_names
         )
-        return decode(codes, exponents), decode(value_codes, value_exponents)
+        return dequantize_centers(codes, exponents), dequantize_centers(value_codes, value_exponents)
 
     def show(self, layer: int | slice, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return what attention reads of some heads of a layer: keys rotated to their anchors, and values, `[h, K, D]`.
@@ -132,14 +132,14 @@ class QuantizedBank(PrototypeBank):
         for some in chunks(codes.shape[-2], _ROWS, codes.device):
             part = (..., some, slice(None))
             angles = rotary(anchors[part].round().long())
-            keys[part] = rotate(decode(codes[part], exponents[part]), *angles)
-            values[part] = decode(value_codes[part], value_exponents[part])
+            keys[part] = rotate(dequantize_centers(codes[part], exponents[part]), *angles)
+            values[part] = dequantize_centers(value_codes[part], value_exponents[part])
         return keys, values
 
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace centres, whose masses are written by now."""
         mass = self.mass.view(-1)[rows]
-        quantized = (*encode(keys, mass), *encode(values, mass, keys.shape[1]))
+        quantized = (*quantize_centers(keys, mass), *quantize_centers(values, mass, keys.shape[1]))
         for name, new in zip(self.center_names, quantized, strict=True):
             write_rows_(getattr(self, name).flatten(0, 2), rows, new)
 

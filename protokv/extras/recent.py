@@ -19,7 +19,7 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.memory import Memory, MemoryShape
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, StatePart, TensorSpec, shapes_of
+from protokv.core.tensors import Clock, StatePart, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes, check_values
 from protokv.errors import StateCorrupt
 
@@ -173,7 +173,7 @@ class WithRecent(Memory):
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take both parts. Change nothing if one of them is refused."""
         own, rest = self._split(tensors)
-        check_shapes(shapes_of(own), RecentSteps.declare(self._shape))
+        check_shapes(tensor_shapes(own), RecentSteps.declare(self._shape))
         self._check(own, clock)
         self.inner.load(rest, clock)
         self._recent.take(own)

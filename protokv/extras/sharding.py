@@ -21,7 +21,7 @@ from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, TensorSpec, add_up, shapes_of
+from protokv.core.tensors import LAYER, Clock, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError
 from protokv.extras.compact import Anchoring, compacted, far_span, next_position_of, shift_of
@@ -118,7 +118,7 @@ class LayerShards(Memory):
     def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
         specs = self.specs()
-        check_shapes(shapes_of(tensors), specs)
+        check_shapes(tensor_shapes(tensors), specs)
         tensors = unpack(tensors, specs)
         # Into new parts, so that nothing has changed if the last of them refuses.
         parts = self._empty_parts()
@@ -165,7 +165,7 @@ class ShardedContext(Context):
         parts: the contexts.
     """
 
-    runs: Sequence[LayerRun]
+    runs: Sequence[DeviceLayers]
     parts: Sequence[Context]
 
     @property
@@ -189,7 +189,7 @@ class ShardedContext(Context):
         run, part = self._part_of(layer)
         return part.positions_at(layer - run.start)
 
-    def _part_of(self, layer: int) -> tuple[LayerRun, Context]:
+    def _part_of(self, layer: int) -> tuple[DeviceLayers, Context]:
         return next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
 
     def before(self, time: int) -> ShardedContext:
@@ -220,7 +220,7 @@ class ShardedContext(Context):
         return ShardedContext(self.runs, parts)
 
 
-def _part(shape: MemoryShape, run: LayerRun) -> MemoryShape:
+def _part(shape: MemoryShape, run: DeviceLayers) -> MemoryShape:
     return replace(
         shape,
         layers=len(run),
@@ -231,20 +231,20 @@ def _part(shape: MemoryShape, run: LayerRun) -> MemoryShape:
     )
 
 
-def _narrow(spec: TensorSpec, run: LayerRun) -> TensorSpec:
+def _narrow(spec: TensorSpec, run: DeviceLayers) -> TensorSpec:
     """Return the declaration of some layers of a tensor."""
     shape = tuple(len(run) if dim == LAYER else size for dim, size in zip(spec.dims, spec.shape, strict=True))
     return replace(spec, shape=shape)
 
 
-def _layers_of(spec: TensorSpec, tensor: Tensor, run: LayerRun) -> Tensor:
+def _layers_of(spec: TensorSpec, tensor: Tensor, run: DeviceLayers) -> Tensor:
     """Return some layers of a tensor; all of it if it has no layers."""
     axis = spec.layer_axis
     return tensor if axis is None else tensor.narrow(axis, run.start, len(run)).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRun:
+class DeviceLayers:
     """Layers `start` to `stop`, the last excluded, on one device."""
 
     start: int
@@ -260,10 +260,10 @@ class LayerRun:
         return slice(self.start, self.stop)
 
 
-def runs_of(devices: Sequence[torch.device]) -> list[LayerRun]:
+def runs_of(devices: Sequence[torch.device]) -> list[DeviceLayers]:
     """Return the longest runs of layers that stand on one device, in order, given the device of each layer."""
     runs = []
     for device, layers in groupby(range(len(devices)), key=devices.__getitem__):
         first, *others = layers
-        runs.append(LayerRun(first, first + 1 + len(others), device))
+        runs.append(DeviceLayers(first, first + 1 + len(others), device))
     return runs

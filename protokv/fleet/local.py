@@ -51,15 +51,12 @@ class LocalPool:
         """Let every worker commit and return after its step."""
         self._stopped.value = True
 
-    def close(self) -> None:
-        """Remove the files that workers have left behind."""
-        self._scratch.cleanup()
-
     def __enter__(self) -> LocalPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        # Workers may have left files behind.
+        self._scratch.cleanup()
 
 
 class LocalSlot:

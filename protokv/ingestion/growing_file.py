@@ -11,29 +11,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from protokv.video import SourceInfo
 from protokv.video.fingerprint import fingerprint
-
-
-class _HasInfo(Protocol):
-    @property
-    def info(self) -> SourceInfo: ...
 
 
 class GrowingFile:
     """The fingerprint and size of a source, and whether its file grows; a source that is no file never does.
 
     Args:
-        source: the source that is watched.
+        info: of the source that is watched.
         path: where it is; None if it is no file.
         followed: it is read on while it grows, so its end is final.
     """
 
-    def __init__(self, source: _HasInfo, path: str | os.PathLike[str] | None, *, followed: bool = False) -> None:
+    def __init__(self, info: SourceInfo, path: str | os.PathLike[str] | None, *, followed: bool = False) -> None:
         self._followed = followed
-        info = source.info
         self._info = {"fingerprint": info.fingerprint, "size_bytes": info.size_bytes}
         self._path = Path(path) if path is not None and info.kind == "file" else None
 

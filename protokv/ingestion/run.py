@@ -110,8 +110,8 @@ def _events(
         live = video.options if isinstance(video, LiveSource) else options.live
         # Lock before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=options.keep, background=options.background))
-        of_file = isinstance(source, str | os.PathLike) and not options.is_part
-        file = GrowingFile(video, source if of_file else None, followed=live.follow)  # type: ignore[arg-type]
+        path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
+        file = GrowingFile(video.info, path_of_file, followed=live.follow)
         start = _start(path, video, file, options, timings)
         clock = start.session.clock
         ending = Ending(live.for_s, live.until, clock.stream_time_s, live=isinstance(video, LiveSource))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from protokv.core.snapshot import State, TensorInfo
-from protokv.core.tensors import shapes_of
+from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import declare_state
 from protokv.storage.api import check_not_read, check_replaceable, load_state
@@ -42,6 +42,6 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 def _tensor_info(state: State) -> dict[str, TensorInfo]:
     """Describe the tensors of a state. Return nothing if it makes no sense: it can be copied all the same."""
     try:
-        return tensor_info_of(declare_state(config_of(state), shape_of(state, shapes_of(state.tensors))))
+        return tensor_info_of(declare_state(config_of(state), shape_of(state, tensor_shapes(state.tensors))))
     except (StateCorrupt, ConfigError):
         return {}

@@ -17,7 +17,7 @@ from torch import Tensor
 from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
 from protokv.core.snapshot import State
-from protokv.core.tensors import shapes_of
+from protokv.core.tensors import tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import restore_memory
 from protokv.storage.api import load_state, moments, stored_bytes
@@ -94,12 +94,11 @@ def describe(
 
 
 def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
-    """Verify a loaded state whose memory was restored, and so checked; return a line for each check.
+    """Verify a loaded state whose clock and memory `_restore` has checked; return a line for each check.
 
     Raises:
         StateCorrupt: no stream leaves such a state; the tensor or field is named.
     """
-    state.clock.check()
     size = sum(tensor.nbytes for tensor in state.tensors.values())
     return [
         f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
@@ -144,7 +143,7 @@ def _written(path: StatePath) -> str | None:
 
 def _restore(state: State) -> tuple[MemoryConfig, Memory]:
     state.clock.check()
-    config, shape = config_of(state), shape_of(state, shapes_of(state.tensors))
+    config, shape = config_of(state), shape_of(state, tensor_shapes(state.tensors))
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.

@@ -21,7 +21,6 @@ from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.session import Session, shape_of
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, TensorSpec
 from protokv.extras.joint import JointKV, Stream
 from protokv.memories import build_memory, rotary_of
 
@@ -144,30 +143,7 @@ class _Part(Memory):
     def recall(self) -> Context:
         return self._whole.show("recall", self._stream)
 
-    def start(self, keys: Tensor, values: Tensor) -> Never:
-        raise _refusal()
+    def _refuse(self, *_: Any, **__: Any) -> Never:
+        raise RuntimeError("a stream among several has no state of its own; ask BatchedStreams")
 
-    def specs(self) -> tuple[TensorSpec, ...]:
-        raise _refusal()
-
-    def tensors(self) -> dict[str, Tensor]:
-        raise _refusal()
-
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> Never:
-        raise _refusal()
-
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> Never:
-        raise _refusal()
-
-    def promises(self) -> list[str]:
-        raise _refusal()
-
-    def nbytes(self) -> dict[str, int]:
-        raise _refusal()
-
-    def report(self) -> dict[str, Any]:
-        raise _refusal()
-
-
-def _refusal() -> RuntimeError:
-    return RuntimeError("a stream among several has no state of its own; ask BatchedStreams")
+    start = specs = tensors = load = check = promises = nbytes = report = _refuse

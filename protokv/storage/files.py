@@ -24,7 +24,7 @@ from protokv.core.snapshot import (
     Header,
     State,
     check_tensor_names,
-    parse_json,
+    parse_state_json,
     reading,
     seal,
     unseal,
@@ -174,7 +174,7 @@ class _File(Stored):
     def __init__(self, document: object, mapped: object, size: int) -> None:
         if not isinstance(document, str) or not isinstance(mapped, dict):
             raise StateCorrupt("there is no state of protokv in this file")
-        self.header, self.digests = unseal(parse_json(document))
+        self.header, self.digests = unseal(parse_state_json(document))
         self._mapped, self._size = mapped, size
         if set(self.digests) != set(mapped):
             raise StateCorrupt("digests: expected one for every tensor and no other")

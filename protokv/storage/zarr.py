@@ -40,7 +40,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from protokv.core.digest import DTYPES, bytes_digest, check_dtypes
-from protokv.core.snapshot import KEY, Found, State, check_tensor_names, not_ours, parse_json, seal, unseal
+from protokv.core.snapshot import KEY, Found, State, check_tensor_names, not_ours, parse_state_json, seal, unseal
 from protokv.errors import StateCorrupt, shown
 from protokv.storage import filesystem
 from protokv.storage.commit import replace, writing
@@ -212,7 +212,7 @@ class Hierarchy(Stored):
         found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
         if found is None:
             raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
-        group = parse_json(found.to_bytes())
+        group = parse_state_json(found.to_bytes())
         attributes = group.get("attributes")
         if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
             raise StateCorrupt("not a group of zarr version 3")
@@ -244,7 +244,7 @@ async def _find_arrays(store: _VerifyingStore, sizes: Mapping[str, int]) -> Foun
             small = 0 < sizes[key] <= _METADATA_LIMIT_BYTES
             if (data := await store.get(key, _BUFFERS) if small else None) is None:
                 raise StateCorrupt(f"{shown(key)}: such metadata are missing")
-            metadata = parse_json(data.to_bytes())
+            metadata = parse_state_json(data.to_bytes())
             if metadata.get("node_type") != "group":
                 name = key.removesuffix(f"/{ROOT}").replace("/", ".")
                 found[name] = await _check_array(name, metadata, sizes)
@@ -306,7 +306,7 @@ async def _check_array(name: str, metadata: dict[str, Any], sizes: Mapping[str, 
     separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
     made: dict[str, Buffer] = {}
     array = await _create(MemoryStore(made), name, shape, chunks, stored_dtype, separator)
-    expected = parse_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
+    expected = parse_state_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
     for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
         if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
             raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")

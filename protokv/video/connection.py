@@ -137,7 +137,7 @@ def _open(
         raise SourceNotFound(f"nothing is at {name}", hint=hint) from None
     except (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError) as error:
         raise SourceDenied(
-            f"{name} cannot be opened: {why(error, timeout_s)}", hint="check user and password"
+            f"{name} cannot be opened: {explain_failure(error, timeout_s)}", hint="check user and password"
         ) from None
     except av.error.ProtocolNotFoundError:
         raise ConfigError(
@@ -145,7 +145,7 @@ def _open(
             hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
         ) from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        said = why(error, timeout_s)
+        said = explain_failure(error, timeout_s)
         if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
             said = f"no X display answers at {where}"
         elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):
@@ -153,7 +153,7 @@ def _open(
         raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(kind)) from None
 
 
-def why(error: BaseException, timeout_s: float) -> str:
+def explain_failure(error: BaseException, timeout_s: float) -> str:
     """Return the error in a few words, without the address."""
     if isinstance(error, av.error.ExitError):
         return f"nothing came for {timeout_s:g} s"

@@ -26,10 +26,10 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.video.container import opened, packets
 from protokv.video.probe import Probe
-from protokv.video.pyav_source import PyAVSource, Wanted
+from protokv.video.pyav_source import PyAVSource
 from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
-from protokv.video.source import Frame, Image
+from protokv.video.source import Frame, Image, Wanted
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
 CHUNK_BYTES = 128 << 20

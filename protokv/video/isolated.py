@@ -26,7 +26,7 @@ import numpy as np
 from protokv import errors
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.video.address import PIPE, duplicate, kind_of, shown
-from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, never
+from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, never
 from protokv.video.worker import LENGTH
 
 # A decoder that sends nothing for this long hangs.
@@ -41,8 +41,10 @@ ASK_S = 0.1
 Message = tuple[dict[str, Any], Image | None]
 
 
-class IsolatedSource(Closing):
+class IsolatedSource(Reading):
     """Read a source in a process of its own. See `Source` for the contract.
+
+    If `fps` is given, only frames shown at multiples of `1 / fps` pass between the processes.
 
     Args:
         source: the source's text.
@@ -80,19 +82,6 @@ class IsolatedSource(Closing):
         """See `Source`."""
         return self._damage
 
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """See `Source`. With `fps`, only frames shown at multiples of `1 / fps` pass between the processes."""
-        self._check_open(self.info.name)
-        request = {"start_s": float(start_s), "fps": fps, "from_beginning": from_beginning}
-        return self._read(request, lambda: self._closed or should_stop())
-
     def close(self) -> None:
         """End any reading, and the process."""
         super().close()
@@ -123,24 +112,24 @@ class IsolatedSource(Closing):
             worker.end()
             raise
 
-    def _read(self, request: dict[str, Any], should_stop: ShouldStop) -> Iterator[Frame]:
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if self._worker.busy:
             self._worker.end()
             self._worker, _ = self._start()
         worker = self._worker
         worker.busy, self._damage = True, Damage()
-        worker.ask(request)
+        worker.ask({"start_s": wanted.start_s, "fps": wanted.fps, "from_beginning": wanted.from_beginning})
         at_s: float | None = None
         while True:
             try:
-                header, image = worker.take(self._stall_s, should_stop)
+                header, image = worker.take(self._stall_s, wanted.should_stop)
             except Stopped:
                 worker.end()
                 return
             except Dead as dead:
-                if at_s is None and request["start_s"] <= 0:
+                if at_s is None and wanted.start_s <= 0:
                     raise SourceUnreadable(f"{self.info.name} cannot be read: {dead}") from None
-                self._damage = _cut_short(self._damage, self.info, at_s or request["start_s"], str(dead))
+                self._damage = _cut_short(self._damage, self.info, at_s or wanted.start_s, str(dead))
                 return
             self._damage = Damage(**header["damage"])
             if image is None:

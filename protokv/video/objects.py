@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
 from protokv.video.registry import Decoder, open_source
-from protokv.video.source import Closing, Damage, Frame, ShouldStop, never
+from protokv.video.source import Damage, Frame, Reading, Wanted
 
 
-class ObjectSource(Closing):
+class ObjectSource(Reading):
     """The video at an address. See `Source` for the contract.
 
     Args:
@@ -32,21 +33,19 @@ class ObjectSource(Closing):
     def __init__(self, address: str, decoder: Decoder, max_pixels: int | None, isolate: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
         path = Path(self._folder.name, PurePosixPath(address).name or "video")
-        try:
-            fingerprint = fetch(address, path)
-            self._file = open_source(path, decoder, max_pixels=max_pixels, isolate=isolate)
-        except SourceError as error:
-            self._folder.cleanup()
-            raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
-        except OSError as error:
-            self._folder.cleanup()
-            raise SourceUnreadable(
-                f"cannot copy {address} to {path.parent}: {error.strerror or error}",
-                hint="make room there, or name another folder with TMPDIR",
-            ) from error
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        with ExitStack() as on_error:
+            on_error.callback(self._folder.cleanup)
+            try:
+                fingerprint = fetch(address, path)
+                self._file = open_source(path, decoder, max_pixels=max_pixels, isolate=isolate)
+            except SourceError as error:
+                raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+            except OSError as error:
+                raise SourceUnreadable(
+                    f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+                    hint="make room there, or name another folder with TMPDIR",
+                ) from error
+            on_error.pop_all()
         self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
 
     @property
@@ -54,18 +53,12 @@ class ObjectSource(Closing):
         """See `Source`."""
         return self._file.damage
 
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """See `Source`."""
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        start_s, fps, from_beginning, should_stop = wanted
         return self._file.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
 
     def close(self) -> None:
         """End any reading, and remove the copy."""
+        super().close()
         self._file.close()
         self._folder.cleanup()

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from protokv.errors import ConfigError
-from protokv.video.source import Closing, Damage, Frame, ShouldStop, Source, SourceInfo, never
+from protokv.video.source import Damage, Frame, Reading, Source, Wanted
 
 
-class Part(Closing):
+class Part(Reading):
     """See `Source` for the contract.
 
     Args:
@@ -41,17 +41,12 @@ class Part(Closing):
         lengths = [length for length in (left_s, duration_s) if length is not None]
         part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
         length = "" if duration_s is None else f" for {duration_s:g} s"
-        self._info = replace(
+        self.info = replace(
             info,
             name=f"{info.name} from {start_s:g} s{length}",
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
-
-    @property
-    def info(self) -> SourceInfo:
-        """The info of the source, with the part's own name, duration and fingerprint."""
-        return self._info
 
     @property
     def damage(self) -> Damage:
@@ -61,22 +56,15 @@ class Part(Closing):
             return found
         return replace(found, lost_from_s=max(0.0, found.lost_from_s - self._start_s))
 
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """See `Source`."""
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        fps = wanted.fps
         # The part has the sampling times of the source only if it begins at one.
         aligned = fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) < 1e-9
         frames = self._source.frames(
-            self._start_s + start_s,
+            self._start_s + wanted.start_s,
             fps=fps if aligned else None,
-            from_beginning=from_beginning,
-            should_stop=should_stop,
+            from_beginning=wanted.from_beginning,
+            should_stop=wanted.should_stop,
         )
         end_s = float("inf") if self._duration_s is None else self._duration_s
         held: Frame | None = None
@@ -95,6 +83,7 @@ class Part(Closing):
 
     def close(self) -> None:
         """End any reading, and the source."""
+        super().close()
         self._source.close()
 
 

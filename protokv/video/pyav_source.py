@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,23 +15,14 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import WITHOUT_INDEX, opened, packets, reason, skip_to_key
 from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
-from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
 
 
-class Wanted(NamedTuple):
-    """The arguments of `frames`."""
-
-    start_s: float
-    fps: float | None
-    from_beginning: bool
-    should_stop: ShouldStop
-
-
-class PyAVSource(Closing):
+class PyAVSource(Reading):
     """Reads one file with PyAV. See `Source` for the contract."""
 
     decoder = "pyav"
@@ -39,46 +30,28 @@ class PyAVSource(Closing):
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._report = DecodeReport()
-
-    @property
-    def info(self) -> SourceInfo:
-        """See `Source`."""
-        p = self.probe
-        turned = p.rotation in (90, 270)
-        return SourceInfo(
-            name=p.path.name,
+        turned = probe.rotation in (90, 270)
+        self.info = SourceInfo(
+            name=probe.path.name,
             kind="file",
             decoder=self.decoder,
-            container=p.container,
-            codec=p.codec,
-            pixel_format=p.pixel_format,
-            width=p.height if turned else p.width,
-            height=p.width if turned else p.height,
-            rotation=p.rotation,
-            rate_fps=p.rate_fps,
-            duration_s=p.promised_s,
-            size_bytes=p.size_bytes,
-            fingerprint=p.fingerprint,
-            comment=p.comment,
+            container=probe.container,
+            codec=probe.codec,
+            pixel_format=probe.pixel_format,
+            width=probe.height if turned else probe.width,
+            height=probe.width if turned else probe.height,
+            rotation=probe.rotation,
+            rate_fps=probe.rate_fps,
+            duration_s=probe.promised_s,
+            size_bytes=probe.size_bytes,
+            fingerprint=probe.fingerprint,
+            comment=probe.comment,
         )
 
     @property
     def damage(self) -> Damage:
         """See `Source`."""
         return self._report.damage
-
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """See `Source`."""
-        self._check_open(self.probe.path.name)
-        wanted = Wanted(max(0.0, float(start_s)), fps, from_beginning, lambda: self._closed or should_stop())
-        return self._read(wanted)
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if wanted.from_beginning or wanted.start_s <= 0:

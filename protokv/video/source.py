@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,10 +178,37 @@ class Closing:
     ) -> None:
         self.close()
 
-    def _check_open(self, name: str) -> None:
-        """Raise SourceUnreadable if the source is closed."""
+
+class Wanted(NamedTuple):
+    """The arguments of `Source.frames`; `should_stop` is True for a closed source too."""
+
+    start_s: float
+    fps: float | None
+    from_beginning: bool
+    should_stop: ShouldStop
+
+
+class Reading(Closing):
+    """Base of sources that read their frames in `_read`, which each of them defines."""
+
+    info: SourceInfo
+
+    def frames(
+        self,
+        start_s: float = 0.0,
+        *,
+        fps: float | None = None,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[Frame]:
+        """See `Source`."""
         if self._closed:
-            raise SourceUnreadable(f"{name} was closed", hint="open the source again")
+            raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
+        start_s = max(0.0, float(start_s))
+        return self._read(Wanted(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
+
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        raise NotImplementedError
 
 
 def from_shown_at(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:

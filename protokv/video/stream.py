@@ -21,12 +21,12 @@ import av
 
 from protokv.errors import SourceUnreadable
 from protokv.video import address
-from protokv.video.connection import HLS_SLACK_S, KINDS, connected, why
+from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
 from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
 from protokv.video.fingerprint import fingerprint
 from protokv.video.pyav_source import turned
 from protokv.video.report import CORRUPT
-from protokv.video.source import Closing, Damage, Frame, Image, ShouldStop, SourceInfo, from_shown_at, never
+from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
@@ -39,8 +39,10 @@ ANEW_S = 1.0
 HONEST_S = 2.0
 
 
-class StreamSource(Closing):
+class StreamSource(Reading):
     """Reads one stream with PyAV, and waits for its first frame on opening. See `Source` for the contract.
+
+    A source that is not seekable goes on where it stands and ignores `start_s`.
 
     Args:
         source: an address (`protokv.video.address`); with `follow`, the path of a file.
@@ -99,30 +101,17 @@ class StreamSource(Closing):
         message = f"{self._lost} packets could not be decoded and {self._damaged} frames are damaged"
         return Damage(self._lost, self._damaged, from_s, f"{message}, first at {from_s:.2f} s ({self._why})")
 
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """See `Source`. A source that is not seekable goes on where it stands and ignores `start_s`."""
-        self._check_open(self._name)
-
-        def stop() -> bool:
-            return self._closed or should_stop()
-
-        if not self.info.seekable:
-            return self._read(fps, stop)
-        return from_shown_at(self._read(None, stop), max(0.0, start_s))
-
     def close(self) -> None:
         """End any reading, and the connection."""
         super().close()
         self._held.close()
 
-    def _read(self, fps: float | None, should_stop: ShouldStop) -> Iterator[Frame]:
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        if not self.info.seekable:
+            return self._go_on(wanted.fps, wanted.should_stop)
+        return from_shown_at(self._go_on(None, wanted.should_stop), wanted.start_s)
+
+    def _go_on(self, fps: float | None, should_stop: ShouldStop) -> Iterator[Frame]:
         if self._first is None and self.info.seekable:
             self._lost = self._damaged = 0
             self._decoded = self._connect(should_stop)
@@ -173,7 +162,7 @@ class StreamSource(Closing):
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
-                self._note(None, why(error, self._timeout_s))
+                self._note(None, explain_failure(error, self._timeout_s))
                 return
             if packet is None:
                 return

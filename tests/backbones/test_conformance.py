@@ -1,6 +1,6 @@
-"""What every family promises; a new one is tested here by a builder in `tiny` and its inputs in `upstream`.
+"""Every family gives what transformers' own model of the same folder gives.
 
-Every row is a folder as a user has it, loaded by `load_backbone`, against transformers' own model of that folder.
+A new family needs a builder in `tiny` and its inputs in `upstream`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-from protokv.core.context import SlotContext
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
@@ -104,12 +103,6 @@ def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upst
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
 
-def test_logits_equal_the_whole_model_while_nothing_was_evicted(backbone: Backbone, upstream: Upstream) -> None:
-    steps = video(backbone, 4)
-    session = watched(backbone, MemoryConfig.of("paper", budget=400), steps)
-    assert_logits(session, expected_logits(upstream, session, steps))
-
-
 def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 5)
     session = Session.start(backbone, everything())
@@ -179,35 +172,15 @@ def test_logits_equal_the_whole_model_at_every_grouping(family: str, tmp_path: P
     assert_logits(session, expected)
 
 
-def test_the_comparison_would_notice_a_forgotten_step_and_another_order(backbone: Backbone, upstream: Upstream) -> None:
-    steps = video(backbone, 4)
-    for wrong in (steps[:3], steps[::-1]):
-        session = watched(backbone, everything(), wrong)
-        expected = expected_logits(upstream, session, steps)
-        assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
-
-
-def test_step_by_step_makes_the_keys_and_values_of_one_prefill(backbone: Backbone, upstream: Upstream) -> None:
-    steps = video(backbone, 5)
-    session = watched(backbone, everything(), steps)
-    keys, values = upstream.cache(upstream.inputs(steps, QUESTION, session.clock.step_seconds))
-    prefix, seen = len(backbone.prefix_ids), session.clock.tokens_seen
-    context = session.memory.context()
-    assert isinstance(context, SlotContext)
-    for ours, theirs in ((context.keys, keys), (context.values, values)):
-        part = theirs[:, :, : prefix + seen]
-        torch.testing.assert_close(ours[:, :, : prefix + seen], part, **near_logits(session, part))
-
-
 def test_a_greedy_answer_is_what_transformers_generates(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = video(backbone, 3)
     session = watched(backbone, everything(), steps)
     inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
-    expected = upstream.generate(inputs, 8)
+    expected, lead = upstream.generate(inputs, 8)
     # No choice is a near-tie, which another order of sums would decide in another way.
-    assert upstream.least_lead(inputs, 8) > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
+    assert lead > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
     decoded: list[list[int]] = []
     # Both go on behind a token that would end the answer, so that all eight are compared.
     monkeypatch.setattr(backbone, "stop_ids", frozenset())
@@ -229,15 +202,10 @@ def test_rotation_is_removed_where_transformers_applied_it(
     allowed = near(rotated, 4, float(keys.abs().max()))
     back = unrotate(rotated.float(), *backbone.rotary(positions))
     torch.testing.assert_close(back, keys, **allowed)
+    # One position beside it is another rotation, however far into the stream.
+    assert (unrotate(rotated.float(), *backbone.rotary(positions - 1)) - keys).abs().max() > 0.1
     again = rerotate(rotated, positions, positions, backbone.rotary)
     torch.testing.assert_close(again, rotated, **allowed)
-
-
-def test_rotation_at_the_end_of_a_stream_is_not_that_at_its_start(backbone: Backbone, upstream: Upstream) -> None:
-    keys = torch.randn(2, 11, backbone.head_size, generator=torch.Generator().manual_seed(1))
-    positions = torch.full((11, backbone.position_components), 352_800)
-    rotated = upstream.apply_rotary(keys, positions)
-    assert (unrotate(rotated, *backbone.rotary(positions - 1)) - keys).abs().max() > 0.1
 
 
 def test_rotary_gives_any_shape_of_positions_its_own_angles(backbone: Backbone) -> None:

@@ -23,15 +23,6 @@ def grid_of(rows: int, columns: int) -> StepTokens:
     return StepTokens(torch.zeros(rows * columns, 1), (rows, columns))
 
 
-def test_positions_follow_time_and_grid(tiny: Backbone) -> None:
-    positions = tiny.step_positions(grid_of(2, 3), origin=5, start=9, index=3, time_s=3.0).positions
-    # Two positions a second, and every component starts at the origin.
-    assert positions.tolist() == [
-        [11, 5, 5], [11, 5, 6], [11, 5, 7],
-        [11, 6, 5], [11, 6, 6], [11, 6, 7],
-    ]  # fmt: skip
-
-
 def test_qwen2_vl_counts_steps_whatever_their_time(tmp_path: Path) -> None:
     backbone = load_backbone(str(write_qwen2_vl(tmp_path)), device="cpu", dtype="float32")
     positions = backbone.step_positions(grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0).positions
@@ -46,20 +37,6 @@ def test_positions_equal_those_of_transformers_at_an_awkward_rate(tiny: Backbone
         [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).positions for i in range(7)]
     )
     assert ours.T.tolist() == theirs.tolist()
-
-
-def test_a_moved_internal_of_transformers_is_named() -> None:
-    class Moved:
-        model = object()
-
-    with pytest.raises(ModelError, match=r"moved an internal of Moved: .*visual"):
-        QwenVL(Moved(), None, None, None, None)  # type: ignore[arg-type]
-
-
-def test_the_defaults_are_two_frames_a_step_at_two_frames_a_second_inside_the_pixel_limits(tiny: Backbone) -> None:
-    assert (tiny.frames_per_step, tiny.default_fps) == (2, 2.0)
-    assert tiny.settings["min_pixels"] == 3136
-    assert tiny.settings["max_pixels"] == 7056
 
 
 def test_the_pixel_limit_of_still_images_does_not_apply_to_video(tmp_path: Path) -> None:

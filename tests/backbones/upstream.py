@@ -57,23 +57,16 @@ class Upstream:
         """Logits of the last tokens."""
         return self.model(**inputs).logits[0, -n_last:]
 
-    @torch.no_grad()
-    def cache(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values `[L, H, n, D]` of all tokens."""
-        layers = self.model(**inputs, use_cache=True).past_key_values.layers
-        return torch.stack([layer.keys[0] for layer in layers]), torch.stack([layer.values[0] for layer in layers])
+    def generate(self, inputs: dict[str, Tensor], n_tokens: int) -> tuple[list[int], float]:
+        """Greedy continuation by the model's own `generate`, past any end of the answer.
 
-    def generate(self, inputs: dict[str, Tensor], n_tokens: int) -> list[int]:
-        """Greedy continuation by the model's own `generate`, past any end of the answer."""
-        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
-        return self.model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
-
-    def least_lead(self, inputs: dict[str, Tensor], n_tokens: int) -> float:
-        """By how much the closest of these choices was won: the order of sums turns none that is clearer than that."""
+        Returns:
+            The tokens, and the least difference between the logit of a chosen token and that of the next best one.
+        """
         settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
         found = self.model.generate(**inputs, **settings, output_logits=True, return_dict_in_generate=True)
         first, second = torch.cat(found.logits).topk(2).values.unbind(1)
-        return float((first - second).min())
+        return found.sequences[0, inputs["input_ids"].shape[1] :].tolist(), float((first - second).min())
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""

@@ -157,14 +157,6 @@ def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed
     assert int((held["near.step"] >= 0).sum()) == len(rows)
 
 
-def test_a_session_that_merges_nothing_is_a_sliding_window(tiny: Backbone) -> None:
-    session = watched(tiny, MemoryConfig.of("dycoke", budget=40, merge_share=0.0), range(9))
-    plain = watched(tiny, MemoryConfig.of("sliding-window", budget=40), range(9))
-    held = session.tensors()
-    assert all(torch.equal(held[name], tensor) for name, tensor in plain.tensors().items())
-    assert torch.equal(session.prefill(QUESTION), plain.prefill(QUESTION))
-
-
 def literal_pruning(
     steps: list[Tensor], keys: Tensor, sink: Tensor, share: float, threshold: float
 ) -> tuple[list[list[int]], int]:
@@ -246,40 +238,40 @@ def test_decode_steps_read_what_a_literal_computation_chooses(
             assert (bias == 0).all()
 
 
-def test_the_choice_goes_on_while_the_attention_stays_and_is_made_again_when_it_does_not() -> None:
-    shape = shape_of(layers=4, heads=1, sink=3)
-    memory, world = built(DyCokeDecodeConfig(prune_share=0.5), shape)
+def deciding_layer() -> tuple[Memory, Tensor, Tensor]:
+    """A memory of twelve tokens, and their keys and those of the prefix in the layer whose attention decides."""
+    memory, world = built(DyCokeDecodeConfig(prune_share=0.5), shape_of(layers=4, heads=1, sink=3))
     steps = feed(memory, world, [6, 6])
-    keys = torch.cat([step.keys for step in steps], 2)[2]
+    return memory, torch.cat([step.keys for step in steps], 2)[2], memory.tensors()["sink.keys"][2]
+
+
+def read_by_the_last_layer(memory: Memory, queries: list[Tensor]) -> list[Tensor]:
+    """The keys that a question, the first query, and the decode steps behind it read in the last layer."""
     context = memory.recall()
+    return [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in queries]
+
+
+def test_the_choice_goes_on_while_the_attention_stays_and_is_made_again_when_it_does_not() -> None:
+    memory, keys, sink = deciding_layer()
     # A strong query is all attention on one token.
     strong = [20 * keys[:, token : token + 1] for token in (2, 2, 9)]
-    read = []
-    for query in [strong[0], *strong]:
-        for layer in range(4):
-            last = shown_to(context, layer, query)[0]
-        read.append(last)
+    read = read_by_the_last_layer(memory, [strong[0], *strong])
     assert read[0].shape[1] > 15
     assert torch.equal(read[1], read[2])
     assert read[3].shape == read[2].shape
     assert not torch.equal(read[3], read[2])
-    chosen, times = literal_pruning(strong, keys, memory.tensors()["sink.keys"][2], 0.5, 0.9)
+    chosen, times = literal_pruning(strong, keys, sink, 0.5, 0.9)
     assert times == 2
     assert chosen[0] != chosen[2]
 
 
 def test_attention_that_drifts_slowly_is_compared_with_the_step_before_and_not_chosen_again() -> None:
-    shape = shape_of(layers=4, heads=1, sink=3)
-    memory, world = built(DyCokeDecodeConfig(prune_share=0.5), shape)
-    steps = feed(memory, world, [6, 6])
-    keys = torch.cat([step.keys for step in steps], 2)[2]
+    memory, keys, sink = deciding_layer()
     drift = [keys[:, 2:3] * (1 - k / 40) + keys[:, 9:10] * (k / 40) for k in range(41)]
-    sink = memory.tensors()["sink.keys"][2]
     _, times = literal_pruning(drift, keys, sink, 0.5, 0.9)
     _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5, 0.9)
     assert (times, jumps) == (1, 2)
-    context = memory.recall()
-    read = [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in [drift[0], *drift]]
+    read = read_by_the_last_layer(memory, [drift[0], *drift])
     assert all(torch.equal(later, read[1]) for later in read[2:])
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import event, given
@@ -17,7 +14,7 @@ from protokv.config import HermesConfig, SlidingWindowConfig
 from protokv.core.context import SlotContext
 from protokv.core.session import Session
 from protokv.extras.queries import Probing
-from tests.conftest import random_frames
+from tests.baselines.conftest import watched
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
 from tests.tolerance import near, tolerance
@@ -105,43 +102,16 @@ def test_bands_are_a_tenth_a_middle_and_three_tenths_of_the_layers() -> None:
     assert 0.9 < band_of(config, 18, 28)[1] < 1.0
 
 
-def test_a_token_that_the_deep_probe_attends_to_outlives_all_others_in_deep_layers() -> None:
-    shape = shape_of(layers=1, heads=1, size=8, components=1)
-    config = HermesConfig(budget=12, deep_share=1.0, shallow_share=0.0)
-    world = World(shape, 0)
-    memory = Hermes(config, shape, world.rotary)
-    memory.start(*world.sink())
-    wanted = world.step(0, 1)
-    wanted = replace(wanted, keys=torch.full_like(wanted.keys, 4.0))
-    for index in range(40):
-        step = wanted if index == 0 else world.step(index, 2)
-        if memory.probes_for(len(step.positions)):
-            memory.compact([torch.full((1, 1, 1, 8), 4.0)] * 3, len(step.positions))
-        memory.append(step)
-    assert 0 in memory.tensors()["kept.step"][0, 0].tolist()
-    blind = Hermes(config, shape, world.rotary)
-    blind.start(*world.sink())
-    for index in range(40):
-        blind.append(wanted if index == 0 else world.step(index, 2))
-    assert 0 not in blind.tensors()["kept.step"][0, 0].tolist()
-
-
 def test_only_memories_that_probe_are_asked_for_probes(tiny: Backbone) -> None:
     assert isinstance(Session.start(tiny, HermesConfig(budget=20)).memory, Probing)
     assert not isinstance(Session.start(tiny, SlidingWindowConfig(budget=20)).memory, Probing)
 
 
-@pytest.fixture
-def frames() -> list[np.ndarray]:
-    return [random_frames(seed) for seed in range(8)]
-
-
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
-    tiny: Backbone, frames: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, positions: str
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch, positions: str
 ) -> None:
     config = HermesConfig(budget=20, positions=positions)  # type: ignore[arg-type]
-    session = Session.start(tiny, config)
     given_queries: list[list[Tensor]] = []
     compact = Hermes.compact
 
@@ -150,8 +120,7 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
         compact(self, queries, tokens)
 
     monkeypatch.setattr(Hermes, "compact", spy)
-    for images in frames:
-        session.watch(images)
+    session = watched(tiny, config, range(8))
     assert given_queries
     for queries in given_queries:
         assert len(queries) == len(PROBES)
@@ -164,15 +133,3 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
     before = copy_of(session.memory)
     session.ask("what?")
     assert same(before, copy_of(session.memory))
-
-
-def test_a_probe_changes_what_is_kept(tiny: Backbone, frames: list[np.ndarray]) -> None:
-    kept = []
-    for probed in (True, False):
-        session = Session.start(tiny, HermesConfig(budget=20))
-        if not probed:
-            session.memory.probes_for = lambda tokens: ()  # type: ignore[method-assign]
-        for images in frames:
-            session.watch(images)
-        kept.append(copy_of(session.memory)["kept.positions"])
-    assert not torch.equal(*kept)

@@ -22,7 +22,7 @@ from protokv.memories import build_memory
 from protokv.storage.checkpoint import to_state
 from tests.baselines.conftest import watched
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
-from tests.tolerance import near_logits, tolerance
+from tests.tolerance import tolerance
 
 QUESTION = "what is the first star ?"
 LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=14)
@@ -131,13 +131,6 @@ def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest(cap: int)
         own = [(k[1], v[1], p) for k, v, p in blocks_of(held, 12)]
         chosen = literal_choice(own, bare[1], world, 12)
         assert torch.equal(keys[:, SINK:], torch.cat([own[index][0] for index in chosen], 1))
-        packed = context.compacted(anchored(world, SINK), 0)
-        packed_keys, _, _ = shown_to(packed, 1, turned(packed, world, bare[1]))
-        here = torch.cat([own[index][2] for index in chosen])
-        expected = rotate(
-            unrotate(keys[:, SINK:], *world.rotary(here)), *world.rotary(SINK + torch.arange(12)[:, None])
-        )
-        torch.testing.assert_close(packed_keys[:, SINK:], expected, **turned_alike(expected, 300))
         chosen_ever |= set(chosen)
     # The questions differ enough to reach old and new blocks.
     assert min(chosen_ever) < len(held) // 4 < 3 * len(held) // 4 < max(chosen_ever)
@@ -364,40 +357,16 @@ def test_an_archive_that_contradicts_itself_is_refused_and_changes_nothing(name:
     assert same(good, copy_of(memory))
 
 
-def test_an_empty_archive_under_a_window_that_is_not_is_refused() -> None:
+def test_an_archive_that_is_empty_under_a_window_that_is_not_or_above_its_cap_is_refused() -> None:
     shape = shape_of()
     memory, world = built(shape, budget=6)
-    memory.start(*world.sink())
     empty = copy_of(memory)
-    memory.append(world.step(0, 4))
-    good = copy_of(memory)
-    with pytest.raises(StateCorrupt, match=r"archive\.lengths"):
-        memory.load(good | {name: t for name, t in empty.items() if name.startswith("archive")})
-    assert same(good, copy_of(memory))
-
-
-def test_an_archive_above_its_cap_is_refused() -> None:
-    shape = shape_of()
-    memory, world = built(shape, budget=6)
     feed(memory, world, [4, 3, 5])
+    with pytest.raises(StateCorrupt, match=r"archive\.lengths"):
+        memory.load(memory.tensors() | {name: t for name, t in empty.items() if name.startswith("archive")})
     capped, _ = built(shape, budget=6, archive_tokens=11)
     with pytest.raises(StateCorrupt, match="12 tokens"):
         capped.load(memory.tensors())
-
-
-@pytest.mark.parametrize("positions", ["compact", "stream"])
-def test_until_the_budget_is_exceeded_it_answers_as_the_full_cache(tiny: Backbone, positions: str) -> None:
-    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions=positions), range(6))
-    assert session.clock.tokens_seen <= 40
-    expected = watched(tiny, MemoryConfig.of("full", budget=40), range(6)).prefill(QUESTION)
-    # The same tokens; the full cache has empty slots beside them, so sums run in another order.
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
-
-
-def test_above_the_budget_it_does_not(tiny: Backbone) -> None:
-    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream", local_tokens=40), range(14))
-    expected = watched(tiny, MemoryConfig.of("full", budget=40), range(14)).prefill(QUESTION)
-    assert (session.prefill(QUESTION) - expected).abs().max() > 1e-3
 
 
 def test_the_first_layer_chooses_the_same_wherever_the_question_stands(

@@ -14,30 +14,46 @@ from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
 
+MARK = "drawn by the procedural world of protokv/mini"
 
-def test_a_video_of_no_world_is_warned_of_when_it_is_watched_and_with_every_answer(
-    embedded: Program, video: Path
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A video that the procedural world drew."""
+    path = tmp_path_factory.mktemp("drawn") / "drawn.mp4"
+    render(World(WorldConfig(seed=7, length_s=3)), path)
+    return path
+
+
+def test_a_video_of_no_world_is_warned_of_by_every_command_and_a_drawn_one_by_none(
+    embedded: Program, video: Path, drawn: Path
 ) -> None:
-    result = embedded("ingest", video, "--budget", "64", "--json")
-    assert result.rows()[0]["beyond_model"] is True
-    assert f"Hint: name a real model: protokv ingest {video} --model Qwen/" in result.err
-    asked = embedded("query", "clip.safetensors", "What shape appeared first?", "What is visible now?", "-q")
-    assert [row["beyond_model"] for row in asked.rows()] == [True, True]
-    assert "clip.mp4 is not of it: the answers mean nothing" in asked.err
-    again = embedded("ingest", video, "--budget", "64", "--json")
+    (embedded.folder / "states").mkdir()
+    for one, beyond in ((video, True), (drawn, False)):
+        result = embedded("ingest", one, "-o", f"states/{one.stem}.safetensors", "--budget", "64", "--json")
+        assert result.rows()[0]["beyond_model"] is beyond
+        assert (f"Hint: name a real model: protokv ingest {one} --model Qwen/" in result.err) is beyond
+        assert ("Warning" in result.err) is beyond
+    alone = embedded("query", "states/clip.safetensors", "What shape appeared first?", "What is visible now?", "-q")
+    assert [row["beyond_model"] for row in alone.rows()] == [True, True]
+    assert "clip.mp4 is not of it: the answers mean nothing" in alone.err
+    asked = embedded("query", "--state", "states/", "What shape appeared first?", "--json")
+    assert [row.get("beyond_model", False) for row in asked.rows()] == [True, False]
+    assert asked.err.count("clip.mp4 is not of it: the answers mean nothing") == 1
+    again = embedded("ingest", video, "-o", "states/clip.safetensors", "--budget", "64", "--json")
     assert "Warning" not in again.err
+    questions = embedded.folder / "questions.jsonl"
+    questions.write_text('{"question": "What shape appeared first?", "answer": "star", "ask_s": 1}\n')
+    study = ("--questions", questions, "--delays", "0", "--memory", "durable", "--budget", "64", "--dry-run")
+    assert "clip.mp4 is not of it: the answers mean nothing" in embedded("replay", video, *study).err
+    assert "Warning" not in embedded("replay", drawn, *study).err
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_what_the_world_drew_is_marked_and_not_warned_of(embedded: Program, suffix: str) -> None:
-    path = embedded.folder / f"drawn.{suffix}"
-    render(World(WorldConfig(seed=7, length_s=3)), path)
-    result = embedded("ingest", path, "--budget", "64", "--json")
-    assert result.rows()[0]["beyond_model"] is False
-    assert "Warning" not in result.err
-    asked = embedded("query", "drawn.safetensors", "What shape appeared first?")
-    assert "beyond_model" not in asked.rows()[0]
-    assert asked.err == ""
+def test_the_mark_of_a_drawn_video_is_kept_by_its_container(suffix: str, tmp_path: Path) -> None:
+    render(World(WorldConfig(seed=7, length_s=1)), tmp_path / f"drawn.{suffix}")
+    with open_source(tmp_path / f"drawn.{suffix}") as source:
+        assert source.info.comment == MARK
 
 
 def test_another_model_watches_what_it_likes(protokv: Program, mocked: None, video: Path) -> None:
@@ -48,7 +64,7 @@ def test_another_model_watches_what_it_likes(protokv: Program, mocked: None, vid
 @pytest.mark.parametrize("name", ["short", "minute", "long"])
 def test_the_samples_are_marked(name: str) -> None:
     with open_source(Path(__file__).parents[2] / "samples" / name / "video.mp4") as source:
-        assert source.info.comment == "drawn by the procedural world of protokv/mini"
+        assert source.info.comment == MARK
 
 
 @pytest.mark.parametrize("place", [place for place in EXAMPLES if place.startswith("help of")])
@@ -56,19 +72,3 @@ def test_the_questions_of_the_help_are_in_words_that_the_embedded_model_knows(pl
     asked = [text for command in EXAMPLES[place] for text in re.findall(r'"([^"]*\?)"', command)]
     assert asked or "query" not in place
     assert not [word for text in asked for word in split(text) if word not in token_ids()]
-
-
-def test_a_folder_of_states_and_a_replay_warn_of_the_same(embedded: Program, video: Path) -> None:
-    path = embedded.folder / "drawn.mp4"
-    render(World(WorldConfig(seed=7, length_s=3)), path)
-    (embedded.folder / "states").mkdir()
-    for one in (video, path):
-        embedded("ingest", one, "-o", f"states/{one.stem}.safetensors", "--budget", "64", "--json")
-    asked = embedded("query", "--state", "states/", "What shape appeared first?", "--json")
-    assert [row.get("beyond_model", False) for row in asked.rows()] == [True, False]
-    assert asked.err.count("clip.mp4 is not of it: the answers mean nothing") == 1
-    questions = embedded.folder / "questions.jsonl"
-    questions.write_text('{"question": "What shape appeared first?", "answer": "star", "ask_s": 1}\n')
-    study = ("--questions", questions, "--delays", "0", "--memory", "durable", "--budget", "64", "--dry-run")
-    assert "clip.mp4 is not of it: the answers mean nothing" in embedded("replay", video, *study).err
-    assert "Warning" not in embedded("replay", path, *study).err

@@ -219,7 +219,7 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
 
 
 def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
-    protokv: Program, mocked: None, video: Path
+    protokv: Program, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[object] = []
 
@@ -227,8 +227,7 @@ def test_how_often_to_commit_is_left_to_the_kind_of_source_unless_it_is_said(
         wanted.append(options.every)
         raise ZeroDivisionError
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("protokv.ingestion.ingest", spy)
-        protokv("ingest", video)
-        protokv("ingest", video, "--every", "never")
+    monkeypatch.setattr("protokv.ingestion.ingest", spy)
+    protokv("ingest", video)
+    protokv("ingest", video, "--every", "never")
     assert wanted == [None, NEVER]

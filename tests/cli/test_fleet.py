@@ -34,15 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pools:
-    """Stands in for `LocalPool`: workers of this process, with the mock unless told otherwise."""
+    """Stands in for `LocalPool`: workers of this process, with the mock."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, list[str]]] = []
-        self.mocked = True
 
     def __call__(self, recipe: Recipe, n: int, devices: list[str]) -> Any:
         self.made.append((n, devices))
-        return nullcontext(InlinePool(remade(recipe, MockRecipe) if self.mocked else recipe, n))
+        return nullcontext(InlinePool(remade(recipe, MockRecipe), n))
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
 
 
 def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_if_so_many_are_wanted(
-    protokv: Program, folder: Path, pools: Pools
+    protokv: Program, pools: Pools
 ) -> None:
     gone = [f"gone{i}.mp4" for i in range(60)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
@@ -180,15 +179,6 @@ def test_what_makes_no_sense_is_one_line_and_a_hint(
     error, hint = result.err.splitlines()
     assert said in error
     assert hint.startswith("Hint: ")
-
-
-def test_a_model_that_is_not_there_ends_the_fleet_as_it_ends_one_video(
-    protokv: Program, folder: Path, pools: Pools
-) -> None:
-    pools.mocked = False
-    result = protokv("ingest", folder, "-o", "states", "--model", "./nowhere", *SMALL)
-    assert result.code == Exit.FAILURE
-    assert result.err.splitlines()[0] == "Error: there is no model folder at ./nowhere"
 
 
 @pytest.mark.usefixtures("pools", "mocked")

@@ -98,23 +98,6 @@ def test_a_clip_that_ends_within_a_step_is_as_long_as_it_says(protokv: Program, 
     assert "four.mp4 (pyav), 0:04.1, to its end" in protokv("inspect", "four.safetensors", "--format", "table").out
 
 
-def test_the_state_of_an_earlier_time_is_shown_and_its_time_said(protokv: Program, mocked: None, video: Path) -> None:
-    arguments = ("--budget", "24", "--every", "3s", "--keep", "3", "--json")
-    assert protokv("ingest", video, *arguments).code == 0
-    for asked in ("7.9", "0:07", "0.12m"):
-        result = protokv("inspect", "clip.safetensors", "--at", asked, "--json")
-        assert result.rows()[0]["stream"]["duration_s"] == 6.0
-        assert "as of 0:06, the last commit that is kept before 0:07" in result.err
-    for command in ("inspect", "query"):
-        result = protokv(command, "clip.safetensors", *["who ?"] * (command == "query"), "--at", "8", "-q", "--json")
-        assert (result.code, result.err) == (0, "")
-        result = protokv(command, "clip.safetensors", *["who ?"] * (command == "query"), "--at", "8", "--json")
-        assert result.err == "as of 0:06, the last commit that is kept before 0:08\n"
-    assert protokv("inspect", "clip.safetensors", "--at", "0:09").err == ""
-    refused = protokv("inspect", "clip.safetensors", "clip.safetensors", "--at", "0:09")
-    assert refused.code == Exit.USAGE
-
-
 def test_plain_lines_can_be_cut(protokv: Program, state: Path) -> None:
     lines = dict(line.split("\t", 1) for line in protokv("inspect", state, "--format", "plain").out.splitlines())
     assert lines["memory.budget"] == "24"
@@ -222,7 +205,14 @@ def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(prot
 
 
 def test_what_does_not_go_together_is_a_usage_error(protokv: Program, state: Path) -> None:
-    for arguments in ((state, "-o", "b.pt"), (state, "--verify"), ("-o", "b.pt", "--verify"), ("-o", "b.npz")):
+    wrong = [
+        (state, "-o", "b.pt"),
+        (state, "--verify"),
+        (state, "--at", "9"),
+        ("-o", "b.pt", "--verify"),
+        ("-o", "b.npz"),
+    ]
+    for arguments in wrong:
         result = protokv("inspect", state, *arguments)
         assert result.code == Exit.USAGE
         assert result.err.startswith("Error: ")

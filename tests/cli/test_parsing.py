@@ -24,18 +24,38 @@ from protokv_cli.parsing import (
 from protokv_cli.tables import time_text
 
 
-def test_a_list_has_no_empty_parts() -> None:
-    assert parse_list(" a,, b ,") == ["a", "b"]
-
-
-def test_seeds_are_counted_on_from_the_first() -> None:
-    assert list(parse_seeds("7:3")) == [7, 8, 9]
-    assert list(parse_seeds("7")) == [7]
-
-
-def test_a_scene_is_a_range_or_none() -> None:
-    assert parse_scene("6:20") == (6, 20)
-    assert parse_scene("none") is None
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_list, " a,, b ,", ["a", "b"]),
+        (parse_seeds, "7:3", range(7, 10)),
+        (parse_seeds, "7", range(7, 8)),
+        (parse_scene, "6:20", (6, 20)),
+        (parse_scene, "none", None),
+        (parse_every, "never", NEVER),
+        (parse_every, "30s", Every(seconds=30)),
+        (parse_every, "2m", Every(seconds=120)),
+        (parse_every, "500steps", Every(n_steps=500)),
+        (parse_every, "1 step", Every(n_steps=1)),
+        (parse_variation, "paper.split=1:5,1:3", Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
+        (parse_variation, "pseudo-tokens=4", Variation(None, "pseudo_tokens", [("4", 4)])),
+        (parse_budget, "512", 512),
+        (parse_budget, "6k", 6000),
+        (parse_budget, "24K", 24_000),
+        (parse_budget, "1.5k", 1500),
+        (parse_budget, " 1m ", 1_000_000),
+        (parse_setting, "split=1:5", ("split", (1, 5))),
+        (parse_setting, "idle-steps = 7", ("idle_steps", 7)),
+        (parse_setting, "key_rate=0.5", ("key_rate", 0.5)),
+        (parse_setting, "merge=false", ("merge", False)),
+        (parse_setting, "anchor=first", ("anchor", "first")),
+        (parse_setting, "anchor=a=b", ("anchor", "a=b")),
+        (parse_setting, "x=" + "[" * 100_000, ("x", "[" * 100_000)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)[:20]),
+)
+def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
 
 
 @pytest.mark.parametrize(
@@ -58,51 +78,6 @@ def test_every_time_that_a_table_prints_is_read_back(tenths: int) -> None:
 
 def test_a_time_is_shown_to_the_nearest_tenth() -> None:
     assert [time_text(s) for s in (4.004, 3.97, 59.99, 3600, 12.5)] == ["0:04", "0:04", "1:00", "1:00:00", "0:12.5"]
-
-
-@pytest.mark.parametrize(
-    ("text", "every"),
-    [
-        ("never", NEVER),
-        ("30s", Every(seconds=30)),
-        ("2m", Every(seconds=120)),
-        ("500steps", Every(n_steps=500)),
-        ("1 step", Every(n_steps=1)),
-    ],
-)
-def test_an_interval_is_of_the_clock_of_the_stream_or_of_steps(text: str, every: Every) -> None:
-    assert parse_every(text) == every
-
-
-def test_a_variation_has_a_memory_or_none_and_its_values() -> None:
-    assert parse_variation("paper.split=1:5,1:3") == Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])
-    assert parse_variation("pseudo-tokens=4") == Variation(None, "pseudo_tokens", [("4", 4)])
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("512", 512), ("6k", 6000), ("24K", 24_000), ("1.5k", 1500), (" 1m ", 1_000_000)]
-)
-def test_a_budget_is_read_from_text(text: str, tokens: int) -> None:
-    assert parse_budget(text) == tokens
-
-
-@pytest.mark.parametrize(
-    ("text", "setting"),
-    [
-        ("split=1:5", ("split", (1, 5))),
-        ("idle-steps = 7", ("idle_steps", 7)),
-        ("key_rate=0.5", ("key_rate", 0.5)),
-        ("merge=false", ("merge", False)),
-        ("anchor=first", ("anchor", "first")),
-        ("anchor=a=b", ("anchor", "a=b")),
-        ("x=" + "[" * 100_000, ("x", "[" * 100_000)),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_a_setting_is_a_name_and_a_number_a_truth_value_a_pair_or_a_word(
-    text: str, setting: tuple[str, object]
-) -> None:
-    assert parse_setting(text) == setting
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,8 @@ def evil(protokv: Program, mocked: None, video: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["table", "plain", "json"])
 @pytest.mark.parametrize("command", ["inspect", "compare", "query", "verify", "ingest"])
-def test_a_state_does_not_speak_to_the_terminal(
-    protokv: Program, evil: Path, video: Path, command: str, form: str
-) -> None:
+def test_a_state_does_not_speak_to_the_terminal(protokv: Program, evil: Path, video: Path, command: str) -> None:
     arguments = {
         "inspect": ("inspect", evil),
         "compare": ("inspect", "clip.safetensors", evil),
@@ -75,12 +72,13 @@ def test_a_state_does_not_speak_to_the_terminal(
         "verify": ("inspect", evil, "--verify"),
         "ingest": ("ingest", video, "-o", evil, "--budget", "24"),
     }[command]
-    result = protokv(*arguments, "--format", form)
-    assert result.out + result.err
-    assert not obeyed(result.out), result.out
-    assert not obeyed(result.err), result.err
-    if command == "inspect" and form == "table":
-        assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(result.out.split())
+    for form in ("table", "plain", "json"):
+        result = protokv(*arguments, "--format", form)
+        assert result.out + result.err
+        assert not obeyed(result.out), result.out
+        assert not obeyed(result.err), result.err
+        if command == "inspect" and form == "table":
+            assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(result.out.split())
 
 
 def test_a_file_name_does_not_speak_to_the_terminal(protokv: Program, mocked: None, tmp_path: Path) -> None:

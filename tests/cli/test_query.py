@@ -84,6 +84,10 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     (document,) = protokv("inspect", "clip.safetensors", "--json").rows()
     assert document["stream"]["commits_s"] == [6.0, 9.0, 12.0]
     assert "0:06, 0:09, 0:12" in protokv("inspect", "clip.safetensors", "--format", "table").out
+    shown = protokv("inspect", "clip.safetensors", "--at", "0:08", "--json")
+    assert shown.rows()[0]["stream"]["duration_s"] == 6.0
+    assert shown.err == at("8").err == "as of 0:06, the last commit that is kept before 0:08\n"
+    assert protokv("inspect", "clip.safetensors", "--at", "8", "--quiet").err == at("9").err == ""
     kept = protokv("query", "clip.safetensors@000006.000s", "what is first ?").rows()[0]
     assert kept["answer"] == at("6s").rows()[0]["answer"]
     early = at("5s")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protokv.replay.benchmarks import BENCHMARKS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.replay.benchmarks.conftest import clips, data_root  # noqa: F401
@@ -46,7 +47,9 @@ def test_a_table_says_everything_that_its_numbers_stand_on(protokv: Program, ovo
 def test_open_answers_are_judged_after_the_pass(
     protokv: Program,
     data_root: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(BENCHMARKS["rvs-ego"], "max_new_tokens", 4)
     wanted = ("--dataset", "rvs-ego", "--data-root", data_root, *SMALL, "--videos", "1", "--json")
     (report,) = protokv("replay", *wanted).rows()
     assert report["benchmark"]["judges"] == {"offline, token F1 of 0.5 or more": report["questions"] * 4}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protokv.config import CONFIGS, MemoryConfig
 from protokv.core.packing import pack, unpack
 from protokv.core.step import StreamClock
-from protokv.core.tensors import TensorSpec, shapes_of, size_of
+from protokv.core.tensors import TensorSpec, size_of, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import build_memory, restore_memory
@@ -82,7 +82,7 @@ def test_a_full_memory_is_saved_as_it_is() -> None:
 def test_only_slots_may_be_left_out_and_of_all_tensors_alike(name: str, shape: tuple[int, ...]) -> None:
     tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
     tensors["c.grows"] = torch.zeros(5, 3, dtype=torch.bfloat16)
-    check_shapes(shapes_of(tensors), SPECS)
+    check_shapes(tensor_shapes(tensors), SPECS)
     tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)
     with pytest.raises(StateCorrupt, match=name.replace(".", r"\.") + "|a.y"):
-        check_shapes(shapes_of(tensors), SPECS)
+        check_shapes(tensor_shapes(tensors), SPECS)

@@ -14,7 +14,7 @@ from protokv.config import DurableConfig
 from protokv.core.context import Context, SlotContext
 from protokv.durable import memory as memory_module
 from protokv.durable.memory import Durable
-from protokv.durable.quantized import decode, encode
+from protokv.durable.quantized import dequantize_centers, quantize_centers
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.compact import compacted
 from protokv.extras.decoded import DecodedContext
@@ -77,20 +77,20 @@ def test_a_number_is_off_by_half_a_unit_where_it_is_alone_and_by_less_than_one_o
     size: int, mass: int, scale: float, seed: int
 ) -> None:
     vectors = drawn(3, size, seed, scale)
-    codes, exponents = encode(vectors, torch.full((3,), mass))
+    codes, exponents = quantize_centers(vectors, torch.full((3,), mass))
     unit = torch.exp2(exponents.double()).repeat_interleave(size // exponents.shape[1], 1)
-    found = decode(codes, exponents)
+    found = dequantize_centers(codes, exponents)
     off = (found.double() - vectors.double()).abs() / unit
     assert off.max() <= 0.5 if mass == 1 else off.max() < 1
     most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(exponents.double())
     assert ((most > 63.5) & (most <= 127)).all()
     # What is rounded stays as it is, whatever its mass becomes.
-    assert torch.equal(decode(*encode(found, torch.full((3,), mass + 1))), found)
+    assert torch.equal(dequantize_centers(*quantize_centers(found, torch.full((3,), mass + 1))), found)
 
 
 def test_zeros_and_what_is_too_small_for_a_unit_are_zeros() -> None:
     for vectors in (torch.zeros(1, 32), torch.full((1, 32), 1e-40)):
-        assert not decode(*encode(vectors, torch.ones(1, dtype=torch.int64))).any()
+        assert not dequantize_centers(*quantize_centers(vectors, torch.ones(1, dtype=torch.int64))).any()
 
 
 @pytest.mark.parametrize("drift", [0.0, 1.0])
@@ -99,8 +99,8 @@ def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_ar
     center, units = tokens[:1], []
     for n in range(1, 4000):
         mean = (center.double() * n + tokens[n].double()) / (n + 1)
-        codes, exponents = encode(mean.float(), torch.tensor([n + 1]))
-        center = decode(codes, exponents)
+        codes, exponents = quantize_centers(mean.float(), torch.tensor([n + 1]))
+        center = dequantize_centers(codes, exponents)
         units.append(2.0 ** int(exponents))
     off = (center[0] - tokens.mean(0)).square().mean().sqrt() / max(units[1000:])
     # Rounded to nearest it would have stopped, some thirty of them away.

@@ -9,7 +9,7 @@ import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.backbones.pixels import place_on_grid, times_on_grid
+from protokv.backbones.pixels import grid_positions, grid_times
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
@@ -134,8 +134,8 @@ def test_a_position_tells_the_step_that_stands_there(per_second: float | None, s
         pytest.skip("several steps stand at one position")
     clock = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2)
     for index in range(100):
-        stands = place_on_grid((2, 3), 5, index, index * step_s, per_second, torch.device("cpu"))
-        times = times_on_grid(stands.positions, 5, per_second, clock)
+        stands = grid_positions((2, 3), 5, index, index * step_s, per_second, torch.device("cpu"))
+        times = grid_times(stands.positions, 5, per_second, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

@@ -38,14 +38,13 @@ def watch(job: Job, recipe: Recipe) -> None:
     assert outcome.failure is None, outcome.failure
 
 
-def test_without_a_state_it_is_new(job: Job, recipe: Recipe) -> None:
+def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, recipe: Recipe) -> None:
     assert look(job, recipe) == Verdict("new")
-
-
-def test_a_complete_state_of_the_same_video_model_and_memory_is_done(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     size = Path(target_of(recipe.place, "v")).stat().st_size
-    assert look(job, recipe) == Verdict("done", steps=3, stream_time_s=3.0, file_bytes=size)
+    done = Verdict("done", steps=3, stream_time_s=3.0, file_bytes=size)
+    # Force leaves alone what is done.
+    assert look(job, recipe) == look(job, changed(recipe, overwrite=True)) == done
 
 
 def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
@@ -81,12 +80,15 @@ def test_a_video_that_has_grown_is_watched_on(recipe: Recipe, tmp_path: Path) ->
     [
         ({"config": CONFIG.with_fields({"budget": 48})}, "memory.budget is 40, this run's is 48"),
         ({"fps": 1.0}, "fps is 2, this run's is 1"),
+        ({}, r"is of v\.mp4, not of w\.mp4"),
     ],
 )
-def test_a_state_of_other_settings_is_refused_and_started_over_by_force(
-    change: dict[str, object], named: str, job: Job, recipe: Recipe
+def test_a_state_of_other_settings_or_another_video_is_refused_and_started_over_by_force(
+    change: dict[str, object], named: str, job: Job, recipe: Recipe, tmp_path: Path
 ) -> None:
     watch(job, recipe)
+    if not change:
+        job = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
     other = changed(recipe, **change)
     with pytest.raises(StateMismatch, match=named):
         look(job, other)
@@ -99,16 +101,6 @@ def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
         look_at(job.source, target_of(recipe.place, "v"), recipe, replace(MOCK, weights_digest="1"))
 
 
-def test_a_state_of_a_video_of_another_name_is_refused_and_started_over_by_force(
-    job: Job, recipe: Recipe, tmp_path: Path
-) -> None:
-    watch(job, recipe)
-    other = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
-    with pytest.raises(StateMismatch, match=r"is of v\.mp4, not of w\.mp4"):
-        look(other, recipe)
-    assert look(other, changed(recipe, overwrite=True)) == Verdict("changed")
-
-
 def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
     target = Path(target_of(recipe.place, "v"))
     target.parent.mkdir()
@@ -116,11 +108,6 @@ def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recip
     with pytest.raises(StateCorrupt):
         look(job, recipe)
     assert look(job, changed(recipe, overwrite=True)) == Verdict("changed")
-
-
-def test_force_leaves_alone_what_is_done(job: Job, recipe: Recipe) -> None:
-    watch(job, recipe)
-    assert look(job, changed(recipe, overwrite=True)).standing == "done"
 
 
 def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:

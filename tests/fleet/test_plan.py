@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,22 @@ from protokv.fleet import Job, plan, read_manifest
 from protokv.fleet.plan import is_several
 
 
-def test_a_folder_gives_its_videos_sorted_and_named_by_their_paths(films: Path) -> None:
-    assert [job.key for job in plan([str(films)])] == ["a", "b", "broken", "sub/c"]
-
-
-def test_a_glob_names_videos_from_its_first_wildcard_on(films: Path) -> None:
-    assert [job.key for job in plan([f"{films}/**/*.mp4"])] == ["a", "broken", "sub/c"]
-    assert [job.key for job in plan([f"{films}/s*/*.mp4"])] == ["sub/c"]
-
-
-def test_a_file_is_named_by_its_stem_wherever_and_whatever_it_is(films: Path) -> None:
-    found = plan([str(films / "sub" / "c.mp4"), str(films / "notes.txt"), "gone.mp4"])
-    assert [job.key for job in found] == ["c", "notes.txt", "gone"]
-
-
-def test_one_video_named_twice_is_one_job(films: Path) -> None:
-    assert len(plan([str(films / "a.mp4"), str(films)])) == 4
+@pytest.mark.parametrize(
+    ("sources", "keys"),
+    [
+        # A folder: its videos, sorted and named by their paths.
+        (["{films}"], ["a", "b", "broken", "sub/c"]),
+        # A glob: named from its first wildcard on.
+        (["{films}/**/*.mp4"], ["a", "broken", "sub/c"]),
+        (["{films}/s*/*.mp4"], ["sub/c"]),
+        # A file: its stem, wherever and whatever it is.
+        (["{films}/sub/c.mp4", "{films}/notes.txt", "gone.mp4"], ["c", "notes.txt", "gone"]),
+        # One video that is named twice is one job.
+        (["{films}/a.mp4", "{films}"], ["a", "b", "broken", "sub/c"]),
+    ],
+)
+def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str], films: Path) -> None:
+    assert [job.key for job in plan([source.format(films=films) for source in sources])] == keys
 
 
 def test_two_videos_of_one_key_are_refused_by_name() -> None:
@@ -70,8 +71,6 @@ def test_a_manifest_lists_sources_and_keys(films: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", "/etc/x", "../x", "a//b", "a/./b", "a\\b", "a\nb"])
 def test_a_key_that_leads_out_of_the_place_is_refused(key: str) -> None:
-    import json
-
     with pytest.raises(ConfigError, match="line 1 of list: the key"):
         list(read_manifest([json.dumps({"source": "a.mp4", "key": key})], "list"))
 

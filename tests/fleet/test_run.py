@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protokv.errors import ModelError
-from protokv.fleet import Job, Outcome, Recipe, look_fleet
+from protokv.fleet import Job, Recipe, look_fleet
 from protokv.fleet.run import WorkerDied
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
@@ -28,6 +28,8 @@ def test_order_and_number_of_workers_change_no_byte_of_any_state(
 def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
     first = outcomes(jobs, InlinePool(recipe, 2), recipe)
     before = {path: path.stat().st_mtime_ns for path in Path(recipe.place).rglob("*.safetensors")}
+    # Each worker loads its model once, whatever number of videos it watches.
+    assert len((tmp_path / "loads").read_text().splitlines()) <= 2
     (tmp_path / "loads").unlink()
     again = outcomes(jobs, InlinePool(recipe, 2), recipe)
     assert {one.status for one in again.values()} == {"done"}
@@ -36,11 +38,6 @@ def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: 
     }
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert not (tmp_path / "loads").exists()
-
-
-def test_a_worker_loads_its_model_once(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
-    outcomes(jobs, InlinePool(recipe), recipe)
-    assert len((tmp_path / "loads").read_text().splitlines()) == 1
 
 
 def test_only_what_is_missing_is_done(jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
@@ -143,10 +140,3 @@ def test_on_request_what_is_in_work_is_committed_and_goes_on_with_the_next_run(
     assert written(recipe)["b"] != singly["b"]
     outcomes(jobs, InlinePool(recipe), recipe)
     assert written(recipe) == singly
-
-
-def test_an_outcome_is_plain_json(jobs: list[Job], recipe: Recipe) -> None:
-    found: Outcome = outcomes(jobs[:1], InlinePool(recipe), recipe)["a"]
-    row = found.to_dict()
-    assert (row["source"], row["key"], row["status"], row["watched_s"]) == (jobs[0].source, "a", "watched", 4.0)
-    assert "failure" not in row

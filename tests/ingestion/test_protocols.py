@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import shutil
 import socket
 import socketserver
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,12 +22,13 @@ from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered
 from protokv.storage.wall_clock import WallClockLog
 from tests.live.feeder import Camera
 from tests.mock_backbone import MockBackbone
+from tests.video.test_stream import Quiet, served
 
 CONFIG = DurableConfig(budget=40)
 
 
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as one:
+def free_port() -> int:
+    with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
@@ -49,28 +49,42 @@ def start(camera: Camera, running: list[subprocess.Popen[bytes]]) -> None:
     running.append(camera.start(stderr=subprocess.DEVNULL))
 
 
+def watch(
+    address: str, path: Path, enough: Callable[[list[Any]], bool], each: Callable[[Any], None] = repr, **live: Any
+) -> list[Any]:
+    """Ingest until there are enough events, and do something after each; return the events."""
+    events: list[Any] = []
+    options = LiveOptions(**{"stall_s": 20.0, "for_s": 60.0, "retry_s": (0.05, 0.1), **live})
+    for event in ingest(
+        address, path, CONFIG, backbone=MockBackbone(), live=options, should_stop=lambda: enough(events)
+    ):
+        events.append(event)
+        each(event)
+    return events
+
+
+def steps_in(events: list[Any]) -> int:
+    return sum(isinstance(one, Progress) for one in events)
+
+
 def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_path: Path) -> None:
     address = f"rtsp://127.0.0.1:{free_port()}/1"
     path = tmp_path / "s.safetensors"
-    # At real speed, for frames far ahead of the clock are taken for a new count.
-    cameras = [Camera(address, "rtsp", frames=25, pace=1.0, options={"rtsp_transport": "tcp"}) for _ in range(2)]
-    live = LiveOptions(stall_s=20.0, retry_s=(0.05, 0.1), input={"rtsp_flags": "listen"}, for_s=60.0)
-    events: list[Any] = []
+    # At real speed: frames far ahead of the clock begin a new count.
+    camera = Camera(address, "rtsp", frames=15, pace=1.0, options={"rtsp_transport": "tcp"})
+
+    def recovered(events: list[Any]) -> bool:
+        return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
+
     with sending() as running:
-        start(cameras[0], running)
-        for event in ingest(
+        start(camera, running)
+        events = watch(
             address.replace("//", "//admin:s3cret@"),
             path,
-            CONFIG,
-            backbone=MockBackbone(),
-            live=live,
-            should_stop=lambda: (
-                any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
-            ),
-        ):
-            events.append(event)
-            if isinstance(event, SourceLost):
-                start(cameras[1], running)
+            recovered,
+            lambda event: start(camera, running) if isinstance(event, SourceLost) else None,
+            input={"rtsp_flags": "listen"},
+        )
     kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
     assert kinds == [SourceLost, SourceRecovered]
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
@@ -86,56 +100,25 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("scheme", "form", "ending"),
+    ("scheme", "form", "ours", "theirs", "options"),
     [
-        ("udp", "mpegts", "?pkt_size=1316"),
-        ("rtp", "rtp_mpegts", ""),
+        ("udp", "mpegts", "", "?pkt_size=1316", {}),
+        ("rtp", "rtp_mpegts", "", "", {}),
+        ("tcp", "mpegts", "?listen=1", "", {}),
+        ("rtmp", "flv", "/live/a", "/live/a", {"listen": "1"}),
     ],
 )
-def test_what_comes_by_the_network_is_watched(scheme: str, form: str, ending: str, tmp_path: Path) -> None:
-    address = f"{scheme}://127.0.0.1:{free_port(socket.SOCK_DGRAM)}"
-    camera = Camera(address + ending, form, frames=10**6, pace=1.0)
-    live = LiveOptions(stall_s=30.0, for_s=60.0, retry_s=(0.05, 0.1))
-    events: list[Any] = []
+def test_a_stream_from_the_network_is_watched(
+    scheme: str, form: str, ours: str, theirs: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    address = f"{scheme}://127.0.0.1:{free_port()}"
     with sending() as running:
-        start(camera, running)
-        for event in ingest(
-            address,
-            tmp_path / "s.safetensors",
-            CONFIG,
-            backbone=MockBackbone(),
-            live=live,
-            should_stop=lambda: sum(isinstance(one, Progress) for one in events) >= 2,
-        ):
-            events.append(event)
-    summary = events[-1]
+        start(Camera(address + theirs, form, frames=10**6, pace=1.0), running)
+        *_, summary = watch(
+            address + ours, tmp_path / "s.safetensors", lambda events: steps_in(events) >= 1, input=options
+        )
     assert isinstance(summary, Summary)
-    assert summary.steps == 2
-    assert not summary.damaged
-
-
-def test_a_publisher_that_goes_and_comes_is_met_however_short_the_listening(tmp_path: Path) -> None:
-    port = free_port()
-    # Were there pauses between the windows, none would end before the test does.
-    live = LiveOptions(stall_s=4.0, retry_s=(600.0, 600.0), for_s=120.0)
-    camera = Camera(f"tcp://127.0.0.1:{port}", frames=25, pace=1.0, patience_s=100.0)
-    events: list[Any] = []
-    with sending() as running:
-        start(camera, running)
-        for event in ingest(
-            f"tcp://127.0.0.1:{port}?listen=1", tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(), live=live,
-            should_stop=lambda: sum(isinstance(one, SourceRecovered) for one in events) >= 2
-            and isinstance(events[-1], Progress),
-        ):  # fmt: skip
-            events.append(event)
-            if isinstance(event, SourceLost) and event.stream_time_s:
-                start(camera, running)
-    assert [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)][-4:] == [
-        SourceLost,
-        SourceRecovered,
-        SourceLost,
-        SourceRecovered,
-    ]
+    assert (summary.steps, summary.damaged) == (1, False)
 
 
 class Locked(socketserver.StreamRequestHandler):
@@ -169,13 +152,10 @@ def test_a_wrong_password_is_one_error_that_does_not_tell_it_and_not_tried_again
     assert not (tmp_path / "s.safetensors").exists()
 
 
-class Playlist(http.server.SimpleHTTPRequestHandler):
-    """A live playlist; `falling` of the first requests for a segment end in the middle, or in nothing."""
+class Playlist(Quiet):
+    """A live playlist; the first `falling` requests for a segment fail."""
 
     falling = 0
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         if self.path.endswith(".ts") and type(self).falling > 0:
@@ -193,27 +173,17 @@ def segments(folder: Path, falling: int, *, ends: bool) -> Iterator[str]:
     if not ends:
         playlist.write_text(playlist.read_text().replace("#EXT-X-ENDLIST\n", ""))
     handler = type("Handler", (Playlist,), {"falling": falling})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: handler(*a, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/live.m3u8"
-        finally:
-            server.shutdown()
+    with served(folder, handler) as address:
+        yield f"{address}/live.m3u8"
     assert handler.falling == 0
 
 
-@pytest.mark.parametrize("falling", [0, 2])
-def test_a_live_playlist_is_watched_through_segments_that_fail(falling: int, tmp_path: Path) -> None:
-    events: list[Any] = []
-    with segments(tmp_path, falling, ends=False) as address:
-        for event in ingest(
-            address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(),
-            live=LiveOptions(stall_s=20.0, retry_s=(0.05, 0.1), for_s=60.0, input={"live_start_index": "0"}),
-            should_stop=lambda: sum(isinstance(one, Progress) for one in events) >= 2,
-        ):  # fmt: skip
-            events.append(event)
+def test_a_live_playlist_is_watched_through_segments_that_fail(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    with segments(tmp_path, 2, ends=False) as address:
+        events = watch(address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
     assert events[-1].steps == 2
-    assert storage.read_header(tmp_path / "s.safetensors").source["kind"] == "http"  # type: ignore[index]
+    assert storage.read_header(path).source["kind"] == "http"  # type: ignore[index]
 
 
 def test_a_playlist_with_an_end_is_watched_like_a_file(tmp_path: Path) -> None:
@@ -231,10 +201,5 @@ def test_a_playlist_names_no_file_of_this_machine(tmp_path: Path) -> None:
             f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"
         )
         with pytest.raises(SourceError):
-            list(
-                ingest(
-                    address, tmp_path / "s.safetensors", CONFIG, backbone=MockBackbone(),
-                    live=LiveOptions(give_up_s=0.0, stall_s=10.0),
-                )
-            )  # fmt: skip
+            watch(address, tmp_path / "s.safetensors", lambda _: False, give_up_s=0.0, stall_s=10.0)
     assert not (tmp_path / "s.safetensors").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -94,7 +93,3 @@ def _picture(number: int) -> np.ndarray:
 
 def gone(why: str = "rtsp://camera/1 is gone") -> SourceUnreadable:
     return SourceUnreadable(why)
-
-
-def other_size(width: int, height: int) -> SourceInfo:
-    return replace(INFO, width=width, height=height)

@@ -1,7 +1,6 @@
 """A camera for tests: a process that encodes numbered frames and sends them somewhere, at real speed or faster.
 
-`python -m tests.live.feeder JSON`: one object with the fields of `Feed`. It tries to connect until it can, or
-`patience_s` are over.
+`python -m tests.live.feeder JSON`: one object with the fields of `Camera`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ import av
 
 from tests.video.conftest import burn
 
+# Seconds to try to connect, and the size of the pictures.
+PATIENCE_S, WIDTH, HEIGHT = 20.0, 128, 96
+
 
 @dataclass
 class Camera:
@@ -24,13 +26,8 @@ class Camera:
     format: str = "mpegts"
     frames: int = 20
     rate: int = 10
-    first: int = 0  # number of the first frame
-    pts: int = 0  # time stamp of the first frame, in frames
     pace: float = 0.0  # times real time; 0: as fast as it goes
-    width: int = 128
-    height: int = 96
     options: dict[str, str] = field(default_factory=dict)
-    patience_s: float = 20.0
 
     def start(self, **options: Any) -> subprocess.Popen[bytes]:
         """The camera as a process."""
@@ -39,7 +36,7 @@ class Camera:
 
     def run(self) -> None:
         """Send everything."""
-        until_s = time.monotonic() + self.patience_s
+        until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with av.open(self.url, "w", format=self.format, options=self.options) as output:
@@ -51,13 +48,13 @@ class Camera:
 
     def _send(self, output: Any) -> None:
         stream = output.add_stream("libx264", rate=self.rate, options={"tune": "zerolatency", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = self.width, self.height, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         stream.codec_context.gop_size = 5
         stream.codec_context.thread_count = 1
         began_s = time.monotonic()
         for i in range(self.frames):
-            frame = av.VideoFrame.from_ndarray(burn(self.first + i, self.width, self.height), format="rgb24")
-            frame.pts = self.pts + i
+            frame = av.VideoFrame.from_ndarray(burn(i, WIDTH, HEIGHT), format="rgb24")
+            frame.pts = i
             output.mux(stream.encode(frame))
             if self.pace:
                 time.sleep(max(0.0, began_s + (i + 1) / self.rate / self.pace - time.monotonic()))

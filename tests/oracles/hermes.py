@@ -1,6 +1,7 @@
 """`Hermes` written out: one layer, one token, one query at a time. The oracle of the fast memory.
 
-Slow on purpose, and shares no code with it. Where the two could disagree by rounding alone it says how close it was.
+Slow on purpose; it shares no code with the fast memory. `margin` says how close a decision was, because rounding may
+turn a close one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class NaiveHermes:
     Attributes:
         held: of each layer, its tokens in stream order.
         newest: tokens of the newest step among them.
-        margin: by how much the closest decision was won.
+        margin: the least difference of scores between a kept and a dropped token.
     """
 
     def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor) -> None:

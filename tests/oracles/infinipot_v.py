@@ -1,6 +1,7 @@
 """`InfiniPotV` written out: one head, one token, one recent step at a time. The oracle of the fast memory.
 
-Slow on purpose, and shares no code with it. Where the two could disagree by rounding alone it says how close it was.
+Slow on purpose; it shares no code with the fast memory. `margin` says how close a decision was, because rounding may
+turn a close one.
 """
 
 from __future__ import annotations

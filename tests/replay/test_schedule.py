@@ -70,6 +70,14 @@ def test_delays_are_fitted_to_what_half_of_the_questions_leave_room_for(
     assert fit_delays(rooms, wanted) == found
 
 
+def test_a_question_is_asked_only_while_its_answer_holds() -> None:
+    asked = [Question("1", "Where?", "here", "", 10.0, "evidence", valid_until_s=40.0)]
+    plan = schedule(asked, [0.0, 30.0, 60.0], 1000.0, intersection=False)
+    assert [ask.at_s for ask in plan.asks] == [10.0, 40.0]
+    dropped = schedule(asked, [0.0, 60.0], 1000.0).dropped
+    assert dropped == {"beyond the time that the answer is known to hold at some delay": 1}
+
+
 def test_a_schedule_without_a_delay_is_refused() -> None:
     with pytest.raises(ConfigError, match="no delay"):
         schedule(QUESTIONS, [], 120.0)

@@ -27,7 +27,7 @@ def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldSt
     return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: int) -> None:
     stream = make_world(seed, distractor_rate=20.0)
     world = stream.world
@@ -40,7 +40,7 @@ def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: in
             assert question.reference_s <= 16.0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(seed: int) -> None:
     stream = make_world(seed, ORDER_TYPES, distractor_rate=5.0, before="mix")
     plain = make_world(seed, distractor_rate=5.0, before="mix").questions
@@ -66,7 +66,7 @@ def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
         assert not {getattr(e, attribute) for e in expected} & {getattr(e, attribute) for e in others}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
     stream = make_world(seed, length_s=420, distractor_rate=20.0, before="mix", per_type=3)
     world = stream.world
@@ -83,7 +83,7 @@ def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
             assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_questions_of_minutes_have_one_answer_at_every_time_after_their_evidence(seed: int) -> None:
     stream = make_world(
         seed, TIME_TYPES, length_s=480, distractor_rate=20.0, per_type=3, before="mix", evidence="minutes"
@@ -133,13 +133,6 @@ def test_a_stream_too_short_for_a_mixture_has_its_evidence_at_the_start(length_s
     assert {place_evidence("mix", seed, length_s) for seed in range(8)} == {(0, None)}
 
 
-def test_what_is_shown_twice_is_the_same_twice() -> None:
-    world = make_world(3, distractor_rate=20.0, before="mix").world
-    once = [e for e in world.events() if e.start_s < 16]
-    assert [e.later(60) for e in once] == world.repeats()
-    assert len(world.repeats()) == 4
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -177,11 +170,6 @@ def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
     steps = list(stream.steps(2.0, 2))
     assert [step.time_s for step in steps] == [float(s) for s in range(20)]
     assert np.array_equal(steps[7].images, stream.world.frames(7, 8))
-
-
-def test_each_seed_gives_a_world_of_its_own() -> None:
-    streams = Worlds(first_seed=7, count=3, length_s=60, per_type=1).open()
-    assert [stream.name for stream in streams] == ["world-7", "world-8", "world-9"]
 
 
 def test_a_stream_no_longer_than_its_evidence_is_refused() -> None:

@@ -66,6 +66,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def running(made: Path) -> Iterator[str]:
+    """The address of a server that no test changes."""
+    with server(made) as address:
+        yield address
+
+
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "states")
@@ -121,8 +128,8 @@ def test_a_request_walks_the_folder_once(folder: Path, monkeypatch: pytest.Monke
             assert len(walks) == 1
 
 
-def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(folder: Path) -> None:
-    with server(folder) as address, client(address) as one:
+def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(running: str) -> None:
+    with client(running) as one:
         messages: Any = [
             {"role": "system", "content": "be brief"},
             {"role": "user", "content": "something else"},
@@ -148,9 +155,9 @@ def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(f
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
     ],
 )
-def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, made: Path) -> None:
+def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, running: str) -> None:
     asked: Any = {"model": "door", "messages": [{"role": "user", "content": QUESTION}], **change}
-    with server(made) as address, client(address) as one, pytest.raises(error, match=text) as caught:
+    with client(running) as one, pytest.raises(error, match=text) as caught:
         one.chat.completions.create(**asked)
     assert "\n" not in caught.value.body["message"]
 

@@ -45,7 +45,7 @@ def make_state() -> Callable[..., State]:
 
 
 def same(a: State, b: State) -> bool:
-    """Header and tensors, bit for bit."""
+    """Compare header and tensors bit for bit."""
     return (
         a.to_json() == b.to_json()
         and set(a.tensors) == set(b.tensors)
@@ -73,7 +73,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """The server, as the environment names it."""
+    """Name the server in the environment and forget earlier requests."""
     server.reset()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)

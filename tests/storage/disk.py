@@ -1,4 +1,4 @@
-"""Another file system in the place of the calls that a commit makes, for as long as a `with` block lasts."""
+"""Replace the file system calls of a commit while a `with` block lasts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class File:
 
 
 class Disk:
-    """The real one; subclasses note its calls, or let them fail."""
+    """The real disk; subclasses record its calls or let them fail."""
 
     def __enter__(self) -> Self:
         self._patch = pytest.MonkeyPatch()

@@ -40,7 +40,7 @@ def tensors(draw):
 
 
 def apart(made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those whose name is neither another's, whatever its case, nor the name of a group that another is in."""
+    """Drop tensors whose name is that of another, in any case, or of a group that holds another."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in made.items():
         one = name.lower() + "."
@@ -50,7 +50,7 @@ def apart(made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def moment(make_state, step: int, **changes):
-    """The state of a stream at a step of two seconds; its tensors tell the steps apart."""
+    """Return the state of a stream at a step of two seconds; its tensors differ from step to step."""
     return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
 
 
@@ -78,18 +78,11 @@ class FormTests:
     suffix = ""
 
     def test_every_dtype_comes_back_bit_for_bit_with_its_header(self, at, make_state, same_state):
-        state, path = (
-            make_state(
-                tensors={
-                    f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype)
-                    for dtype in DTYPES
-                }
-                | {"none": torch.empty(3, 0, 2), "scalar": torch.tensor(7.5), "truth": torch.tensor(True)}
-                | {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "void": torch.empty(0)},
-                complete=True,
-            ),
-            at(),
-        )
+        whole, path = torch.arange(24).reshape(2, 3, 4), at()
+        made = {f"all.{dtype}".replace("torch.", ""): whole.to(dtype) for dtype in DTYPES}
+        made |= {"none": torch.empty(3, 0, 2), "scalar": torch.tensor(7.5), "truth": torch.tensor(True)}
+        made |= {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "void": torch.empty(0)}
+        state = make_state(tensors=made, complete=True)
         save_state(state, path)
         found = load_state(path)
         assert same_state(found, state)
@@ -104,7 +97,7 @@ class FormTests:
         save_state(state, path)
         assert same_state(load_state(path), state)
 
-    def test_views_and_shared_storages_come_back_as_they_look(self, at, make_state):
+    def test_views_and_shared_storages_come_back_apart_and_may_be_written_to(self, at, make_state):
         whole, path = torch.arange(60.0).reshape(3, 4, 5), at()
         made = {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
         save_state(make_state(tensors=made), path)
@@ -112,13 +105,7 @@ class FormTests:
         assert all(found[name].equal(tensor) and found[name].is_contiguous() for name, tensor in made.items())
         found["c"].zero_()
         assert found["d"].equal(whole)
-
-    def test_loaded_tensors_may_be_written_to_without_touching_the_state(self, at, make_state, same_state):
-        path = at()
-        save_state(make_state(), path)
-        for tensor in load_state(path).tensors.values():
-            tensor.zero_()
-        assert same_state(load_state(path), make_state())
+        assert load_state(path).tensors["c"].equal(whole)
 
     def test_a_missing_state_is_not_found_and_a_saved_one_has_its_bytes(self, at, make_state):
         path = at()
@@ -194,16 +181,6 @@ class FormTests:
                 writer.commit(moment(make_state, step), wait=True)
         assert moments(path) == [2.0, 4.0, 10.0]
 
-    def test_a_kept_commit_of_another_stream_is_never_answered_from(self, at, make_state):
-        path = at()
-        with Writer(path, keep=3) as writer:
-            writer.commit(moment(make_state, 1, source={"fingerprint": "other"}), wait=True)
-            writer.commit(moment(make_state, 2, source={"fingerprint": "other"}), wait=True)
-            writer.commit(moment(make_state, 3), wait=True)
-        assert moments(path) == [6.0]
-        with pytest.raises(StateNotFound, match=r"at 6 s$"):
-            load_state(path, at_s=4.0)
-
     def test_readers_beside_a_writer_only_ever_see_whole_states(self, at, make_state, same_state):
         path = at()
         states = [make_state(seed=seed) for seed in range(4)]
@@ -230,7 +207,7 @@ class FormTests:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """The bytes of a file, or of every file in a folder."""
+    """Return the bytes of a file, or of every file in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return {str(one.relative_to(path)): one.read_bytes() for one in files if one.is_file()}
 
@@ -241,9 +218,7 @@ class LocalFormTests(FormTests):
     def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(self, at, make_state):
         state, (a, b, c) = make_state(), (at(), at(), at())
         turned = replace(
-            state,
-            tensors=dict(reversed(list(state.tensors.items()))),
-            memory=dict(reversed(list(state.memory.items()))),
+            state, tensors=dict(reversed(state.tensors.items())), memory=dict(reversed(state.memory.items()))
         )
         save_state(state, a)
         save_state(turned, b)

@@ -29,7 +29,7 @@ class Bytes:
 
 @dataclass(eq=False)
 class Names:
-    """A folder: what is in it, what of that is durable, and the changes since, each one act."""
+    """A folder: what is in it, what of that is durable, and the changes since, each atomic."""
 
     now: dict[str, Bytes | Names] = field(default_factory=dict)
     durable: dict[str, Bytes | Names] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def _scan(folder: Path) -> Names:
 
 
 class Lossy(Disk):
-    # Whether this system can let two names change places in one act.
+    # True if this system can exchange two names atomically.
     exchanges = True
 
     def __init__(self, root: Path, at: int | None = None) -> None:
@@ -107,7 +107,7 @@ class Lossy(Disk):
         self._alive()
         super().replace(source, target)
         folder = self._folder(source.parent)
-        assert source.parent == target.parent, "a move between folders is not one act"
+        assert source.parent == target.parent, "a move between folders is not atomic"
         if source.exists():
             # Two names of one file: nothing was moved.
             assert source.samefile(target)
@@ -120,7 +120,7 @@ class Lossy(Disk):
         if not self.exchanges:
             return False
         assert super().exchange(a, b)
-        assert a.parent == b.parent, "an exchange between folders is not one act"
+        assert a.parent == b.parent, "an exchange between folders is not atomic"
         folder = self._folder(a.parent)
         folder.change(**{a.name: folder.now[b.name], b.name: folder.now[a.name]})
         self._called("exchange")
@@ -155,7 +155,7 @@ class Lossy(Disk):
         self._called("make_folder")
 
     def survivors(self, random: Random, n: int) -> Iterator[Names]:
-        """All that was done, nothing that was not synced, and `n` chances in between."""
+        """Yield what is left if everything reached the disk, if only synced data did, and `n` random cases between."""
         yield _surviving(self.tree, lambda: 1.0)
         yield _surviving(self.tree, lambda: 0.0)
         for _ in range(n):

@@ -12,7 +12,6 @@ import pytest
 from protokv.errors import StateError
 from protokv.storage.api import load_state, save_state
 from protokv.storage.commit import replace
-from protokv.storage.filesystem import write_file
 from protokv.storage.safetensors import SafetensorsForm
 from tests.storage.disk import Failing
 
@@ -103,12 +102,3 @@ def test_a_file_system_that_cannot_sync_folders_is_good_enough(make_state, tmp_p
     monkeypatch.setattr(os, "fsync", fsync)
     save_state(make_state(), tmp_path / "a.safetensors")
     load_state(tmp_path / "a.safetensors")
-
-
-def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path):
-    path = tmp_path / "a"
-    replace(path, lambda temporary: write_file(temporary, lambda file: file.write(b"old state")))
-    with path.open("rb") as reader:
-        replace(path, lambda temporary: write_file(temporary, lambda file: file.write(b"new")))
-        assert reader.read() == b"old state"
-    assert path.read_bytes() == b"new"

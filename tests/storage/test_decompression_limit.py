@@ -1,4 +1,4 @@
-"""Metadata of a repository that would unfold to far more than a state can need are refused before they are unfolded."""
+"""Metadata of a repository that decompress to far more than a state needs are refused before Icechunk reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def prefix(store):
-    """Of a state that is there."""
+    """Return the prefix of a new state."""
     prefix = f"bombs/{next(_numbers)}"
     save_state(make(), f"s3://{BUCKET}/{prefix}")
     store.reset()
@@ -52,14 +52,14 @@ def tip(objects: dict[str, bytes], prefix: str) -> str:
 
 
 def bomb(like: bytes, size: int = 1 << 30) -> bytes:
-    """Zeros behind the head of an object: a GiB in 33 kB."""
-    folding = zstandard.ZstdCompressor().compressobj()
-    zeros = bytes(1 << 20)
-    return like[:HEADER_BYTES] + b"".join([folding.compress(zeros) for _ in range(size >> 20)]) + folding.flush()
+    """Return an object of compressed zeros with the head of another: a GiB in 33 kB."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    zeros = b"".join([compressor.compress(bytes(1 << 20)) for _ in range(size >> 20)])
+    return like[:HEADER_BYTES] + zeros + compressor.flush()
 
 
-def refolded(data: bytes, old: int, new: int) -> bytes:
-    """A snapshot in which a manifest of `old` bytes is said to have `new`."""
+def with_length(data: bytes, old: int, new: int) -> bytes:
+    """Return a snapshot that claims `new` bytes for a manifest of `old` bytes."""
     plain = zstandard.ZstdDecompressor().decompressobj().decompress(data[HEADER_BYTES:])
     changed = plain.replace(old.to_bytes(8, "little"), new.to_bytes(8, "little"))
     assert changed != plain
@@ -90,7 +90,7 @@ print(json.dumps([ends, (peak_kib() - before) >> 10]))
 
 
 def used(*addresses: str) -> tuple[list[str], int]:
-    """What reading and writing at all but the first end in, and the MiB by which the peak of a process grew by that."""
+    """Read and write at all addresses but the first in a process; return how each call ended, and the MiB it took."""
     command = [sys.executable, "-W", "ignore", "-c", _CHILD, *addresses]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_a_bomb_of_33_kB_is_refused_and_takes_no_memory(store, address):
         assert len(made) < 40_000
         store.put(key, made)
         if kind == "manifests":
-            store.put(snapshot, refolded(objects[snapshot], len(objects[key]), len(made)))
+            store.put(snapshot, with_length(objects[snapshot], len(objects[key]), len(made)))
         # Headers are in the snapshot alone.
         fine = "StateCorrupt" if kind == "snapshots" else "done"
         ends += ["StateCorrupt", fine, fine, "StateCorrupt", "StateCorrupt"]
@@ -136,13 +136,13 @@ def test_a_bomb_among_what_is_to_be_deleted_is_not_opened(store, prefix, address
     repo = repository.open_repository(address)
     with pytest.raises(StateCorrupt, match=r"would take more than 16 MiB"):
         repository.collect(repo, DecompressionLimit(address), datetime.now(UTC) + timedelta(hours=2))
-    # Who goes on there commits, and deletes nothing.
+    # The next writer commits, and deletes nothing.
     save_state(make(seed=4), address)
     assert set(objects) < set(store.objects(prefix))
 
 
 def test_manifests_of_many_small_arrays_are_summed(store, prefix, address, monkeypatch):
-    """Each by its length as long as that is enough; then the longest are fetched and unfolded."""
+    """Their lengths are enough for a large limit; for a smaller one the longest are fetched and decompressed."""
     state = make(tensors={f"near.t{n}": torch.randn(50 + n, 7) for n in range(12)})
     save_state(state, address)
     lengths = [len(data) for key, data in store.objects(prefix).items() if "/manifests/" in key]
@@ -167,8 +167,7 @@ def test_a_name_that_icechunk_would_not_write_is_refused(name, store):
     assert not store.requests
 
 
-def test_what_is_claimed_is_not_what_a_block_can_hold():
-    """The bound by length alone holds for the densest object there is."""
+def test_no_object_decompresses_to_more_than_its_length_allows():
     for size in (1 << 17, 1 << 22, 1 << 26):
         data = bomb(bytes(HEADER_BYTES), size)
         assert limits._most_decompressed(len(data)) >= size

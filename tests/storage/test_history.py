@@ -87,31 +87,24 @@ def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_
 
 @EVERY_FORM
 def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_state, same_state, tmp_path):
-    path = tmp_path / f"a{suffix}"
-    mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6)]
+    """A file, a folder, a state under the name of another, and a link, which is not followed."""
+    path, elsewhere = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6, 8)]
     mine[0].write_text("mine")
     mine[1].mkdir()
     (mine[1] / "mine").write_text("mine")
-    # A moment of this stream under the name of another.
-    save_state(at(make_state, 1), tmp_path / f"b{suffix}")
-    (tmp_path / f"b{suffix}").rename(mine[2])
-    for step in range(1, 6):
+    save_state(at(make_state, 1), mine[2].with_name(f"c{suffix}"))
+    mine[2].with_name(f"c{suffix}").rename(mine[2])
+    save_state(at(make_state, 4), elsewhere)
+    mine[3].symlink_to(elsewhere)
+    for step in range(1, 7):
         commit(at(make_state, step), path, 2)
         assert same_state(load_state(path), at(make_state, step))
+        assert moments(path) == ([10.0, 12.0] if step == 6 else [2.0 * step])
     assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
     assert same_state(load_state(mine[2]), at(make_state, 1))
-
-
-@EVERY_FORM
-def test_a_link_with_the_name_of_a_kept_commit_is_neither_followed_nor_replaced(suffix, make_state, tmp_path):
-    path, elsewhere, link = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}", tmp_path / f"a{suffix}@000002.000s"
-    save_state(at(make_state, 1), elsewhere)
-    link.symlink_to(elsewhere)
-    for step in range(1, 5):
-        commit(at(make_state, step), path, 2)
-        assert moments(path) == [2.0 * one for one in range(max(1, step - 1), step + 1) if one != 1 or step == 1]
-    assert link.is_symlink()
-    assert load_state(elsewhere).clock.steps == 1
+    assert mine[3].is_symlink()
+    assert same_state(load_state(elsewhere), at(make_state, 4))
 
 
 def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):

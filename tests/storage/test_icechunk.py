@@ -20,7 +20,6 @@ from protokv.storage.api import check_target, load_state, moments, read_header, 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
-from protokv.storage import icechunk as icechunk_form
 from protokv.storage import icechunk as repository
 from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.writer import Writer
@@ -60,6 +59,18 @@ class TestIcechunk(FormTests):
         return lambda: f"s3://{BUCKET}/{next(_numbers)}/a"
 
 
+READS = (load_state, read_header, moments, stored_bytes)
+
+
+def failing(call, *arguments) -> StateError | None:
+    """Return the error of a call, if any."""
+    try:
+        call(*arguments)
+    except StateError as error:
+        return error
+    return None
+
+
 # Transactions
 
 
@@ -69,11 +80,9 @@ def test_only_the_chunks_that_changed_travel(make_state, same_state, store, addr
     save_state(make_state(tensors={"near.keys": keys, "bank.mass": torch.randn(4, 8, 64)}), address)
     uploaded = kinds(one.key for one in store.requests if one.method == "PUT")
     assert uploaded["chunks"] == keys.nbytes // 4096 + 2
-    store.reset()
     keys = keys.clone()
     keys[2, 3, 1, 2] += 1
-    changed = make_state(tensors={"near.keys": keys, "bank.mass": torch.randn(4, 8, 64)})
-    changed = replace(changed, tensors=changed.tensors | {"bank.mass": load_state(address).tensors["bank.mass"]})
+    changed = make_state(tensors={"near.keys": keys, "bank.mass": load_state(address).tensors["bank.mass"]})
     store.reset()
     save_state(changed, address)
     sent = [one for one in store.requests if one.method == "PUT"]
@@ -95,12 +104,8 @@ def test_tensors_and_chunks_that_are_no_more_leave_nothing_behind(make_state, sa
     """Arrays, groups and chunks are those of a repository that never had any others."""
     monkeypatch.setattr(hierarchy, "CHUNK_BYTES", 64)
     long, short = torch.arange(100), torch.arange(40)
-    several = {
-        "near.step": long,
-        "warmup.keys": torch.ones(9),
-        "warmup.deep.er": torch.ones(2),
-        "offset": torch.ones(()),
-    }
+    warmup = {"warmup.keys": torch.ones(9), "warmup.deep.er": torch.ones(2)}
+    several = {"near.step": long, **warmup, "offset": torch.ones(())}
     for now in (several, {"near.step": short}, several, {"near.step": long.to(torch.int8)}, {"warmup": short}):
         state = make_state(tensors=now)
         save_state(state, address)
@@ -147,25 +152,12 @@ def test_of_many_writers_one_wins_each_round(make_state, same_state, store, addr
         assert same_state(load_state(path), won[0])
 
 
-def test_a_writer_that_others_overtook_is_refused_until_it_begins_again(make_state, same_state, address):
-    with Writer(address) as first, Writer(address) as second:
-        first.commit(at(make_state, 1), wait=True)
-        for step in (2, 3):
-            with pytest.raises(StateLocked, match="another writer"):
-                second.commit(at(make_state, step), wait=True)
-        first.commit(at(make_state, 4), wait=True)
-    assert same_state(load_state(address), at(make_state, 4))
-    with Writer(address) as second:
-        second.commit(at(make_state, 5), wait=True)
-    assert same_state(load_state(address), at(make_state, 5))
-
-
 @pytest.mark.parametrize("existing", [True, False])
 def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
     existing, make_state, same_state, store, address, monkeypatch
 ):
     """As a writer that dies there: no request after that one is answered."""
-    monkeypatch.setattr(icechunk_form, "collect", lambda repo, limit: None)
+    monkeypatch.setattr(repository, "collect", lambda repo, limit: None)
     old, committed = None, []
     for n in itertools.count():
         path = address if existing else f"{address}{n}"
@@ -175,7 +167,7 @@ def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
         new = replace(at(make_state, 2 + n), tensors={"a": torch.arange(4 + n)})
         left = itertools.count(n, -1)
         store.before = lambda method, key, left=left: 403 if next(left) <= 0 else None
-        error = saving(new, path)
+        error = failing(save_state, new, path)
         store.before = lambda method, key: None
         try:
             committed.append(same_state(load_state(path), new))
@@ -194,15 +186,6 @@ def test_refused_from_any_request_on_the_old_or_the_new_state_is_there(
     assert committed[-1]
     assert not committed[0]
     assert n > 8
-
-
-def saving(state, path) -> StateError | None:
-    """What a save fails with."""
-    try:
-        save_state(state, path)
-    except StateError as error:
-        return error
-    return None
 
 
 def test_a_commit_whose_answer_is_lost_is_known_to_be_there(make_state, same_state, store, address):
@@ -251,24 +234,9 @@ def test_what_is_not_kept_is_collected_an_hour_after_it_was_needed(make_state, s
     assert moments(address) == [12.0, 14.0, 16.0]
 
 
-def test_kept_commits_stay_while_others_that_are_not_kept_go(make_state, same_state, store, address):
-    for step in (1, 2, 3):
-        with Writer(address, keep=3) as committer:
-            committer.commit(at(make_state, step), wait=True)
-    with Writer(address) as committer:
-        for step in range(4, 9):
-            committer.commit(at(make_state, step), wait=True)
-    collect(address, datetime.now(UTC) + timedelta(hours=2))
-    assert moments(address) == [2.0, 4.0, 16.0]
-    assert kinds(store.objects(key_of(address)))["snapshots"] == 4
-    for asked, step in [(2.0, 1), (15.9, 2), (16.0, 8)]:
-        assert same_state(load_state(address, at_s=asked), at(make_state, step))
-
-
 def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address, monkeypatch):
     """With an hour that has always passed."""
-    for module in (icechunk_form, repository):
-        monkeypatch.setattr(module, "GRACE", timedelta(0))
+    monkeypatch.setattr(repository, "GRACE", timedelta(0))
     sizes = []
     with Writer(address, keep=2) as committer:
         for step in range(1, 12):
@@ -278,8 +246,7 @@ def test_a_long_stream_of_commits_takes_bounded_room(make_state, store, address,
 
 
 def test_a_writer_that_may_not_list_or_delete_commits_all_the_same(make_state, same_state, store, address, monkeypatch):
-    for module in (icechunk_form, repository):
-        monkeypatch.setattr(module, "GRACE", timedelta(0))
+    monkeypatch.setattr(repository, "GRACE", timedelta(0))
     refused = []
 
     def refuse(method: str, key: str) -> int | None:
@@ -305,8 +272,7 @@ def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newe
 
     def read_late(*arguments, **options):
         for step in steps:
-            for module in (icechunk_form, repository):
-                monkeypatch.setattr(module, "GRACE", timedelta(0))
+            monkeypatch.setattr(repository, "GRACE", timedelta(0))
             save_state(at(make_state, step), address)
         return real(*arguments, **options)
 
@@ -338,18 +304,6 @@ def test_every_object_damaged_in_any_way_is_told_or_does_no_harm(make_state, sam
         store.put(key, data)
     assert set(harmed) == {"chunks", "manifests", "refs", "snapshots"}
     assert same_state(load_state(address), state)
-
-
-READS = (load_state, read_header, moments, stored_bytes)
-
-
-def failing(read, address) -> StateError | None:
-    """What a read fails with."""
-    try:
-        read(address)
-    except StateError as error:
-        return error
-    return None
 
 
 def test_a_chunk_that_points_elsewhere_is_not_followed(make_state, address, tmp_path):
@@ -387,19 +341,14 @@ def test_the_repository_of_somebody_else_is_left_alone(make_state, address):
     assert repository.open_repository(address).lookup_branch("main") == theirs
 
 
-@pytest.mark.parametrize("what", [load_state, check_target, moments])
-def test_a_store_that_refuses_is_one_clear_line(what, store, address):
-    store.before = lambda method, key: 403
-    with pytest.raises(StateError, match=r"AccessDenied") as caught:
-        what(address)
+@pytest.mark.parametrize("call", [load_state, check_target, moments])
+@pytest.mark.parametrize(("bucket", "why"), [(BUCKET, "AccessDenied"), ("nobucket", "video: NoSuchBucket")])
+def test_a_store_that_refuses_and_a_missing_bucket_are_one_clear_line(call, bucket, why, store):
+    if bucket == BUCKET:
+        store.before = lambda method, key: 403
+    with pytest.raises(StateError, match=why) as caught:
+        call(f"s3://{bucket}/video")
     assert "credentials" in caught.value.hint
-    assert not isinstance(caught.value, (StateCorrupt, StateNotFound))
-
-
-@pytest.mark.parametrize("what", [load_state, check_target])
-def test_a_bucket_that_is_not_there_is_one_clear_line(what, store):
-    with pytest.raises(StateError, match=r"nobucket/video: NoSuchBucket") as caught:
-        what("s3://nobucket/video")
     assert not isinstance(caught.value, (StateCorrupt, StateNotFound))
 
 

@@ -172,30 +172,19 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
     assert labels.tensors(False, False)["follows"].positions.tolist() == [53, 57]
 
 
-def _measure(moved):
+def test_each_kind_of_token_has_its_own_mean_and_words_weigh_most():
     lit, present = torch.tensor([[True, False, True]]), torch.tensor([[True, True, False]])
     words = torch.tensor([[True, True, True, False]])
     changed = torch.tensor([0]), torch.tensor([N_PREFIX + 4])
-    return measure_traces(moved, lit, present, words, changed)
-
-
-def test_each_kind_of_token_has_its_own_mean_and_words_weigh_most():
     moved = torch.zeros(1, N_PREFIX + 7, 8)
     for position, size in ((N_PREFIX, 1.0), (N_PREFIX + 1, 2.0), (N_PREFIX + 3, 3.0), (N_PREFIX + 4, 4.0)):
         moved[0, position] = size
     # A video token and a word that are padding.
     moved[0, N_PREFIX + 2] = moved[0, N_PREFIX + 6] = 100.0
-    loss, told = _measure(moved)
-    words = 9.0 / (N_PREFIX + 2)
-    assert told == pytest.approx(
-        {"trace_lit": 1.0, "trace_unlit": 2.0, "trace_words": words**0.5, "trace_changed": 4.0}
-    )
-    assert loss.item() == pytest.approx(2 * (1 + 4) + 30 * words + 0.03 * 16)
-
-
-def test_nothing_left_behind_costs_nothing():
-    loss, _ = _measure(torch.zeros(1, N_PREFIX + 7, 8))
-    assert loss.item() == 0.0
+    loss, told = measure_traces(moved, lit, present, words, changed)
+    mean = 9.0 / (N_PREFIX + 2)
+    assert told == pytest.approx({"trace_lit": 1.0, "trace_unlit": 2.0, "trace_words": mean**0.5, "trace_changed": 4.0})
+    assert loss.item() == pytest.approx(2 * (1 + 4) + 30 * mean + 0.03 * 16)
 
 
 def test_the_gaze_of_a_row_is_attention_turned_pair_by_pair():

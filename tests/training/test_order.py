@@ -26,7 +26,6 @@ from samples.training.evaluate_order import (
     find_known_types,
     format_order_table,
 )
-from samples.training.loop import rate_at
 from samples.training.model import make_model
 from samples.training.order_worlds import (
     ASKED,
@@ -39,25 +38,6 @@ from samples.training.order_worlds import (
 )
 from samples.training.time_worlds import ask_time, make_time_world
 from tests.training.helpers import SMALL
-
-
-def _evidence(world):
-    start = world.config.before_s
-    return [e for e in world.events() if start <= e.start_s < start + world.config.evidence_s]
-
-
-def test_the_evidence_is_the_same_wherever_it_lies_and_among_24_others():
-    for index in range(12):
-        looks = set()
-        for place in PLACES:
-            world = make_order_world(place, index)
-            evidence = _evidence(world)
-            looks.add(tuple((e.shape, e.colour, e.place, e.start_s - world.config.before_s) for e in evidence))
-            assert len(evidence) == 4
-            assert abs(len(list(world.events())) - 4 - DISTRACTORS) <= 4
-            third = world.config.before_s * 3 / world.config.length_s
-            assert {"start": third == 0, "middle": 1 <= third < 2, "end": third >= 2}[place]
-        assert len(looks) == 1
 
 
 def test_what_lasts_for_minutes_is_asked_of_what_comes_again_and_of_what_crosses():
@@ -133,10 +113,12 @@ def test_blocks_of_questions_are_read_as_one_by_one(monkeypatch):
     model = make_model(1, **SMALL).eval()
     world = make_order_world("start", 0)
     asked = ask_order(world, ("colour", "where", "middle_first"), 3)
-    one_by_one = [answer_all(model, world, [question])[0] for question in asked]
-    monkeypatch.setattr(evaluate_order_module, "BLOCK", 4)
     assert len(asked) == 9
-    assert answer_all(model, world, asked) == one_by_one
+    verdicts = []
+    for block in (1, 4):
+        monkeypatch.setattr(evaluate_order_module, "BLOCK", block)
+        verdicts.append(answer_all(model, world, asked))
+    assert verdicts[0] == verdicts[1]
 
 
 def test_an_interval_is_that_of_drawing_worlds():
@@ -151,11 +133,11 @@ def test_an_interval_is_that_of_drawing_worlds():
 
 
 def test_the_table_has_a_row_a_type_and_counts_what_was_asked():
-    verdicts = evaluate_order(make_model(1, **SMALL).eval(), ("middle_first", "colour"), worlds=2)
+    verdicts = evaluate_order(make_model(1, **SMALL).eval(), ("middle_first", "colour"), worlds=1)
     lines = list(format_order_table(verdicts))
     assert len(lines) == 2 + 2
     assert len({line.count("|") for line in lines}) == 1
-    assert lines[3].endswith("| 24 |")
+    assert lines[3].endswith("| 12 |")
 
 
 def test_what_is_asked_of_evidence_that_is_shown_twice_is_true_of_both_showings():
@@ -207,14 +189,6 @@ def test_every_stage_of_the_curriculum_makes_batches(composer, stage):
             assert batch.tokens.seen.any(-1).all()
             assert not batch.tokens.seen.all()
     assert kinds <= set(stage.weights) | {"whether"}
-
-
-def test_the_curriculum_asks_everything_in_the_end_over_spans_of_ten_minutes():
-    last = CURRICULUM[-1]
-    assert set(last.weights) == set(TYPES)
-    assert max(span for span, _ in last.spans) >= 640
-    assert rate_at(last, last.steps - 1) < 0.02 * last.rate
-    assert rate_at(last, 0) < rate_at(last, last.warm_up)
 
 
 def test_an_answer_is_right_when_its_words_are_whatever_its_end_is():

@@ -13,10 +13,7 @@ from samples.training.model import make_config
 from samples.training.surgery import LOOK_BACK_LAYER, SECTIONS, insert_layers, look_back, tell_words_apart
 from samples.training.time_surgery import (
     GATHER_LAYER,
-    LEAD,
     ONSET_LAYER,
-    fit,
-    look_at_lead,
     look_for_events,
     look_for_predecessors,
     make_codes,
@@ -128,17 +125,6 @@ def _gaze(model, layer, state, tokens, row):
     return read_gaze(model, layer, state, tokens, questions, row).exp()[0]
 
 
-def test_a_code_is_read_and_cells_are_as_far_from_each_other_as_can_be():
-    codes = make_codes(9)
-    assert codes.shape == (9, 8)
-    expected = torch.eye(9) * 9 / 8 - 1 / 8
-    torch.testing.assert_close(codes @ codes.T, expected, **near(expected, 8 * 8 + 8))
-    x = torch.randn(300, 12)
-    y = x[:, :3] * 2 + 1
-    read = torch.cat([x, torch.ones(300, 1)], 1) @ fit(x, y, 1e-4)
-    torch.testing.assert_close(read, y, atol=1e-3, rtol=1e-3)
-
-
 def test_a_token_looks_at_the_same_cell_up_to_three_steps_before_and_else_at_the_sink(model):
     codes = make_codes(9)
     cells = torch.zeros(129, 8)
@@ -174,24 +160,3 @@ def test_a_shape_word_looks_evenly_at_the_events_of_its_shape_and_as_much_at_the
         assert seen.sum(-1).min() > 0.98
         assert seen.min() > 0.6 / (n + 1)
         assert not_followed[:, 0].min() > 0.98
-
-
-def test_one_group_of_heads_looks_at_the_word_that_leads_whatever_it_is(model):
-    attention = model.model.language_model.layers[ONSET_LAYER].self_attn
-    others = {name: tensor.clone() for name, tensor in attention.state_dict().items()}
-    look_at_lead(attention, 2e4, 1, 1)
-    state = torch.randn(1, 9, 128, generator=torch.Generator().manual_seed(0))
-    D, turned = attention.head_dim, make_rotary_tables(model, torch.arange(70, 79).expand(3, 1, 9))
-    with torch.no_grad():
-        q, k = (
-            turn_pairs(projection(state).unflatten(-1, (-1, D)), *turned)[0]
-            for projection in (attention.q_proj, attention.k_proj)
-        )
-    for head in (2, 3):
-        scores = q[-1, head] @ k[:, 1].T * D**-0.5
-        assert int(scores.argmax()) == 8 - LEAD
-        assert scores.softmax(-1).max() > 0.6
-    for name, kept in (("q_proj", 2 * D), ("k_proj", D), ("v_proj", D)):
-        for kind in ("weight", "bias"):
-            own = attention.state_dict()[f"{name}.{kind}"]
-            assert torch.equal(own[:kept], others[f"{name}.{kind}"][:kept])

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from protokv.backbones import load_backbone
 from protokv.mini.phrases import ANSWERS, CHANCE, ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
 from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 from samples.training.forward import QUESTION_TOKENS
@@ -14,8 +13,8 @@ from samples.training.tokenizer import build_tokenizer
 from samples.training.vocabulary import PADDED_SIZE, encode, split, token_ids, words
 
 
-def _texts(types=TYPES):
-    """Every question and answer of some types."""
+def _texts(types):
+    """Yield every question and answer of some types."""
     for kind in types:
         for template in TEMPLATES[kind]:
             for shape, colour, place in itertools.zip_longest(SHAPES, COLOUR_NAMES, PLACES, fillvalue="left"):
@@ -23,53 +22,31 @@ def _texts(types=TYPES):
         yield from ANSWERS[kind]
 
 
-def test_every_template_and_answer_is_in_the_vocabulary_with_and_without_punctuation():
-    for text in _texts():
-        assert token_ids()["<unk>"] not in encode(text)
-        assert token_ids()["<unk>"] not in encode(text.rstrip("?.").upper())
-    assert len(words()) == len(set(words())) <= PADDED_SIZE
-
-
 @pytest.mark.parametrize(
-    ("extent", "smaller", "types", "new"),
-    [("order", "content", ORDER_TYPES, "before"), ("time", "order", TIME_TYPES, "times")],
+    ("extent", "types"), [("content", TYPES), ("order", ORDER_TYPES), ("time", TIME_TYPES)], ids=str
 )
-def test_further_words_follow_the_others_and_are_unknown_unless_asked_for(extent, smaller, types, new):
-    known = words(extent)
-    assert known[: len(words(smaller))] == words(smaller)
-    assert len(known) == len(set(known)) <= PADDED_SIZE
-    assert new in known[len(words(smaller)) :]
+def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenizers_agree(extent, types):
     texts = list(_texts(types))
-    assert not any(token_ids()["<unk>"] in encode(text, extent) for text in texts)
-    framing = len(split("<|vision_end|> <|im_end|> <|im_start|> assistant"))
-    assert max(len(split(text)) for text in texts) + framing + 1 <= QUESTION_TOKENS
-    tokenizer = build_tokenizer(extent)
-    assert [tokenizer(text)["input_ids"] for text in texts[::7]] == [encode(text, extent) for text in texts[::7]]
-
-
-def test_ids_of_published_words_stay():
-    assert (len(words()), len(words("order")), len(words("time"))) == (90, 105, 106)
-    assert token_ids("time")["times"] == 105
-
-
-def test_every_question_with_its_longest_answer_fits_in_its_block():
-    longest = max(len(split(text)) for text in _texts())
+    for text in texts:
+        assert token_ids()["<unk>"] not in encode(text, extent)
+        assert token_ids()["<unk>"] not in encode(text.rstrip("?.").upper(), extent)
     framing = len(split("<|vision_end|> <|im_end|> <|im_start|> assistant"))
     # The end of the answer is predicted, not read.
-    assert longest + framing + max(len(split(p)) for p in PLACES) <= QUESTION_TOKENS
+    answer = max(len(split(text)) for kind in types for text in ANSWERS[kind])
+    assert max(len(split(text)) for text in texts) + framing + answer <= QUESTION_TOKENS
+    tokenizer = build_tokenizer(extent)
+    for text in [*texts[::7], "wHat's  the?!pancake\n(star)"]:
+        assert tokenizer(text)["input_ids"] == encode(text, extent)
 
 
-def test_unknown_words_are_named_once_in_order_and_nothing_known_is():
-    embedded = load_backbone(device="cpu")
-    asked = "Did the Pancake land where the star was, or did the pancake fly?"
-    assert embedded.unknown_words(asked) == ["pancake", "land", "fly"]
-    assert embedded.unknown_words("what colour was the star") == []
-
-
-def test_the_tokenizer_file_splits_as_the_vocabulary_does():
-    tokenizer = build_tokenizer()
-    for text in [*itertools.islice(_texts(), 0, None, 7), "wHat's  the?!pancake\n(star)"]:
-        assert tokenizer(text)["input_ids"] == encode(text)
+def test_published_words_keep_their_ids_and_further_words_follow():
+    content, order, time = (words(extent) for extent in ("content", "order", "time"))
+    assert (len(content), len(order), len(time)) == (90, 105, 106)
+    assert order[:90] == content
+    assert time[:105] == order
+    assert len(set(time)) == len(time) <= PADDED_SIZE
+    assert token_ids("time")["times"] == 105
+    assert encode("pancake") == [token_ids()["<unk>"]]
 
 
 def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
@@ -87,6 +64,4 @@ def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
 
 def test_every_type_has_answers_and_a_chance_level():
     assert set(TEMPLATES) == set(ANSWERS) == set(CHANCE) == {*TYPES, *ORDER_TYPES, *TIME_TYPES}
-    assert len(TEMPLATES) == len(TYPES) + len(ORDER_TYPES) + len(TIME_TYPES)
     assert all(0.1 <= chance <= 0.5 for chance in CHANCE.values())
-    assert token_ids()["<unk>"] == encode("pancake")[0]

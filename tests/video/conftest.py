@@ -30,17 +30,14 @@ def decode_in_this_process() -> None:
     """Decode in a process of its own, as for a user."""
 
 
-@pytest.fixture(scope="session")
-def number_in() -> Callable[[NDArray[np.uint8]], int]:
-    def read(image: NDArray[np.uint8]) -> int:
-        h, w = image.shape[0] // ROWS, image.shape[1] // COLUMNS
-        number = 0
-        for bit in range(ROWS * COLUMNS):
-            y, x = bit // COLUMNS * h, bit % COLUMNS * w
-            number |= int(image[y + h // 2, x + w // 2].mean() > 127) << bit
-        return number
-
-    return read
+def number_in(image: NDArray[np.uint8]) -> int:
+    """Invert `burn`."""
+    h, w = image.shape[0] // ROWS, image.shape[1] // COLUMNS
+    number = 0
+    for bit in range(ROWS * COLUMNS):
+        y, x = bit // COLUMNS * h, bit % COLUMNS * w
+        number |= int(image[y + h // 2, x + w // 2].mean() > 127) << bit
+    return number
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ class Clip:
     still: bool = False
     rotation: int = 0
     audio_s: float = 0.0
+    comment: str = ""
 
     @property
     def times_s(self) -> list[float]:
@@ -68,6 +66,7 @@ class Clip:
 
 def write(clip: Clip, path: Path) -> Path:
     with av.open(str(path), "w", options=clip.mux) as output:
+        output.metadata["comment"] = clip.comment
         stream: Any = output.add_stream(clip.codec, rate=25, options=clip.options)
         stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, clip.pixels
         stream.time_base = stream.codec_context.time_base = clip.base
@@ -103,6 +102,7 @@ CLIPS = {
     "late start": Clip([1730 + 40 * i for i in range(33)]),
     "matroska in milliseconds": Clip([round(i * 1000 / 30) for i in range(45)], suffix="mkv"),
     "transport stream": Clip(STEADY, suffix="ts", base=Fraction(1, 25000)),
+    "index in front": Clip(STEADY, mux={"movflags": "faststart"}),
     "fragmented": Clip(STEADY, mux={"movflags": "frag_keyframe+empty_moov"}),
     "avi": Clip(list(range(40)), base=Fraction(1, 25), suffix="avi", options={"bf": "2"}),
     "gray": Clip(STEADY, pixels="gray"),
@@ -132,21 +132,6 @@ def make_clip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[name]
 
     return make
-
-
-@pytest.fixture(scope="session")
-def clips() -> dict[str, Clip]:
-    return CLIPS
-
-
-@pytest.fixture(scope="session")
-def write_clip() -> Callable[[Clip, Path], Path]:
-    return write
-
-
-@pytest.fixture(scope="session")
-def new_clip() -> type[Clip]:
-    return Clip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,19 +12,20 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
+from tests.video.conftest import Clip, number_in, write
 
 DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]
 
 
-def with_packet(source: Path, target: Path, number: int, change) -> Path:
-    """A copy whose packet `number`, in decoding order, has had `change` applied to its bytes."""
+def with_rubbish(source: Path, target: Path, number: int) -> Path:
+    """A copy whose packet `number`, in decoding order, is rubbish."""
     with av.open(str(source)) as original, av.open(str(target), "w") as copy:
         stream = original.streams.video[0]
         out = copy.add_stream_from_template(stream)
         for i, packet in enumerate(p for p in original.demux(stream) if p.size):
             sent = packet
             if i == number:
-                sent = av.Packet(change(bytes(packet)))
+                sent = av.Packet(b"\xff" * packet.size)
                 sent.pts, sent.dts, sent.duration = packet.pts, packet.dts, packet.duration
                 sent.time_base, sent.is_keyframe = packet.time_base, packet.is_keyframe
             sent.stream = out
@@ -34,8 +35,8 @@ def with_packet(source: Path, target: Path, number: int, change) -> Path:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("number", [13, 31, 60])
-def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, number, make_clip, tmp_path, number_in):
-    path = with_packet(make_clip("constant rate"), tmp_path / "x.mp4", number, lambda data: b"\xff" * len(data))
+def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, number, make_clip, tmp_path):
+    path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", number)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
         damage = source.damage
@@ -49,10 +50,10 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, number, ma
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(decoder, make_clip, tmp_path, number_in):
+def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(decoder, make_clip, tmp_path):
     with av.open(str(make_clip("constant rate"))) as container:
         keys = [i for i, p in enumerate(container.demux(video=0)) if p.size and p.is_keyframe]
-    path = with_packet(make_clip("constant rate"), tmp_path / "x.mp4", keys[1], lambda data: b"\xff" * len(data))
+    path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", keys[1])
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
     assert source.damage.frames_lost + len(frames) == 61
@@ -63,13 +64,11 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(deco
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("part", [0.35, 0.6, 0.8])
+@pytest.mark.parametrize("part", [0.35, 0.8])
 @pytest.mark.parametrize("kind", ["mp4", "mkv"])
-def test_a_file_cut_short_gives_its_beginning_and_says_what_is_missing(
-    decoder, part, kind, tmp_path, write_clip, new_clip, number_in
-):
-    clip = new_clip([40 * i for i in range(180)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
-    path = write_clip(clip, tmp_path / f"x.{kind}")
+def test_a_file_cut_short_gives_its_beginning_and_says_what_is_missing(decoder, part, kind, tmp_path):
+    clip = Clip([40 * i for i in range(180)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
+    path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.find(b"mdat") if kind == "mp4" else 600
     path.write_bytes(data[: begin + round((len(data) - begin) * part)])
@@ -95,17 +94,20 @@ def test_a_file_without_its_index_is_refused_with_a_hint(make_clip, tmp_path):
     assert "to its end" in caught.value.hint
 
 
+def flipped(source: Path, target: Path, seed: int, flips: int) -> Path:
+    """A copy with some bytes of its pictures changed; with one flip, a single bit."""
+    data, rng = bytearray(source.read_bytes()), np.random.default_rng(seed)
+    for at in rng.integers(data.find(b"mdat") + 904, data.find(b"moov") - 4, flips):
+        data[at] ^= 1 << int(rng.integers(8)) if flips == 1 else int(rng.integers(1, 256))
+    target.write_bytes(data)
+    return target
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("seed", range(4))
 def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, seed, make_clip, tmp_path):
-    data = bytearray(make_clip("reordered frames").read_bytes())
-    begin = data.find(b"mdat") + 4
-    end = data.find(b"moov") - 4
-    rng = np.random.default_rng(seed)
-    for at in rng.integers(begin + 900, end, 12):
-        data[at] ^= int(rng.integers(1, 256))
-    (tmp_path / "x.mp4").write_bytes(data)
-    with open_source(tmp_path / "x.mp4", decoder) as source:
+    path = flipped(make_clip("reordered frames"), tmp_path / "x.mp4", seed, 12)
+    with open_source(path, decoder) as source:
         frames = [(f.time_s, f.image.tobytes()) for f in source.frames()]
         damage = source.damage
         assert all(a < b for (a, _), (b, _) in pairwise(frames))
@@ -116,14 +118,9 @@ def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="decord is not installed")
 @pytest.mark.parametrize("seed", range(6))
-def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage_and_gives_or_counts_every_frame(
-    seed, make_clip, tmp_path
-):
-    data = bytearray(make_clip("reordered frames").read_bytes())
-    rng = np.random.default_rng(seed)
-    data[int(rng.integers(data.find(b"mdat") + 904, data.find(b"moov") - 4))] ^= 1 << int(rng.integers(8))
-    (tmp_path / "x.mp4").write_bytes(data)
-    with open_source(tmp_path / "x.mp4") as one, open_source(tmp_path / "x.mp4", "decord") as other:
+def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage(seed, make_clip, tmp_path):
+    path = flipped(make_clip("reordered frames"), tmp_path / "x.mp4", seed, 1)
+    with open_source(path) as one, open_source(path, "decord") as other:
         assert len(list(one.frames())) + one.damage.frames_lost == 61
         frames = list(other.frames())
         assert len(frames) + other.damage.frames_lost == 61
@@ -135,7 +132,7 @@ def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage_and_gives_or_count
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_losses_before_the_start_of_a_resumed_reading_are_not_counted_again(decoder, make_clip, tmp_path):
-    path = with_packet(make_clip("constant rate"), tmp_path / "x.mp4", 14, lambda data: b"\xff" * len(data))
+    path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 14)
     with open_source(path, decoder) as source:
         list(source.frames(1.0))
         assert source.damage.ok

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
-import av
 import numpy as np
 import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
 from protokv.video.stamps import BEYOND_END_PART, BEYOND_END_S, HOLE_S, LONGEST_GAP_WITHOUT_END_S, Timeline
+from tests.video.conftest import Clip, number_in, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,64 +28,49 @@ def box(data: bytes, name: bytes) -> int:
     return data.index(name) + 4
 
 
-@pytest.fixture
-def jumping_mp4(write_clip, new_clip, tmp_path):
+def jumping_mp4(path: Path) -> None:
     """The duration of one frame in the middle has a high byte flipped: everything behind it is hours later."""
-    path = write_clip(new_clip(UNEVEN), tmp_path / "x.mp4")
-    data = bytearray(path.read_bytes())
-    entry = box(data, b"stts") + 8 + 40 * 8 + 4
-    data[entry + 1] ^= 0x40
+    data = bytearray(write(Clip(UNEVEN), path).read_bytes())
+    data[box(data, b"stts") + 8 + 40 * 8 + 5] ^= 0x40
     path.write_bytes(data)
-    return path, UNEVEN[-1] / 1000
 
 
-@pytest.fixture
-def jumping_mkv(write_clip, new_clip, tmp_path):
+def jumping_mkv(path: Path) -> None:
     """The time of one cluster has its highest byte flipped: its frames are hours later, the next are right again."""
-    clip = new_clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
-    path = write_clip(clip, tmp_path / "x.mkv")
-    data = bytearray(path.read_bytes())
+    clip = Clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
+    data = bytearray(write(clip, path).read_bytes())
     clusters = [i for i in range(len(data)) if data[i : i + 4] == b"\x1f\x43\xb6\x75"]
-    stamp = data.index(b"\xe7\x83", clusters[2])
-    data[stamp + 2] ^= 0x40
+    data[data.index(b"\xe7\x83", clusters[2]) + 2] ^= 0x40
     path.write_bytes(data)
-    return path, 10.0
 
 
-@pytest.fixture
-def jumping_ts(write_clip, new_clip, tmp_path):
+def jumping_ts(path: Path) -> None:
     """A transport stream declares no end: the second half is stamped 13 hours later."""
-    path = write_clip(
-        new_clip([*STEADY[:125], *(t + 46_800_000 for t in STEADY[125:])], suffix="ts"), tmp_path / "x.ts"
-    )
-    return path, 10.0
+    write(Clip([*STEADY[:125], *(t + 46_800_000 for t in STEADY[125:])], suffix="ts"), path)
 
 
-@pytest.mark.parametrize("kind", ["jumping_mp4", "jumping_mkv", "jumping_ts"])
-def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(kind, request):
-    path, length_s = request.getfixturevalue(kind)
-    with open_source(path) as source:
+@pytest.mark.parametrize(
+    ("make", "suffix", "length_s"),
+    [(jumping_mp4, "mp4", UNEVEN[-1] / 1000), (jumping_mkv, "mkv", 10.0), (jumping_ts, "ts", 10.0)],
+)
+def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(make, suffix, length_s, tmp_path):
+    make(tmp_path / f"x.{suffix}")
+    with open_source(tmp_path / f"x.{suffix}") as source:
         frames = list(source.frames())
         assert all(a.time_s < b.time_s for a, b in pairwise(frames))
         assert "jump" in source.damage.message or "before the end" in source.damage.message
         # Frames with such a stamp have the places that their order gives them; of MP4, FFmpeg keeps some to itself.
-        assert len(frames) == 250 or kind == "jumping_mp4"
+        assert len(frames) == 250 or suffix == "mp4"
+        if suffix == "mkv":
+            assert [number_in(frame.image) for frame in frames] == list(range(250))
+            assert [frame.time_s for frame in frames] == pytest.approx([i / 25 for i in range(250)], abs=1e-6)
+            assert (source.damage.frames_damaged, source.damage.frames_lost) == (1, 0)
         steps = list(read_steps(source, 2.0, 2))
         assert steps[-1].time_s <= length_s + 1
 
 
-def test_a_cluster_with_a_damaged_time_keeps_its_frames_and_moves_no_others(jumping_mkv, number_in):
-    path, _ = jumping_mkv
-    with open_source(path) as source:
-        frames = [(frame.time_s, number_in(frame.image)) for frame in source.frames()]
-        assert [number for _, number in frames] == list(range(250))
-        assert all(abs(time_s - number / 25) < 1e-6 for time_s, number in frames)
-        assert source.damage.frames_damaged == 1
-        assert source.damage.frames_lost == 0
-
-
-def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(write_clip, new_clip, tmp_path):
-    path = write_clip(new_clip(UNEVEN), tmp_path / "x.mp4")
+def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(tmp_path):
+    path = write(Clip(UNEVEN), tmp_path / "x.mp4")
     data = bytearray(path.read_bytes())
     begin = box(data, b"stts")
     last = begin + 8 + int.from_bytes(data[begin + 4 : begin + 8], "big") * 8 - 4
@@ -93,13 +80,13 @@ def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(
         assert len(list(read_steps(source, 2.0, 2))) <= UNEVEN[-1] / 1000 * (1 + BEYOND_END_PART) + BEYOND_END_S
 
 
-def test_slow_pictures_and_long_stills_are_no_damage(write_clip, new_clip, tmp_path):
+def test_slow_pictures_and_long_stills_are_no_damage(tmp_path):
     for suffix, ticks in [
         ("mp4", [0, 1_700_000, 1_800_000, 5_000_000]),
         ("ts", [0, 500_000, 900_000]),
         ("ts", [0, 100, 200, 3000, 3100, 9000]),
     ]:
-        path = write_clip(new_clip(ticks, suffix=suffix, options={"bf": "0"}), tmp_path / f"x.{suffix}")
+        path = write(Clip(ticks, suffix=suffix, options={"bf": "0"}), tmp_path / f"x.{suffix}")
         with open_source(path) as source:
             assert [f.time_s for f in source.frames()] == pytest.approx([t / 1000 for t in ticks], abs=0.05)
             assert source.damage.ok
@@ -138,10 +125,10 @@ def claiming(path, width, height):
     return path
 
 
-def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(write_clip, new_clip, tmp_path):
+def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     pytest.importorskip("resource")
-    clip = new_clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"})
-    path = claiming(write_clip(clip, tmp_path / "x.mkv"), 16383, 16383)
+    clip = Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"})
+    path = claiming(write(clip, tmp_path / "x.mkv"), 16383, 16383)
     code = (
         "import sys; from protokv.video import open_source; from protokv.errors import SourceError\n"
         "from tests.peak import peak_kib\n"
@@ -158,9 +145,9 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(write_clip, new
     assert int(grown_mib) < 150, out.stdout
 
 
-def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(write_clip, new_clip, tmp_path, number_in):
-    first = write_clip(new_clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
-    later = write_clip(new_clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts")
+def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
+    first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
+    later = write(Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts")
     (tmp_path / "x.ts").write_bytes(first + later.read_bytes())
     with open_source(tmp_path / "x.ts") as source:
         numbers = [number_in(f.image) for f in source.frames()]
@@ -170,53 +157,37 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(write_clip, new_
 
 
 @pytest.mark.parametrize("error", [IndexError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError])
-def test_whatever_pyav_raises_while_decoding_is_damage_or_a_source_error(error, make_clip, monkeypatch):
+def test_whatever_pyav_raises_while_decoding_is_damage(error, make_clip, monkeypatch):
     import protokv.video.pyav_source as module
 
-    class Context:
-        def __init__(self, context):
-            self._context, self._n = context, 0
+    def failing(probe, stream, *rest, **more):
+        context, calls = stream.codec_context, itertools.count(1)
 
-        def flush_buffers(self):
-            self._context.flush_buffers()
-
-        def decode(self, packet):
-            self._n += 1
-            if self._n == 20:
+        def decode_packet(packet):
+            if next(calls) == 20:
                 raise error("from inside")
-            return self._context.decode(packet)
+            return context.decode(packet)
 
-    class Stream:
-        def __init__(self, stream):
-            self.codec_context = Context(stream.codec_context)
+        stand_in = SimpleNamespace(decode=decode_packet, flush_buffers=context.flush_buffers)
+        return real(probe, SimpleNamespace(codec_context=stand_in), *rest, **more)
 
     real = module.decode
-    monkeypatch.setattr(
-        module, "decode", lambda probe, stream, *rest, **more: real(probe, Stream(stream), *rest, **more)
-    )
+    monkeypatch.setattr(module, "decode", failing)
     with open_source(make_clip("constant rate")) as source:
         assert len(list(source.frames())) == 60
         assert source.damage.frames_lost == 1
 
 
-def test_an_error_while_converting_a_frame_is_a_source_error(make_clip, monkeypatch):
-    import protokv.video.pyav_source as module
+@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.turned"])
+def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
+    path = make_clip("constant rate")
 
-    def broken(*_):
-        raise ValueError("no such conversion")
+    def fail(*_, **__):
+        raise IndexError("out of range")
 
-    monkeypatch.setattr(module, "turned", broken)
-    with open_source(make_clip("constant rate")) as source, pytest.raises(SourceUnreadable, match="no such conversion"):
+    monkeypatch.setattr(broken, fail)
+    with pytest.raises(SourceUnreadable, match="out of range"), open_source(path) as source:
         _ = next(source.frames()).image
-
-
-def test_an_error_while_opening_is_a_source_error(make_clip, monkeypatch):
-    def broken(*_, **__):
-        raise IndexError("list index out of range")
-
-    monkeypatch.setattr(av, "open", broken)
-    with pytest.raises(SourceUnreadable, match="out of range"):
-        open_source(make_clip("constant rate"))
 
 
 @pytest.mark.parametrize("name", ["late start", "variable rate", "matroska in milliseconds", "avi"])

@@ -132,7 +132,7 @@ class LiveSource(Closing):
         self._feed = feed = self._start_feed(fps, segment, stream_s)
         rates = Rates(self._clock)
         dropped, damaged = log.frames_dropped, log.frames_damaged
-        grouping = Grouping(fps, frames_per_step)
+        grouping = StepGrouper(fps, frames_per_step)
         away_s: float | None = None
         while not should_stop():
             news = feed.mailbox.get(ASK_S)
@@ -204,7 +204,7 @@ class LiveSource(Closing):
         return self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
 
 
-class Grouping:
+class StepGrouper:
     """Groups sampled frames into steps. A step that a loss cuts short is filled with its last frame."""
 
     def __init__(self, fps: float, frames_per_step: int) -> None:

@@ -1,7 +1,7 @@
-"""What a published benchmark is: videos with questions, the wording of a prompt, and rules that score an answer.
+"""The interface of a published benchmark: videos with questions, the prompt, and the rules that score an answer.
 
-A data set is one file that implements `Benchmark` and one line in `BENCHMARKS`. It reads annotations and nothing else:
-it opens no video, knows no model and no memory.
+A data set is one file that implements `Benchmark` and one line in `BENCHMARKS`. It reads annotations only: it opens no
+video and knows no model and no memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Video:
     """One video of a data set and all questions about it.
 
     Attributes:
-        name: as the annotations have it; tells it from all others.
-        path: where the annotations say it is, in any of the usual layouts (`files.find_video`).
-        questions: about it, in order of the annotations.
-        rate_fps: frames per second if it is an array of key frames (`.npy`) and not a video file.
-        clip_s: start and end of the part that the questions are about, where a file may hold that part alone.
+        name: its unique name in the annotations.
+        path: its path in the annotations; `files.find_video` finds the file.
+        questions: in order of the annotations.
+        rate_fps: frames per second of an array of key frames (`.npy`).
+        clip_s: start and end of the part that the questions are about, if a file may hold only that part.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What was read.
+    """The annotations of a data set.
 
     Attributes:
         videos: in order of the annotations.
-        notes: what was left out, or is not as published, and how often.
+        notes: what was left out or differs from the publication -> how often.
     """
 
     videos: tuple[Video, ...]
@@ -50,17 +50,17 @@ class Annotations:
 
     @classmethod
     def of(cls, questions: Mapping[str, Sequence[Question]], notes: Counter[str] | None = None) -> Self:
-        """Of questions by the path of their video, which is its name; notes that count nothing are left out."""
+        """Make them from questions by the path of their video, which is its name; drop notes that count nothing."""
         return cls(tuple(Video(path, path, tuple(asked)) for path, asked in questions.items()), +(notes or Counter()))
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Whether an answer is right.
+    """The score of an answer.
 
     Attributes:
         official: by the rule of the benchmark's own code.
-        strict: by a rule that no other text satisfies by chance; the same where the official rule is strict.
+        strict: by a rule that no other text satisfies by chance.
     """
 
     official: bool
@@ -71,14 +71,14 @@ class Benchmark(ABC):
     """A data set and its protocol.
 
     Attributes:
-        name: on the command line and in rows.
-        types: of its questions, by its own names, in the order of tables.
-        templates: the literal prompts; their digest stands beside every number.
+        name: its name on the command line and in rows.
+        types: the types of its questions, in the order of tables.
+        templates: the literal prompts; reports show their digest.
         source: address of the annotations and of the scoring code.
         licence: of the annotations.
-        fps: frames per second that its protocol fixes; None: it leaves that to the model.
+        fps: frames per second of its protocol; None: the model's own.
         open_ended: answers are sentences, for a judge to read.
-        max_new_tokens: room for an answer.
+        max_new_tokens: the longest answer.
     """
 
     name: ClassVar[str]
@@ -100,12 +100,12 @@ class Benchmark(ABC):
         """Read the annotations below a folder.
 
         Args:
-            root: of the data set.
-            from_evidence: delays are to be counted from the evidence where the annotations know when it was.
+            root: the folder.
+            from_evidence: count delays from the evidence if the annotations have its time.
 
         Raises:
-            SourceNotFound: there are no annotations; the file that was looked for is named.
-            ConfigError: they are not as published; the place is named.
+            SourceNotFound: there are no annotations; names the expected file.
+            ConfigError: they are not as published; names the place.
         """
 
     @abstractmethod
@@ -113,24 +113,20 @@ class Benchmark(ABC):
         """Score an answer to the official prompt.
 
         Args:
-            prediction: what the model wrote.
-            expected: the answer as the question has it: a letter where there are options.
+            prediction: the model's text.
+            expected: the answer; a letter if there are options.
             kind: the type of the question.
-            options: of the question.
+            options: the options of the question.
         """
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """The numbers that papers print for it.
+        """Return the numbers that papers print, by name, from the accuracies of the types that were asked.
 
-        Args:
-            shares: type -> accuracy, of the types that were asked.
-
-        Returns:
-            Name -> value; what cannot be formed from these types is left out.
+        A number is left out if one of its types was not asked.
         """
         return {}
 
 
 def mean_of(shares: Mapping[str, float], types: Sequence[str]) -> float | None:
-    """The mean over types, each counted once; None unless all were asked."""
+    """Return the mean over types, each counted once; None unless all were asked."""
     return sum(shares[name] for name in types) / len(types) if types and all(t in shares for t in types) else None

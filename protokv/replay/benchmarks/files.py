@@ -1,7 +1,7 @@
-"""Finding and reading what lies below the folder of a data set.
+"""Find and read files below the folder of a data set.
 
-Annotations are JSON, JSON lines or Parquet (the extra `benchmarks`). A path in annotations is somebody else's: it is
-looked for below the folder only, by its longest ending that is there. Knows no data set.
+Annotations are JSON, JSON lines or Parquet (the extra `benchmarks`). A path in annotations is not trusted: the file is
+the one below the folder with the longest equal ending.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
 
 
 def find_file(root: Path, names: Sequence[str]) -> Path | None:
-    """The first of some names, at most three folders below the root; None if there is none."""
+    """Return the first file of some names, at most three folders below the root; None if there is none."""
     for name in names:
         for pattern in (name, f"*/{name}", f"*/*/{name}", f"*/*/*/{name}"):
             found = sorted(path for path in root.glob(pattern) if path.is_file())
@@ -28,7 +28,7 @@ def find_file(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
-    """As `find_file`, for what must be there.
+    """Return the file that `find_file` finds.
 
     Raises:
         SourceNotFound: there is no such folder or file.
@@ -45,38 +45,32 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
 
 
 def find_video(root: Path, path: str) -> Path | None:
-    """The video that annotations name, in any of the usual layouts; None if it is not there.
+    """Return the video that annotations name; None if it is not there.
 
-    A path such as `/data/set/videos/a.mp4` is looked for as `root/data/set/videos/a.mp4`, then without its first
-    folders one after another, each directly and in `videos/` and the like, and at last with other suffixes.
+    Look for `/data/set/a.mp4` as `root/data/set/a.mp4`, then without its first folders one after another, each directly
+    and in `videos/` and the like, and at last with other suffixes.
     """
     parts = [part for part in PurePosixPath(path.replace("\\", "/")).parts if part not in ("/", ".")]
     if not parts or ".." in parts:
         return None
-    endings = [Path(*parts[i:]) for i in range(len(parts))]
-    for ending in endings:
-        for folder in _VIDEOS:
-            candidate = root / folder / ending
-            if ending.suffix.lower() in _SUFFIXES:
-                if candidate.is_file():
-                    return candidate
-                continue
-            for suffix in _SUFFIXES:
-                named = candidate.with_name(candidate.name + suffix)
-                if named.is_file():
-                    return named
+    places = [root / folder / Path(*parts[i:]) for i in range(len(parts)) for folder in _VIDEOS]
+    for place in places:
+        has_suffix = place.suffix.lower() in _SUFFIXES
+        for suffix in ("",) if has_suffix else _SUFFIXES:
+            named = place.with_name(place.name + suffix)
+            if named.is_file():
+                return named
     # Conversions keep the stem and change the suffix.
-    for folder in _VIDEOS:
-        for ending in endings:
-            for suffix in _SUFFIXES:
-                named = (root / folder / ending).with_suffix(suffix)
-                if named.is_file():
-                    return named
+    for place in places:
+        for suffix in _SUFFIXES:
+            named = place.with_suffix(suffix)
+            if named.is_file():
+                return named
     return None
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of annotations: a JSON list, JSON lines, or a Parquet table.
+    """Read the objects of a file of annotations: a JSON list, JSON lines, or a Parquet table.
 
     Raises:
         ConfigError: it cannot be read, or is no list of objects.
@@ -96,10 +90,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def take(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """A field of a record.
+    """Return a field of a record.
 
     Raises:
-        ConfigError: it is missing or of another type; the record and field are named.
+        ConfigError: it is missing or of another type; names the record and the field.
     """
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -109,7 +103,7 @@ def take(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where
 
 
 def numbered(rows: Sequence[Mapping[str, Any]], path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Records, each with the words that name it in an error."""
+    """Yield records, each with its name for an error."""
     for number, row in enumerate(rows):
         yield row, f"{path.name} entry {number}"
 

@@ -2,9 +2,9 @@
 
 Source: github.com/JUNJIE99/MLVU at fd060c1, seven files `1_plotQA.json` to `7_topic_reasoning.json` (CC BY-NC-SA 4.0);
 the two generation tasks, `8_sub_scene.json` and `9_summary.json`, are not asked. Prompt and rule of
-`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, and where
-there is no ")", the whole answer. There the answer of the model is begun for it with "Best Option: ("; here these words
-end the question. The official average, M-Avg, is the mean of the seven tasks.
+`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, and or
+the whole answer without one. That code begins the model's answer with "Best Option: ("; here these words end the
+question. The official average, M-Avg, is the mean of the seven tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Mlvu(Benchmark):
         """Read the files that are there; a missing one is noted."""
         videos: dict[str, list[Question]] = defaultdict(list)
         notes: Counter[str] = Counter()
-        # One of them must be there; the first that is names what was looked for.
+        # At least one of them must be there.
         find_annotations(root, [f"{task}.json" for task in TASKS], self.name)
         for task, (kind, _) in TASKS.items():
             path = find_file(root, [f"{task}.json"])
@@ -80,10 +80,10 @@ class Mlvu(Benchmark):
         return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """The character before ")", or the whole answer; strictly: a letter alone or closed by a mark."""
+        """Compare the character before ")", or the whole answer; strictly: a letter alone or before a mark."""
         return Score(before_parenthesis(prediction) == expected, strict_letter(prediction) == expected)
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """M-Avg."""
+        """Return M-Avg."""
         average = mean_of(shares, [kind for kind, _ in TASKS.values()])
         return {} if average is None else {"M-Avg (official)": average}

@@ -87,7 +87,7 @@ class OvoBench(Benchmark):
         return Annotations.of(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """The letter, the number, or yes or no, anywhere in the answer; strictly: nothing else in it."""
+        """Find the letter, the number, or yes or no anywhere in the answer; strictly: nothing else is in it."""
         if kind == "REC":
             alone = re.fullmatch(r"\W*(\d+)\W*", prediction)
             return Score(
@@ -99,7 +99,7 @@ class OvoBench(Benchmark):
         return Score(expected in prediction, strict_letter(prediction) == expected)
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """The three categories, backward without HLD, and the two totals in use."""
+        """Return the three categories, backward without HLD, and the two totals in use."""
         backward, real_time, forward = (mean_of(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD))
         found = {
             "backward": backward,
@@ -135,7 +135,7 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
 
 
 def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:
-    """What a probe asks, in which template, and the answer."""
+    """Return the question of a probe, its template and its answer."""
     if kind == "REC":
         activity = take(row, "activity", str, where)
         return f"How many times did they {activity}?", COUNT, str(take(probe, "count", int, where))

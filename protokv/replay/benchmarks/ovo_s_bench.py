@@ -2,13 +2,12 @@
 
 Source: huggingface.co/datasets/InternLM/OVO-S-Bench, `ovo_s_bench.parquet` (1,695 questions, annotations CC BY 4.0);
 code github.com/InternLM/OVO-S-Bench at 709a211: prompt `default` of `prompts.py`, rule of `score.py`, which looks for a
-letter A to E in a fixed order of places. An entry with several `query_times` is asked at each; an answer that is
-missing for a later one is the last that is there.
+letter A to E in a fixed order of places. An entry with several `query_times` is asked at each; a later time
+without an answer of its own has the last answer.
 
-It is the set of real videos where the age of the evidence is known. Asked at its own times, each row keeps the end of
-the evidence, and reports show accuracy by its age. With delays these count from that end, and an answer is known to
-hold until the official time of asking, so later delays are left out. Options that are pictures (task 4.3) cannot be
-asked in words; they are left out and counted.
+The annotations have the time of the evidence. Rows at the official times keep the end of the evidence, and reports show
+accuracy by its age. Delays count from that end; later ones than the official time of asking are left out, since the
+answer may have changed. Options that are pictures (task 4.3) cannot be asked in words; they are left out and counted.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ class OvoSBench(Benchmark):
         return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """The letter that the official search finds; strictly: a letter alone or closed by a mark."""
+        """Compare the letter that the official search finds; strictly: a letter alone or before a mark."""
         return Score(_search(prediction) == expected.upper(), strict_letter(prediction) == expected.upper())
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """The mean of the main categories of each level."""
+        """Return the mean of the main categories of each level."""
         found = {}
         for level in _LEVELS:
             own = [share for name, share in shares.items() if name.startswith(f"{level}.")]
@@ -123,7 +122,7 @@ def _questions(
 
 
 def _read_options(value: Any, where: str) -> dict[str, str]:
-    """Label -> text, of an object or of a list of pairs as Parquet stores it."""
+    """Return label -> text, from an object or from a list of pairs as Parquet stores it."""
     if isinstance(value, Mapping):
         pairs: Any = list(value.items())
     elif isinstance(value, list):

@@ -2,14 +2,13 @@
 
 Annotations: the conversion of ReKV, `ego4d_oe.json` and `movienet_oe.json` (huggingface.co/datasets/Becomebright/RVS):
 videos with `conversations` of `question`, `answer`, `start_time`, `end_time`; a question is asked at its `end_time`. It
-drops `answer_type`, which the original VStream-QA files have (huggingface.co/datasets/IVGSZ/VStream-QA,
+lacks `answer_type`, which the original VStream-QA files have (huggingface.co/datasets/IVGSZ/VStream-QA,
 `test_qa_ego4d.json` and `test_qa_movienet.json`, CC BY-NC 4.0), so types are joined by question and answer, and by the
-video where that leaves a choice. A question that is not found there has the type `unjoined`, which no sweep over delays
-asks.
+video if several types remain. A question without a match has the type `unjoined`, which no sweep over delays asks.
 
 Seconds of RVS-Movie are numbers of key frames, shown at one per second (`.npy` arrays, or a video file of that rate),
-counted from the beginning of the film. Where a file holds the clip alone, `clip_start_time` is taken off when it is
-opened, as the length of the file shows.
+counted from the beginning of the film. If the length of a file shows that it holds the clip alone, `clip_start_time` is
+subtracted when it is opened.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TYPES: Final = (
 
 
 class Rvs(Benchmark):
-    """What both sets have in common."""
+    """The common part of both sets."""
 
     types = _TYPES
     # Both published runners ask the bare question in the model's own chat template.
@@ -50,7 +49,7 @@ class Rvs(Benchmark):
     originals: ClassVar[tuple[str, ...]]
 
     def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
-        """Read the conversion, and the types from the original where that is there."""
+        """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
         original = find_file(root, self.originals)
         known = _read_types(original) if original else {}
@@ -81,7 +80,7 @@ class Rvs(Benchmark):
         return Annotations(tuple(videos), +notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Until a judge has read it: half of the tokens shared (F1), and strictly the same text."""
+        """Score it until a judge does: a token F1 of one half; strictly: the same text."""
         return Score(token_f1(prediction, expected) >= F1_RIGHT, is_expected(prediction, expected))
 
 
@@ -102,7 +101,7 @@ class RvsMovie(Rvs):
 
 
 def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
-    """(question, answer) -> type -> videos."""
+    """Return (question, answer) -> type -> videos."""
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row, where in numbered(read_records(path), path):
         key = _plain(take(row, "question", str, where)), _plain(take(row, "answer", str, where))

@@ -2,13 +2,13 @@
 
 Source: github.com/THUNLP-MT/StreamingBench at 8929923, `src/data/questions_real.json` or `questions_real_stream.json`
 (the same questions one entry per video), prompt of `src/benchmark/StreamingBench.py`, rule of `src/data/count.py`: the
-first character of the answer is the letter. There an empty answer leaves the count; here it is wrong.
+first character of the answer is the letter. That code does not count an empty answer; here it is wrong.
 
-The schedule of frame rates in the published code is never reached, so its protocol is one frame per second. Its script
-shows the whole video before the question (`CONTEXT_TIME=-1`); the paper's main table shows the last 60 seconds. Here
-the stream is watched from its beginning. More than 200 questions lie outside the `time` of their own entry: the time of
-asking is `time_stamp`. Clock times are sums of powers of 60, as the published code reads them, whatever their form
-(`00:24`, `0:07:40`).
+The published code never reaches its schedule of frame rates, so the protocol is one frame per second. Its script shows
+the whole video before the question (`CONTEXT_TIME=-1`); the paper's main table shows the last 60 seconds. Here the
+stream is watched from its beginning. The time of asking is `time_stamp`, even for the more than 200 questions that lie
+outside the `time` of their entry. Clock times are sums of powers of 60 in any form (`00:24`, `0:07:40`), as in the
+published code.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class StreamingBench(Benchmark):
         return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """The first character; strictly: a letter alone or closed by a mark."""
+        """Compare the first character; strictly: a letter alone or before a mark."""
         return Score(prediction[:1] == expected, strict_letter(prediction) == expected)
 
 
 def parse_clock(text: str, where: str) -> float:
-    """Seconds of `0:07:40`, `00:24`, or `00:12450`: what stands between colons counts powers of 60, however large.
+    """Return the seconds of `0:07:40`, `00:24`, or `00:12450`: the sum of its parts times powers of 60.
 
     Raises:
         ConfigError: it is no clock time.
@@ -96,6 +96,6 @@ def parse_clock(text: str, where: str) -> float:
 
 
 def _is_outside(span: str, time_s: float) -> bool:
-    """Whether a time is not in `[0:00:00 - 0:00:10]`; what cannot be read as such has no outside."""
+    """Return True if a time is outside `[0:00:00 - 0:00:10]`; False if the span cannot be read."""
     ends = re.findall(r"\d+(?::\d+)+", span)
     return len(ends) == 2 and not parse_clock(ends[0], span) <= time_s <= parse_clock(ends[1], span)

@@ -1,8 +1,8 @@
 """VideoMME without subtitles: four options, asked when the whole video was seen; short, medium and long videos.
 
 Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or its JSON export;
-prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): after common prefixes are
-taken off, the first of A, B, C, D that occurs anywhere, so "A man" is option A. The strict rule wants a letter alone.
+prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): without common
+prefixes, the first of A, B, C, D anywhere, so "A man" is option A. The strict rule wants a letter alone.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class VideoMme(Benchmark):
         return Annotations.of(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """The first capital A to D; strictly: a letter alone or closed by a mark."""
+        """Compare the first capital A to D; strictly: a letter alone or before a mark."""
         text = prediction.strip()
         for prefix in _PREFIXES:
             text = text.replace(prefix, "")
         return Score(first_of("ABCD", text) == expected, strict_letter(text) == expected)
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """The overall accuracy: the lengths have equally many questions."""
+        """Return the overall accuracy; the lengths have equally many questions."""
         overall = mean_of(shares, DURATIONS)
         return {} if overall is None else {"overall (mean of lengths)": overall}

@@ -15,6 +15,8 @@ from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 
 from protokv.mini.phrases import ANSWERS
 from protokv.mini.questions import Question, make_questions
@@ -61,33 +63,35 @@ def _put(clip: Clip, path: Path) -> None:
 
 def _write(path: Path, data: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
+    if path.suffix == ".parquet":
+        parquet.write_table(arrow.Table.from_pylist(data), path)
+    else:
+        path.write_text(json.dumps(data))
+
+
+KINDS = {"whether": "Whether Something Happened(Y/N)", "first": "What event order", "colour": "Action Caption"}
+
+
+def _ask_rvs(clip: Clip, types: tuple[str, ...], start_s: int, stop: str = "") -> tuple[list[Any], list[Any]]:
+    """Questions of the conversion, and of the original file, which alone has their types."""
+    converted, original = [], []
+    for question in clip.ask(ASK_S, types):
+        row = {"question": question.question, "answer": question.answer + stop}
+        converted.append(row | {"start_time": start_s, "end_time": start_s + ASK_S})
+        kind = KINDS.get(question.type, "Scene Summary")
+        original.append(row | {"video_id": f"x_{clip.path.stem}", "answer_type": kind})
+    return converted, original
 
 
 def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
-    """Yes / no questions that stay true, and one that does not; types are in the original file alone."""
+    """Yes / no questions that stay true, and one that does not."""
     converted, original = [], []
     for clip in clips:
-        name = clip.path.stem
         _put(clip, root / "videos" / clip.path.name)
-        rows = []
-        for question in clip.ask(ASK_S, ("whether", "first", "now")):
-            kind = {"whether": "Whether Something Happened(Y/N)", "first": "What event order"}.get(
-                question.type, "Scene Summary"
-            )
-            row = {"question": question.question, "answer": f"{question.answer}."}
-            rows.append(row | {"start_time": 0, "end_time": ASK_S})
-            original.append(
-                row | {"id": len(original), "video_id": f"x_{name}", "answer_type": kind, "duration": LENGTH_S}
-            )
-        converted.append(
-            {
-                "video_id": name,
-                "video_path": f"/data/rvs/ego/videos/{name}.mp4",
-                "duration": 14.0,
-                "conversations": rows,
-            }
-        )
+        rows, typed = _ask_rvs(clip, ("whether", "first", "now"), 0, ".")
+        path = f"/data/rvs/ego/videos/{clip.path.name}"
+        converted.append({"video_id": clip.path.stem, "video_path": path, "duration": 14.0, "conversations": rows})
+        original += typed
     _write(root / "ego4d_oe.json", converted)
     _write(root / "test_qa_ego4d.json", original)
 
@@ -95,24 +99,18 @@ def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
 def write_rvs_movie(root: Path, clips: list[Clip]) -> None:
     """One film as key frames of the whole, one as key frames of the clip alone, whose times are those of the film."""
     converted, original = [], []
-    for index, clip in enumerate(clips):
+    (root / "videos").mkdir(parents=True)
+    for clip, start in zip(clips, (0, 500), strict=True):
         name = clip.path.stem
-        (root / "videos").mkdir(parents=True, exist_ok=True)
-        frames = clip.world.frames(0, LENGTH_S)[::2]
-        np.save(root / "videos" / f"{name}.npy", frames)
-        start = 0 if index == 0 else 500
-        rows = []
-        for question in clip.ask(ASK_S, ("whether", "colour")):
-            row = {"question": question.question, "answer": question.answer}
-            rows.append(row | {"start_time": start, "end_time": start + ASK_S})
-            kind = "Whether Something Happened(Y/N)" if question.type == "whether" else "Action Caption"
-            original.append(row | {"id": len(original), "video_id": name, "answer_type": kind})
+        np.save(root / "videos" / f"{name}.npy", clip.world.frames(0, LENGTH_S)[::2])
+        rows, typed = _ask_rvs(clip, ("whether", "colour"), start)
         converted.append(
             {
                 "video_id": name, "video_path": f"/data/rvs/movie/videos/{name}.npy", "duration": 600,
                 "clip_start_time": start, "clip_end_time": start + LENGTH_S, "conversations": rows,
             }
         )  # fmt: skip
+        original += typed
     _write(root / "movienet_oe.json", converted)
     _write(root / "test_qa_movienet.json", original)
 
@@ -184,9 +182,6 @@ def write_streamingbench(root: Path, clips: list[Clip]) -> None:
 
 def write_videomme(root: Path, clips: list[Clip]) -> None:
     """The Parquet table of the hub."""
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     rows = []
     for number, clip in enumerate(clips):
         _put(clip, root / "data" / clip.path.name)
@@ -202,8 +197,7 @@ def write_videomme(root: Path, clips: list[Clip]) -> None:
                     "answer": ascii_uppercase[options.index(question.answer)],
                 }
             )  # fmt: skip
-    (root / "videomme").mkdir(parents=True)
-    parquet.write_table(arrow.Table.from_pylist(rows), root / "videomme" / "test-00000-of-00001.parquet")
+    _write(root / "videomme" / "test-00000-of-00001.parquet", rows)
 
 
 MLVU_TYPES = {
@@ -232,9 +226,6 @@ def write_mlvu(root: Path, clips: list[Clip]) -> None:
 
 def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
     """The Parquet table with times of evidence; one question is asked twice, one has pictures for options."""
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     rows = []
     for clip in clips:
         _put(clip, root / "videos" / "Sekai" / clip.path.name)
@@ -253,8 +244,7 @@ def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
                 }
             )  # fmt: skip
     rows.append(rows[0] | {"id": "4.3_001", "options": [["A", "data:image/png;base64,AAAA"], ["B", "no"]]})
-    root.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(arrow.Table.from_pylist(rows), root / "ovo_s_bench.parquet")
+    _write(root / "ovo_s_bench.parquet", rows)
 
 
 WRITERS: dict[str, Callable[[Path, list[Clip]], None]] = {
