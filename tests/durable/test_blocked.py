@@ -280,7 +280,7 @@ def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> No
     assert Durable.rule_type(DurableConfig(budget=6000, residual=True)) is Agglomerative
     with pytest.raises(ConfigError, match="residual"):
         DurableConfig(rule="blocked", residual=True)
-    with pytest.raises(ConfigError, match="only one"):
+    with pytest.raises(ConfigError, match="at least two"):
         DurableConfig(rule="blocked", budget=2)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,12 @@ from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
 BUDGET, LAYERS, ROUNDS = 480, 28, 3
+# The methods of a session without their inference mode.
+_UNDECORATED = {
+    name: method.__wrapped__  # type: ignore[attr-defined]
+    for name, method in vars(Session).items()
+    if isinstance(method, FunctionType) and hasattr(method, "__wrapped__")
+}
 
 
 def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGET) -> dict[str, Any]:
@@ -33,6 +40,7 @@ def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGE
     with (
         # What runs in inference mode is hidden from a dispatch mode in part.
         mock.patch.object(torch, "inference_mode", _no_grad),
+        mock.patch.multiple(Session, **_UNDECORATED),
         mock.patch.object(parts, "_ROWS", 2**40),
         Counting() as counting,
     ):
@@ -41,7 +49,7 @@ def counts_of(config: MemoryConfig, *, layers: int = LAYERS, budget: int = BUDGE
 
         def watch() -> None:
             with torch.no_grad():
-                Session.take.__wrapped__(session, [backbone.step], [session.clock.steps * 1.0])  # type: ignore[attr-defined]
+                session.take([backbone.step], [session.clock.steps * 1.0])
 
         for _ in range(budget // 16 + 3):
             watch()
@@ -70,7 +78,7 @@ def _decoded(session: Session, counting: Counting) -> list[tuple[int, int]]:
         _clear(counting)
         return 7
 
-    with mock.patch.object(session_module, "read_token", read):
+    with mock.patch.object(session_module, "read_token", read), torch.no_grad():
         session.ask("what?", Decoding(ROUNDS + 1))
     return [(operations.total(), waits.total()) for operations, waits in steps[1:]]
 

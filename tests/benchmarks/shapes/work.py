@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.durable.blocked import pieces_of
+from protokv.durable.blocked import Schedule, pieces_of
 from protokv.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
-from protokv.replay.schedule import Schedule
 from tests.benchmarks.shapes.models import QUESTION, Shape
 from tests.benchmarks.shapes.timing import Stopwatch
 
