@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protokv.core.arrays import add_rows_, least_from
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.memory import MemoryShape
+from protokv.core.tensors import MemoryShape
 
 if TYPE_CHECKING:
     from protokv.config import PaperConfig

@@ -15,8 +15,8 @@ import torch
 from protokv.config import MemoryConfig
 from protokv.core.attention import attend
 from protokv.core.context import Segment, SlotContext
-from protokv.core.memory import MemoryShape
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
 from tests.benchmarks.shapes.models import Shape
 from tests.core.streams import PlainRotary, World
