@@ -142,7 +142,7 @@ def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     shape = shape_of(layers=1, heads=6, size=8)
     settings = small_durable(budget=30, residual=False)
     world = World(shape, seed)
-    steps = [world.step(index, 5) for index in range(14)]
+    steps = [world.step(index, 5) for index in range(9)]
     sink = world.sink()
     states = []
     for heads in (list(range(6)), order):

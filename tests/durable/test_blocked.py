@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -164,6 +164,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     event("lines" if naive.lines else "no lines")
 
 
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 9), min_size=12, max_size=30), st.sampled_from([19, 41]), st.integers(0, 2**16))
 def test_slots_that_dropped_tokens_left_free_are_taken_again(lengths: list[int], K: int, seed: int) -> None:
     shape = shape_of(heads=2)

@@ -22,40 +22,33 @@ from protokv.memories import MEMORIES, build_memory
 from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET, LAYERS = 29, 5
-LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 7, 30, 4, 6, 7, 5]
 # All on one CPU, and yet different devices to whoever compares them.
 CPU = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:1")]
-PLACES = {"two": [0, 0, 1, 1, 1], "back again": [0, 1, 0, 0, 0]}
 THREE = [CPU[0], CPU[1], CPU[1], CPU[1], CPU[2]]
 
 REFUSED = ("dycoke-decode", "hermes")
 
 
-def configs() -> list[object]:
-    variants = {
-        "paper": small_config(BUDGET),
-        "durable": DurableConfig(budget=BUDGET, center_bits=32),
-        "durable, coded": DurableConfig(budget=BUDGET, center_bits=8),
-        "residual, short warm-up": small_config(60, warmup_residuals=5),
-        "residual, long warm-up": small_config(BUDGET, warmup_residuals=55, seed=7),
-        "far only": small_config(BUDGET, split=(0, 1), anchor="first"),
-        "no residual": small_config(BUDGET, residual=False, anchor="average"),
-        "agglomerative": small_durable(BUDGET),
-        "blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
-        "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked", center_bits=32),
-    }
-    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
-    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+CONFIGS = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED} | {
+    "paper": small_config(BUDGET),
+    "durable": DurableConfig(budget=BUDGET, center_bits=8),
+    "agglomerative": small_durable(BUDGET),
+    "blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+}
+VARIANTS = {
+    "centres in float32": DurableConfig(budget=BUDGET, center_bits=32),
+    "residual, short warm-up": small_config(60, warmup_residuals=5),
+    "residual, long warm-up": small_config(BUDGET, warmup_residuals=55, seed=7),
+    "far only": small_config(BUDGET, split=(0, 1), anchor="first"),
+    "no residual": small_config(BUDGET, residual=False, anchor="average"),
+    "blocked, plans in turns": DurableConfig(budget=100, split=(0, 1), rule="blocked", center_bits=32),
+}
 
 
-@pytest.fixture(params=configs())
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def config(request: pytest.FixtureRequest) -> MemoryConfig:
     return request.param
-
-
-@pytest.fixture(params=PLACES.values(), ids=PLACES.keys())
-def devices(request: pytest.FixtureRequest) -> list[torch.device]:
-    return [CPU[place] for place in request.param]
 
 
 def whole_shape() -> MemoryShape:
@@ -87,17 +80,17 @@ def same_context(one: Context, other: Context) -> bool:
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
 
-def test_the_state_and_what_every_layer_reads_are_those_of_the_whole(
-    config: MemoryConfig, devices: list[torch.device]
-) -> None:
-    whole, parts, world = both(config, devices)
+@pytest.mark.parametrize("config", (CONFIGS | VARIANTS).values(), ids=(CONFIGS | VARIANTS).keys())
+def test_the_state_and_what_every_layer_reads_are_those_of_the_whole(config: MemoryConfig) -> None:
+    # The first device has the first layer and the last ones.
+    whole, parts, world = both(config, [CPU[0], CPU[1], CPU[0], CPU[0], CPU[0]])
     for index, tokens in enumerate(LENGTHS):
         step, features = world.step(index, tokens), torch.randn(12, 6, generator=world.generator)
         one, other = (memory.select(features, (3, 4)) for memory in (whole, parts))
         assert (one is None and other is None) or torch.equal(one, other)
         whole.append(step)
         parts.append(step)
-        if index % 7 == 0:
+        if index % 7 == 0 or index == len(LENGTHS) - 1:
             assert same(copy_of(whole), copy_of(parts))
             assert same_context(whole.context(), parts.context())
             assert same_context(whole.recall(), parts.recall())
@@ -129,15 +122,15 @@ def test_a_state_of_parts_continues_whole_and_one_of_the_whole_in_parts(config: 
     whole, parts, world = both(config, THREE)
     resumed: list[Memory] = []
     for index, tokens in enumerate(LENGTHS):
-        if index in (0, 13):
+        if index == 8:
             now_whole, now_parts, _ = both(config, THREE, seed=1)
             now_whole.load(copy_of(parts))
             now_parts.load(copy_of(whole))
-            resumed += [now_whole, now_parts]
+            resumed = [now_whole, now_parts]
         step = world.step(index, tokens)
         for memory in (whole, parts, *resumed):
             memory.append(step)
-    assert len(resumed) == 4
+    assert resumed
     assert all(same(copy_of(whole), copy_of(memory)) for memory in resumed)
 
 
@@ -178,7 +171,7 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
     config = small_config(BUDGET, warmup_residuals=40)
     whole, parts, world = both(config, [CPU[0], CPU[0], CPU[0], CPU[1], CPU[1]])
     dropped = []
-    for index in range(60):
+    for index in range(46):
         step = world.step(index, 4)
         # The last two layers stand still for a while: everything is merged, nothing is absorbed with a residual.
         step = replace(step, keys=step.keys.clone(), values=step.values.clone())
@@ -186,7 +179,8 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
             step.keys[3:], step.values[3:] = step.keys[3:, :, :1], 0.0
         whole.append(step)
         parts.append(step)
-        assert same(copy_of(whole), copy_of(parts))
+        if index % 5 == 0:
+            assert same(copy_of(whole), copy_of(parts))
         dropped.append(["warmup.keys" in part.tensors() for part in parts._parts])
     assert [False, True] in dropped
     assert dropped[-1] == [False, False]
