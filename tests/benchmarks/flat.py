@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from protokv.config import DurableConfig
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
 from tests.benchmarks.results import paired, write_table
 from tests.core.streams import PlainRotary, shape_of

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.context import Context, SlotContext
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
+from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.compact import compacted, far_span, next_position_of, shift_of
 from protokv.extras.sharding import LayerShards, ShardedContext, runs_of

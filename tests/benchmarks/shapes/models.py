@@ -21,8 +21,8 @@ from protokv.backbones.llava_onevision import FrameConfig, LlavaOnevision
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.hook import NAME, register
-from protokv.core.memory import MemoryShape
 from protokv.core.records import BackboneIdentity
+from protokv.core.tensors import MemoryShape
 
 # The language model of both is Qwen2-7B's.
 _TEXT: dict[str, Any] = {
