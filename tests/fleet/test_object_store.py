@@ -19,7 +19,7 @@ from protokv.fleet.survey import survey
 from protokv.object_store import fingerprint, list_folders, list_objects
 from protokv.storage.lock import Lock
 from protokv.video import open_source
-from protokv.video.file import fingerprint_of
+from protokv.video.registry import fingerprint_of
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 
 pytest.importorskip("icechunk")

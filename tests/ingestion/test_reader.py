@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.ingestion.live.mailbox import Mailbox
-from protokv.ingestion.live.reader import Backoff
+from protokv.ingestion.live.reader import Backoff, Mailbox
 
 SENT = st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60)
 
