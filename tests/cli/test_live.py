@@ -17,8 +17,8 @@ import pytest
 from protokv.config import DurableConfig
 from protokv.ingestion import Every, ingest
 from protokv_cli.exits import Exit
+from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commits
-from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 

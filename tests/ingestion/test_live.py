@@ -27,7 +27,7 @@ from protokv.ingestion import (
 )
 from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
 from protokv.storage.wall_clock import WallClockLog
-from tests.live.cameras import EPOCH, World, gone
+from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
