@@ -11,9 +11,7 @@ import contextlib
 import json
 import os
 import random
-import resource
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,10 +33,9 @@ from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import from_state, to_state
 from protokv.storage.form import FORMS
 from tests.conftest import random_frames
-from tests.peak import peak_kib
+from tests.storage.conftest import limited_memory
 from tests.storage.mutations import change_document, joined, resealed, split, unzipped, zipped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
 SLOW = [pytest.mark.slow, pytest.mark.timeout(24 * 3600)]
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
@@ -49,22 +46,6 @@ STRANGE = [
     *NUMBERS, 2**32 - 1, 2**39, 2**63, 2**64, 10**30, 1e308, -0.5, None, True, "", "..", "../../../etc/passwd", "\x00",
     "\u202e", "F32", "U8", [], {}, [[]], [2**39], "0" * 64,
 ]  # fmt: skip
-
-
-@contextlib.contextmanager
-def limited_memory(spare_bytes: int, most_grown_kib: int) -> Iterator[None]:
-    """Let this process allocate no more than `spare_bytes`, and check that its peak grew less than allowed."""
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    # The kernel starts to count the peak anew.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak_kib()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert peak_kib() - before < most_grown_kib
 
 
 def alter_value(document: dict[str, Any], keys: list[str], rng: random.Random) -> None:
