@@ -55,8 +55,8 @@ _LONGEST_NAME_BYTES = 255 - 48
 # A .pt file with more members is no state.
 _MOST_MEMBERS = 4096
 
-# The only names in the pickle of a state. weights_only allows more, such as a bytearray of any size and tensors that are
-# not in the file.
+# The only names in the pickle of a state. weights_only allows more, such as a bytearray of any size and tensors that
+# are not in the file.
 _GLOBALS = re.compile(
     "torch (Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
     r"|torch\._utils _rebuild_tensor_v2|collections OrderedDict"

@@ -59,7 +59,7 @@ class MockRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class KillingRecipe(MockRecipe):
-    """Kills its process at a step of this redness; each time it takes a byte of the file `lives`, until none is left."""
+    """Kills its process at a step of this redness; each time it takes a byte of the file `lives`, until it is empty."""
 
     at: int
     lives: Path
