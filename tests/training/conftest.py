@@ -22,15 +22,19 @@ def visual():
 
 @pytest.fixture(scope="session")
 def bank(visual):
-    """Clips with events of the world and features drawn at random: rendering and encoding would take most of the time."""
+    """Return clips with events of the world and random features; rendering and encoding would take most of the time."""
     generator = torch.Generator().manual_seed(0)
     model = make_model(0, **SMALL)
+
+    def draw_features(visual, frames):
+        return torch.randn(len(frames), 9, 128, generator=generator).bfloat16()
+
     with pytest.MonkeyPatch.context() as patch:
         for name, replacement in {
             "clips._render": lambda rng, sceneries, events: np.zeros((len(sceneries), 2), np.uint8),
             "bank.make_model": lambda *_, **__: model,
             "bank.to_patches": lambda frames, dtype: frames,
-            "bank.encode_steps": lambda visual, frames: torch.randn(len(frames), 9, 128, generator=generator).bfloat16(),
+            "bank.encode_steps": draw_features,
         }.items():
             patch.setattr(f"samples.training.{name}", replacement)
         return build_bank(visual, seed=1, counts=COUNTS, processes=1, **SMALL)
