@@ -19,11 +19,11 @@ from protokv.baselines.last_frames import LastFrames
 from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
-from protokv.core.memory import LocalMemory, Memory, MemoryShape
+from protokv.core.memory import LocalMemory, Memory
 from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
-from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
+from protokv.core.tensors import Clock, MemoryShape, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.memory import LocalMemory
 from protokv.core.near import Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 

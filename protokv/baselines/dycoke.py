@@ -42,9 +42,8 @@ from torch.nn import functional
 from protokv.baselines.exact import FullCache, SlidingWindow
 from protokv.config import DyCokeConfig
 from protokv.core.context import Context, Segment
-from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate
-from protokv.core.tensors import Clock, StatePart, TensorSpec
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.extras.compact import Anchoring, compacted, far_span, next_position_of, shift_of
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, StatePart, TensorSpec
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.

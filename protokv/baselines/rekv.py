@@ -36,10 +36,9 @@ from torch import Tensor
 from protokv.baselines.exact import ExactMemory
 from protokv.config import ReKVConfig
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec, size_of
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec, size_of
 from protokv.errors import StateCorrupt
 from protokv.extras.compact import Anchoring
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import draw_rows_, write_rows_
-from protokv.core.memory import MemoryShape
-from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 COUNTERS = {

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from protokv.core.context import Context
@@ -19,7 +17,7 @@ from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, StatePart, TensorSpec, add_up, tensor_shapes
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes, check_step, check_values
 
 
@@ -130,44 +128,6 @@ class Memory(ABC):
     @abstractmethod
     def report(self) -> dict[str, Any]:
         """Return plain numbers about the state, JSON-able."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShape:
-    """What a memory must know of the model.
-
-    Attributes:
-        layers: L.
-        kv_heads: H, after grouped-query attention.
-        head_size: D.
-        position_components: P, 1 for RoPE and 3 for M-RoPE.
-        sink_tokens: P0, tokens of the prompt prefix; may be 0.
-        dtype: of keys and values.
-        device: of all tensors, unless `layer_devices` says otherwise.
-        layer_devices: device of each layer if a model is spread over several; None: all on `device`.
-        part_of: number of layers of the whole model if these are only some of them; None: these are all.
-        first_layer: index in the whole model of the first of these layers.
-        frames_per_step: sampled frames that make a step.
-        streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
-    """
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    position_components: int
-    sink_tokens: int
-    dtype: torch.dtype
-    device: torch.device
-    layer_devices: Sequence[torch.device] | None = None
-    part_of: int | None = None
-    first_layer: int = 0
-    frames_per_step: int = 1
-    streams: int = 1
-
-    @property
-    def of_model(self) -> tuple[int, slice]:
-        """The number of layers of the whole model, and which of them these are."""
-        return self.part_of or self.layers, slice(self.first_layer, self.first_layer + self.layers)
 
 
 class LocalMemory(Memory):

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from protokv.core import quantizer
-from protokv.core.memory import MemoryShape
 from protokv.core.paper_rule import PASSES, merge_order, step_seed
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 
 
 @dataclass(slots=True)

@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import SlotContext
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-
-if TYPE_CHECKING:
-    from protokv.core.memory import MemoryShape
 
 
 class Slots(StatePart):

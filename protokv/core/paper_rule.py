@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import add_rows_
+from protokv.core.arrays import add_rows_, least_from
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.memory import MemoryShape
+from protokv.core.tensors import MemoryShape
 
 if TYPE_CHECKING:
     from protokv.config import PaperConfig
@@ -84,66 +84,82 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     L, H, K = bank.mass.shape
     B, T, D = tokens.keys.shape
     device = bank.mass.device
-    first_row = torch.arange(0, B * K, K, device=device)
+    head = torch.arange(B, device=device)
     directions, coordinates = normalize(tokens.keys), tokens.token_positions.coordinates
-    # c, p and mu move the same way, each at its rate: they stand side by side, [B * K, 2 D + 2].
+    # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma behind, [B * K, 2 D + 6].
     points = torch.cat((tokens.keys, tokens.values, coordinates.expand(B, T, 2)), 2)
-    centers = torch.cat((bank.key_center, bank.value_center, bank.mean), 3).flatten(0, 2)
-    rates = torch.tensor([config.key_rate] * D + [config.value_rate] * D + [config.spatial_rate] * 2, device=device)
-    spreads, identity = bank.covariance.flatten(0, 2), torch.eye(2, device=device)
-    chosen, opened, residuals = [], [], []
+    held = torch.cat((bank.key_center, bank.value_center, bank.mean, bank.covariance.flatten(3)), 3).flatten(0, 2)
+    rates = torch.tensor([config.key_rate] * D + [config.value_rate] * D + [config.spatial_rate] * 3, device=device)
+    # A free slot becomes the token itself, with Sigma = I.
+    opening, identity = torch.tensor([1.0] * (2 * D + 2) + [0.0], device=device), torch.eye(2, device=device)
+    held[:, -4:] += identity.flatten() * (bank.mass.view(-1, 1) == 0)
+    exact_coordinates, floor = coordinates.double(), SIGMA_FLOOR * identity.double()
+    chosen, opened, after = [], [], []
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         stop = min(start + block, T)
-        cost = _costs(bank, centers, directions[:, start:stop], coordinates[start:stop], step, config)
+        cost = _costs(bank, held, directions[:, start:stop], coordinates[start:stop], step, config)
         for t in range(start, stop):
-            least, slot = cost[:, t - start].min(1)
-            rows, is_free = first_row + slot, (least == -torch.inf)[:, None]
-            # A free slot becomes the token itself, with Sigma = I.
-            center = centers[rows].lerp_(points[:, t], torch.where(is_free, 1.0, rates))
-            offset = coordinates[t] - center[:, 2 * D :]
-            spread = spreads[rows].lerp_(offset[:, :, None] * offset[:, None], config.spatial_rate)
-            spread = torch.where(is_free[:, None], identity, spread)
-            centers[rows], spreads[rows] = center, spread
-            bank.mass.view(-1)[rows] += 1
-            bank.last_step.view(-1)[rows] = step
-            _move_anchors_(bank, rows, is_free, tokens.token_positions.positions[t], config)
+            least, slot = least_from(cost[:, t - start])
+            rows, is_free = head * K + slot, least == -torch.inf
+            rate = torch.where(is_free[:, None], opening, rates)
+            new = held[rows]
+            new[:, :-4].lerp_(points[:, t], rate[:, :-1])
+            offset = coordinates[t] - new[:, -6:-4]
+            new[:, -4:].lerp_((offset[:, :, None] * offset[:, None]).flatten(1), rate[:, -1:])
+            held[rows] = new
             chosen.append(rows)
-            opened.append(is_free[:, 0])
-            residuals.append(points[:, t] - center)
+            opened.append(is_free)
+            after.append(new)
             # Only these prototypes changed, and they are neither free nor idle now.
-            column = (directions[:, t + 1 : stop] * normalize(center[:, None, :D])).sum(2).neg_()
+            column = (-normalize(new[:, None, :D]) @ directions[:, t + 1 : stop].mT).squeeze(1)
             if config.spatial_weight:
-                offset = coordinates[t + 1 : stop] - center[:, None, 2 * D :]
-                root = torch.linalg.cholesky_ex(spread.double() + SIGMA_FLOOR * identity).L
-                whitened = torch.linalg.solve_triangular(root, offset.double().mT, upper=False)
+                mean, spread = new[:, -6:].double().split_with_sizes((2, 4), 1)
+                root = torch.linalg.cholesky_ex(spread.view(B, 2, 2) + floor).L
+                offset = exact_coordinates[t + 1 : stop].T - mean[:, :, None]
+                whitened = torch.linalg.solve_triangular(root, offset, upper=False)
                 column += config.spatial_weight * whitened.square_().sum(1)
-            cost[:, t + 1 - start :].scatter_(2, slot[:, None, None].expand(B, stop - t - 1, 1), column[:, :, None])
-    rows, is_new, residual = torch.stack(chosen, 1), torch.stack(opened, 1), torch.stack(residuals, 1)
+            cost[head, t + 1 - start :, slot] = column
+        rows, is_new = torch.stack(chosen[start:], 1), torch.stack(opened[start:], 1)
+        _count_tokens_(bank, rows, is_new, tokens.token_positions.positions[start:stop], step, config)
+    rows, is_new = torch.stack(chosen, 1), torch.stack(opened, 1)
+    residual = points - torch.stack(after, 1)[..., :-4]
     changed = rows.view(-1)
-    keys, values, means = centers[changed].split_with_sizes((D, D, 2), 1)
+    keys, values, means, spreads = held[changed].split_with_sizes((D, D, 2, 4), 1)
     bank.put_centers_(changed, keys, values)
     bank.mean.flatten(0, 2)[changed] = means
+    bank.covariance.flatten(0, 2).flatten(1)[changed] = spreads
     bank.opened += is_new.sum(1).view(L, H)
     bank.absorbed += (~is_new).sum(1).view(L, H)
     bank.touch_(changed)
-    prototype = (rows - first_row[:, None]).masked_fill_(is_new, -1)
+    prototype = (rows % K).masked_fill_(is_new, -1)
     return Assigned(prototype, residual[..., :D].contiguous(), residual[..., D : 2 * D].contiguous()), changed
 
 
-def _move_anchors_(bank: PrototypeBank, rows: Tensor, is_free: Tensor, position: Tensor, config: PaperConfig) -> None:
-    """Move the anchors of prototypes `rows` `[B]`, whose mass has grown, to a token's `position` `[P]`."""
-    anchors = bank.position.flatten(0, 2)
-    if config.anchor == "recent":
-        anchors[rows] = position
-    elif config.anchor == "average":
-        anchors[rows] += (position - anchors[rows]) / bank.mass.view(-1)[rows][:, None]
-    else:
-        anchors[rows] = torch.where(is_free, position, anchors[rows])
+def _count_tokens_(
+    bank: PrototypeBank, rows: Tensor, is_new: Tensor, positions: Tensor, step: int, config: PaperConfig
+) -> None:
+    """Count tokens `[B, T]` at `positions` `[T, P]` in prototypes `rows`, and move the anchors of these."""
+    B, T = rows.shape
+    flat = rows.view(-1)
+    anchors, mass = bank.position.flatten(0, 2), bank.mass.view(-1)
+    sums = anchors * mass[:, None]
+    mass.index_add_(0, flat, torch.ones_like(flat))
+    bank.last_step.view(-1)[flat] = step
+    if config.anchor == "average":
+        add_rows_(sums, flat, positions.repeat(B, 1))
+        anchors[flat] = sums[flat] / mass[flat, None]
+        return
+    # The last token of each prototype, or the token that opened it.
+    counts = torch.ones_like(is_new) if config.anchor == "recent" else is_new
+    token = torch.arange(T, device=rows.device).expand(B, T)[counts]
+    newest = torch.full_like(mass, -1).scatter_reduce_(0, rows[counts], token, "amax")
+    moved = newest >= 0
+    anchors[moved] = positions[newest[moved]]
 
 
 def _costs(
-    bank: PrototypeBank, centers: Tensor, directions: Tensor, coordinates: Tensor, step: int, config: PaperConfig
+    bank: PrototypeBank, held: Tensor, directions: Tensor, coordinates: Tensor, step: int, config: PaperConfig
 ) -> Tensor:
     """Return equation 1 for all tokens and prototypes, `[B, T, K]` float32; a free slot costs minus infinity.
 
@@ -152,7 +168,7 @@ def _costs(
 
     Args:
         bank: K prototypes in each of B heads.
-        centers: `[B * K, 2 D + 2]`, keys, values and mean coordinates.
+        held: `[B * K, 2 D + 6]`, keys, values, mean coordinates and Sigma.
         directions: `[B, T, D]`, normalized keys.
         coordinates: `[T, 2]`.
         step: the current one.
@@ -162,19 +178,19 @@ def _costs(
     K = bank.mass.shape[2]
     idle = step - bank.last_step > config.idle_steps
     constant = (config.idle_weight * idle).masked_fill_(bank.mass == 0, -torch.inf).view(B, K)
-    keys, mean = centers.view(B, K, -1)[:, :, :D], centers.view(B, K, -1)[:, :, 2 * D :].double()
-    cost = torch.empty(B, T, K, device=centers.device)
+    keys = held.view(B, K, -1)[:, :, :D]
+    cost = torch.empty(B, T, K, device=held.device)
     for head in range(B):
         torch.addmm(constant[head], directions[head], normalize(keys[head]).T, alpha=-1, out=cost[head])
     if config.spatial_weight:
         x, y = coordinates.double().unbind(1)
         features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1)
-        xx, xy, _, yy = bank.covariance.view(B, K, 4).double().unbind(2)
+        x, y, xx, xy, _, yy = held[:, -6:].double().view(B, K, 6).unbind(2)
         xx, yy = xx + SIGMA_FLOOR, yy + SIGMA_FLOOR
         weight = config.spatial_weight / (xx * yy - xy * xy)
         a, b, c = weight * yy, -weight * xy, weight * xx
-        d, e = a * mean[..., 0] + b * mean[..., 1], b * mean[..., 0] + c * mean[..., 1]
-        form = torch.stack((a, 2 * b, c, -2 * d, -2 * e, d * mean[..., 0] + e * mean[..., 1]), 1)
+        d, e = a * x + b * y, b * x + c * y
+        form = torch.stack((a, 2 * b, c, -2 * d, -2 * e, d * x + e * y), 1)
         for head in range(B):
             cost[head] += features @ form[head]
     return cost

@@ -20,14 +20,14 @@ from torch import Tensor
 from protokv.core.arrays import write_rows_
 from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
 from protokv.core.context import Context
-from protokv.core.memory import LocalMemory, MemoryShape
+from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.paper_rule import PaperRule
 from protokv.core.residuals import Residuals
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
-from protokv.core.tensors import StatePart, TensorSpec, size_of
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, size_of
 
 if TYPE_CHECKING:
     from protokv.config import PrototypeConfig

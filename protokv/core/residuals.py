@@ -18,8 +18,7 @@ from torch import Tensor
 
 from protokv.core import quantizer
 from protokv.core.bank import Assigned
-from protokv.core.memory import MemoryShape
-from protokv.core.tensors import LAYER, Clock, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 if TYPE_CHECKING:

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, StatePart, TensorSpec
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import ModelError, StateCorrupt
-
-if TYPE_CHECKING:
-    from protokv.core.memory import MemoryShape
 
 # A power of two: the same number in every dtype that reaches so far.
 LARGEST: Final = 2.0**40

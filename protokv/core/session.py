@@ -21,10 +21,11 @@ from torch import Tensor
 
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
 from protokv.core.parts import EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
+from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 

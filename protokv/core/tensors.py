@@ -1,4 +1,6 @@
-"""How a memory declares its state: one `TensorSpec` a tensor, and `StatePart`, which holds some of the tensors.
+"""How a memory declares its state: `TensorSpec` for a tensor, `StatePart` for a holder of tensors.
+
+`MemoryShape` has the sizes of the model.
 
 A declaration is arithmetic on settings and on the sizes of the model; it allocates nothing. What is allocated, saved,
 checked on loading and counted in bytes follows from it. Knows no memory.
@@ -139,3 +141,41 @@ def size_of(*tensors: Tensor) -> int:
 def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of each tensor."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShape:
+    """What a memory must know of the model.
+
+    Attributes:
+        layers: L.
+        kv_heads: H, after grouped-query attention.
+        head_size: D.
+        position_components: P, 1 for RoPE and 3 for M-RoPE.
+        sink_tokens: P0, tokens of the prompt prefix; may be 0.
+        dtype: of keys and values.
+        device: of all tensors, unless `layer_devices` says otherwise.
+        layer_devices: device of each layer if a model is spread over several; None: all on `device`.
+        part_of: number of layers of the whole model if these are only some of them; None: these are all.
+        first_layer: index in the whole model of the first of these layers.
+        frames_per_step: sampled frames that make a step.
+        streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    position_components: int
+    sink_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+    layer_devices: Sequence[torch.device] | None = None
+    part_of: int | None = None
+    first_layer: int = 0
+    frames_per_step: int = 1
+    streams: int = 1
+
+    @property
+    def of_model(self) -> tuple[int, slice]:
+        """The number of layers of the whole model, and which of them these are."""
+        return self.part_of or self.layers, slice(self.first_layer, self.first_layer + self.layers)

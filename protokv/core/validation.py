@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import SLOTS, Clock, TensorSpec, Unit
+from protokv.core.tensors import SLOTS, Clock, MemoryShape, TensorSpec, Unit
 from protokv.errors import StateCorrupt
 
 if TYPE_CHECKING:
-    from protokv.core.memory import MemoryShape
     from protokv.core.step import StepKV
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.memory import MemoryShape
+from protokv.core.tensors import MemoryShape
 from protokv.durable.ward import Merged, costs_between, merge_cheapest
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.

@@ -28,8 +28,7 @@ from torch import Tensor
 from protokv.config import DurableConfig
 from protokv.core.arrays import draw_rows_, write_rows_
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.memory import MemoryShape
-from protokv.core.tensors import LAYER, Clock, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.nearest import (
     BlockTables,
     OrderTables,

@@ -13,9 +13,9 @@ from torch import Tensor
 from protokv.config import DurableConfig
 from protokv.core.bank import Policy, PrototypeBank
 from protokv.core.context import Context, SlotContext
-from protokv.core.memory import MemoryShape
 from protokv.core.prototypes import Layout, ProtoKV
 from protokv.core.rotary import Rotary
+from protokv.core.tensors import MemoryShape
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
 from protokv.durable.quantized import QuantizedBank

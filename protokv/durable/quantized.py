@@ -22,9 +22,8 @@ from torch import Tensor
 
 from protokv.core.arrays import add_rows_, chunks, write_rows_
 from protokv.core.bank import PrototypeBank
-from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate
-from protokv.core.tensors import LAYER, Clock, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
 _GROUP: Final = 32

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, StatePart, TensorSpec, tensor_shapes
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes, check_values
 from protokv.errors import StateCorrupt
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment
-from protokv.core.memory import LocalMemory, Memory, MemoryShape
+from protokv.core.memory import LocalMemory, Memory
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, TensorSpec, add_up, tensor_shapes
+from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError
 from protokv.extras.compact import Anchoring, compacted, far_span, next_position_of, shift_of

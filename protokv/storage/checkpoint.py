@@ -15,12 +15,11 @@ import torch
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
-from protokv.core.memory import MemoryShape
 from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
 from protokv.core.session import Session
 from protokv.core.snapshot import Found, Header, State, TensorInfo
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
 from protokv.memories import declare_state

@@ -13,8 +13,9 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.config import DyCokeConfig, DyCokeDecodeConfig, MemoryConfig
 from protokv.core.decoding import Decoding
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
+from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.extras.compact import compacted
 from protokv.memories import build_memory

@@ -13,8 +13,8 @@ from torch import Tensor
 from protokv.baselines.infinipot_v import InfiniPotV, RecentSlots
 from protokv.config import InfiniPotVConfig
 from protokv.core.context import SlotContext
-from protokv.core.memory import MemoryShape
 from protokv.core.step import StepKV, cell_centres
+from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.extras.compact import compacted
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of

@@ -13,10 +13,10 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.baselines.rekv import ReKV, Retrieval
 from protokv.config import MemoryConfig, ReKVConfig
-from protokv.core.memory import MemoryShape
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.session import Session
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.memories import build_memory
 from protokv.storage.checkpoint import to_state

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from protokv.config import DurableConfig, PaperConfig
 from protokv.core.context import EMPTY, Context
-from protokv.core.memory import Memory, MemoryShape
+from protokv.core.memory import Memory
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.extras.compact import Anchoring
 from protokv.extras.precise_rotary import PreciseRotary
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from protokv.config import PaperConfig
 from protokv.core import paper_rule
-from protokv.core.memory import MemoryShape
 from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
 from tests.core.streams import World, feed, shape_of, small_config
 from tests.tolerance import near, tolerance

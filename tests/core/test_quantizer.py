@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protokv.config import PaperConfig
 from protokv.core import quantizer
-from protokv.core.memory import MemoryShape
 from protokv.core.naive import NaiveProtoKV
+from protokv.core.tensors import MemoryShape
 from tests.core.streams import PlainRotary
 from tests.tolerance import near, tolerance
 

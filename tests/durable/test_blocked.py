@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.config import DurableConfig
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
-from protokv.core.memory import MemoryShape
+from protokv.core.tensors import MemoryShape
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
 from protokv.durable.agglomerative import Agglomerative

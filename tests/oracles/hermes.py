@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import HermesConfig
-from protokv.core.memory import MemoryShape
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from protokv.config import InfiniPotVConfig
-from protokv.core.memory import MemoryShape
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

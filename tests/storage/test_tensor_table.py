@@ -8,7 +8,7 @@ import torch
 
 import protokv
 from protokv.config import CONFIGS, DurableConfig
-from protokv.core.memory import MemoryShape
+from protokv.core.tensors import MemoryShape
 from protokv.memories import MEMORIES
 
 PAGE = Path(protokv.__file__).parent / "storage" / "README.md"
