@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from protokv.config import CONFIGS
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 
@@ -90,11 +89,6 @@ def test_constants_of_the_memory_are_set_one_by_one_and_shown(protokv: Program, 
     assert memory["positions"] == "compact"
     kept = {name: memory["config"][name] for name in ("split", "anchor", "idle_steps", "merge", "budget")}
     assert kept == {"split": [1, 5], "anchor": "average", "idle_steps": 7, "merge": False, "budget": 24}
-
-
-@pytest.mark.parametrize("memory", CONFIGS)
-def test_every_memory_can_be_asked_for(protokv: Program, video: Path, memory: str) -> None:
-    assert protokv("ingest", video, *SMALL, "--memory", memory).code == 0
 
 
 @pytest.mark.parametrize(
