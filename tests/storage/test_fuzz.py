@@ -1,8 +1,8 @@
 """Random damage to states: each is refused in one line or loads equal, within limited memory.
 
 `sealed` states have right digests, so only their meaning is wrong. They go through all that a user does: inspection,
-a query, the next step and commit, conversion. A stage may refuse a state as corrupt or as not fitting; it must not fail in
-another way, and a commit must load.
+a query, the next step and commit, conversion. A stage may refuse a state as corrupt or as not fitting; it must not fail
+in another way, and a commit must load.
 """
 
 from __future__ import annotations
