@@ -109,13 +109,7 @@ class RaySlot:
     """One actor, replaced after it died."""
 
     def __init__(self, recipe: Recipe, needs: dict[str, int], stopped: threading.Event) -> None:
-        """Start nothing yet.
-
-        Args:
-            recipe: of the worker.
-            needs: resources of the actor.
-            stopped: once set, no call waits for room any more.
-        """
+        """Start nothing yet; the actor needs these resources. Once `stopped` is set, no call waits for room."""
         # A second thread of the actor takes `stop` while the first one watches.
         self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
         self._recipe, self._stopped = recipe, stopped

@@ -29,13 +29,7 @@ class LocalPool:
     """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
     def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        """Start nothing yet.
-
-        Args:
-            recipe: what is common to all videos.
-            n: number of processes.
-            devices: as `load_backbone` names them.
-        """
+        """Start nothing yet; `n` processes will use the devices, named as for `load_backbone`."""
         self.size = n
         self._recipe, self._devices = recipe, devices
         # Shared memory without a lock: a worker may be killed at any instant.

@@ -82,12 +82,11 @@ class DecompressionLimit:
     def check_all(self) -> None:
         """Check every snapshot and manifest before garbage collection."""
         store, prefix = self._place
+        found: dict[str, dict[str, int]] = {"snapshots": {}, "manifests": {}}
         with _asking(), explained(self._address):
-            found = {
-                kind: {one["path"].rpartition("/")[2]: one["size"] for batch in listed for one in batch}
-                for kind in ("snapshots", "manifests")
-                for listed in [store.list(f"{prefix}/{kind}")]
-            }
+            for kind, sizes in found.items():
+                for batch in store.list(f"{prefix}/{kind}"):
+                    sizes.update({one["path"].rpartition("/")[2]: one["size"] for one in batch})
         with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
             list(pool.map(self.check_snapshot, found["snapshots"]))
         self._check_sum(sum(self._snapshots.values()), found["manifests"], REPOSITORY_LIMIT_BYTES)
