@@ -118,7 +118,7 @@ def test_the_features_that_are_kept_are_those_of_one_step() -> None:
     memory.start(*world.sink())
     sizes = []
     for frame in video(0, 12, 12):
-        # However the model lays them out.
+        # In any memory layout.
         memory.select(frame.T.contiguous().T, (3, 4))
         assert memory.tensors()["merge.reference"].is_contiguous()
         sizes.append(memory.nbytes())
@@ -250,20 +250,6 @@ def read_by_the_last_layer(memory: Memory, queries: list[Tensor]) -> list[Tensor
     """The keys that a question, the first query, and the decode steps behind it read in the last layer."""
     context = memory.recall()
     return [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in queries]
-
-
-def test_the_choice_goes_on_while_the_attention_stays_and_is_made_again_when_it_does_not() -> None:
-    memory, keys, sink = deciding_layer()
-    # A strong query is all attention on one token.
-    strong = [20 * keys[:, token : token + 1] for token in (2, 2, 9)]
-    read = read_by_the_last_layer(memory, [strong[0], *strong])
-    assert read[0].shape[1] > 15
-    assert torch.equal(read[1], read[2])
-    assert read[3].shape == read[2].shape
-    assert not torch.equal(read[3], read[2])
-    chosen, times = literal_pruning(strong, keys, sink, 0.5, 0.9)
-    assert times == 2
-    assert chosen[0] != chosen[2]
 
 
 def test_attention_that_drifts_slowly_is_compared_with_the_step_before_and_not_chosen_again() -> None:
