@@ -102,7 +102,7 @@ class _Process:
 
 def _begin(recipe: Recipe, device: str, stopped: Any, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Videos from an object store are copied here; the coordinator removes what a killed process leaves.
+    # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
     orphaned = threading.Event()
     from protokv.fleet.worker import Worker

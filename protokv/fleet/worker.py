@@ -1,4 +1,4 @@
-"""A worker: it checks what is left of a video, watches it, and loads the model once.
+"""A worker: it checks the work left for a video, watches it, and loads the model once.
 
 Results are values, not exceptions, unless the model is missing, which concerns all videos. A worker knows nothing of
 processes, clusters and other workers.
@@ -66,7 +66,7 @@ class Worker:
         _ = self._backbone
 
     def look(self, job: Job) -> Verdict | Failure:
-        """Return what is left to do for a video. Raises if the model cannot be identified."""
+        """Return the work left for a video. Raises if the model cannot be identified."""
         # An error of the model concerns all videos.
         identity = self._identity
         try:
@@ -75,11 +75,11 @@ class Worker:
             return Failure.of(error)
 
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
-        """Ingest what is left of a video."""
+        """Ingest the rest of a video."""
         return self._watch(job, verdict, self._backbone)
 
     def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
-        """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
+        """Ingest the rest of some videos, a thread each; their steps share forwards of the model."""
         shared = SharedForwards(self._backbone, len(pairs))
 
         def watch(pair: tuple[Job, Verdict]) -> Outcome:
@@ -97,7 +97,7 @@ class Worker:
             if not is_url(target):
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
-                # It would come for every video, and nobody is there to read it.
+                # It would come for every video, without a reader.
                 warnings.simplefilter("ignore", PositionWarning)
                 for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
@@ -133,7 +133,7 @@ class Worker:
 
 
 def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:
-    """Return what is left to do for a video.
+    """Return the work left for a video.
 
     Raises:
         SourceError: the video is not there, or no file.
@@ -163,7 +163,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
 
 
 def damage_of(header: Header) -> str:
-    """Return what could not be read of the last source of a state; empty if all was read."""
+    """Return the damage of the last source of a state; empty if all of it was read."""
     return Damage.from_dict((header.source or {}).get("damage")).message
 
 

@@ -83,8 +83,8 @@ class DecompressionLimit:
         """Check every snapshot and manifest before garbage collection."""
         store, prefix = self._place
         found: dict[str, dict[str, int]] = {"snapshots": {}, "manifests": {}}
-        with _asking(), explained(self._address):
-            for kind, sizes in found.items():
+        for kind, sizes in found.items():
+            with self._asking(kind):
                 for batch in store.list(f"{prefix}/{kind}"):
                     sizes.update({one["path"].rpartition("/")[2]: one["size"] for one in batch})
         with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
@@ -112,25 +112,23 @@ class DecompressionLimit:
         if not _ID.fullmatch(name):
             raise StateCorrupt(f"the repository is damaged ({shown(key)}: no such name is given)")
         store, prefix = self._place
-        with _asking():
-            try:
-                with explained(f"{self._address}/{key}"):
-                    found = store.get(f"{prefix}/{key}")
-                    if found.meta["size"] > OBJECT_LIMIT_BYTES:
-                        raise _too_large(key, OBJECT_LIMIT_BYTES)
-                    data = memoryview(found.bytes())
-            except SourceNotFound as error:
-                raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
+        with self._asking(key):
+            found = store.get(f"{prefix}/{key}")
+            if found.meta["size"] > OBJECT_LIMIT_BYTES:
+                raise _too_large(key, OBJECT_LIMIT_BYTES)
+            data = memoryview(found.bytes())
         return _counted(key, data)
 
-
-@contextmanager
-def _asking() -> Iterator[None]:
-    """Turn an error of the store into a StateError."""
-    try:
-        yield
-    except SourceError as error:
-        raise StateError(error.message, hint=error.hint) from error
+    @contextmanager
+    def _asking(self, key: str) -> Iterator[None]:
+        """Turn an error of the store into a StateError; the repository is damaged if there is no such object."""
+        try:
+            with explained(f"{self._address}/{key}"):
+                yield
+        except SourceNotFound as error:
+            raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
+        except SourceError as error:
+            raise StateError(error.message, hint=error.hint) from error
 
 
 def _counted(key: str, data: memoryview) -> int:

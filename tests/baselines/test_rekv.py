@@ -135,7 +135,7 @@ def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest() -> None
 
 
 @given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 3]), st.integers(0, 99))
-def test_packed_blocks_stand_one_behind_another_and_the_question_behind_them(
+def test_packed_blocks_follow_each_other_and_the_question_follows_them(
     lengths: list[int], budget: int, components: int, seed: int
 ) -> None:
     shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
@@ -300,7 +300,7 @@ def test_an_empty_archive_under_a_window_with_tokens_is_refused() -> None:
         memory.load(memory.tensors() | {name: t for name, t in empty.items() if name.startswith("archive")})
 
 
-def test_the_first_layer_chooses_the_same_wherever_the_question_stands(
+def test_the_first_layer_chooses_the_same_at_any_position_of_the_question(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose, chosen = Retrieval._choose, []
