@@ -60,12 +60,6 @@ def test_expected_answers_are_compared_and_the_score_is_told(protokv: Program, s
     assert "1 of 2 answers as expected (50.0%)" in result.err
 
 
-def test_the_number_of_tokens_is_limited(protokv: Program, state: Path) -> None:
-    rows = [protokv("query", state, "what is first ?", "--max-new-tokens", n).rows()[0]["answer"] for n in (1, 8)]
-    assert len(rows[0].split()) <= 1
-    assert rows[1].startswith(rows[0])
-
-
 def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, video: Path) -> None:
     result = protokv("ingest", video, "--budget", "24", "--every", "3s", "--keep", "3", "--json")
     assert result.code == 0, result.err
