@@ -141,9 +141,10 @@ def test_only_the_memories_that_were_asked_for_are_shown(protokv: Program, finis
 
 
 def test_settings_of_one_memory_are_compared(protokv: Program) -> None:
-    options = ("--delays", "0", "--budget", "24", "--memory", "paper,full", "--set", "paper.decay=floor,off", "--json")
-    (report,) = protokv("replay", *SMALL, *options).rows()
-    assert [curve["memory"] for curve in report["curves"]] == ["paper decay=floor", "paper decay=off", "full"]
+    options = ("--delays", "0", "--budget", "24", "--memory", "last-frames,full", "--set", "last-frames.last-steps=1,2")
+    (report,) = protokv("replay", *SMALL, *options, "--json").rows()
+    memories = [curve["memory"] for curve in report["curves"]]
+    assert memories == ["last-frames last_steps=1", "last-frames last_steps=2", "full"]
 
 
 def test_a_missing_plot_library_is_told_before_the_run(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
