@@ -237,7 +237,7 @@ def _member(name: str, data: bytes) -> Callable[[Path], None]:
 def _bomb(name: str) -> Callable[[Path], None]:
     def apply(path: Path) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(name, b"0" * (100 << 20))
+            archive.writestr(name, b"0" * (24 << 20))
 
     return apply
 

@@ -12,7 +12,7 @@ import pytest
 from protokv.errors import StateError
 from protokv.storage.api import load_state, save_state
 from protokv.storage.commit import replace
-from protokv.storage.safetensors import SafetensorsForm
+from protokv.storage.files import SafetensorsForm
 from tests.storage.disk import Failing
 
 

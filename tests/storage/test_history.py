@@ -136,7 +136,7 @@ def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
     make_state, same_state, tmp_path, monkeypatch
 ):
     """A writer goes on between the reader's look and its reading."""
-    from protokv.storage.safetensors import SafetensorsForm
+    from protokv.storage.files import SafetensorsForm
 
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):
