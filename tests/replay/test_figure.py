@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError
-from protokv.replay.figure import check_figure, draw, save_figure
-from protokv.replay.page import save_page
+from protokv.replay.figure import check_figure, draw, save_figure, save_page
 from protokv.replay.report import summarise
 from tests.replay.rows import example_rows
 

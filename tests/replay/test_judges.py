@@ -14,8 +14,17 @@ import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judge_endpoint import EndpointJudge
-from protokv.replay.judges import PROMPT_HASH, SYSTEM, Case, LocalJudge, Verdict, judge_rows, read_reply, select_judge
+from protokv.replay.judges import (
+    PROMPT_HASH,
+    SYSTEM,
+    Case,
+    EndpointJudge,
+    LocalJudge,
+    Verdict,
+    judge_rows,
+    read_reply,
+    select_judge,
+)
 from protokv.replay.rows import RowFile
 from tests.replay.rows import ROW
 

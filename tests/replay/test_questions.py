@@ -9,7 +9,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.mini.phrases import TYPES as OF_THE_WORLD
-from protokv.replay.benchmarks.registry import find_type, find_types, order_groups
+from protokv.replay.benchmarks import find_type, find_types, order_groups
 from protokv.replay.questions import Question, load_questions
 from protokv.replay.streams import FileStream, open_files
 

@@ -15,7 +15,7 @@ from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.sprites import PLACES, SHAPES
 from protokv.mini.world import WorldConfig
-from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.benchmarks import find_type
 from protokv.replay.rows import read_rows
 from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_minutes
 

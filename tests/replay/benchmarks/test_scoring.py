@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.choices import before_parenthesis, named_option, strict_letter
-from protokv.replay.scoring import score
+from protokv.replay.runner import score
 from protokv.replay.texts import is_expected, token_f1
 from tests.replay.rows import ROW
 
