@@ -36,13 +36,8 @@ class Answers:
     ) -> None:
         """Ask nothing yet.
 
-        Args:
-            out: where answers go.
-            state: its path, for the rows.
-            decoding: how answers are generated.
-            clock: takes the time of answers, for their rows; None: neither.
-            beyond: mark the rows: the model cannot make sense of the source.
-            evidence: show the moments that each answer stood on.
+        With a `clock`, rows have the times of answers; `beyond` marks rows of a source that the model cannot read;
+        `evidence` shows the moments that each answer stood on.
         """
         self._out, self._state, self._decoding, self._clock = out, state, decoding, clock
         self._beyond, self._evidence = beyond, evidence
@@ -59,12 +54,8 @@ class Answers:
     ) -> None:
         """Ask every question, and note how many answers were as expected.
 
-        Args:
-            session: answers.
-            questions: as they come.
-            age_s: of the last commit of a live stream; None: of a file, or of an earlier commit.
-            alone: do not repeat the question before its answer.
-            at_prompt: go on after a refused question.
+        `age_s` is that of the last commit of a live stream. A question that is `alone` is not repeated before its
+        answer. `at_prompt`, a refused question does not end the loop.
         """
         asked = right = 0
         for question in questions:
@@ -171,13 +162,7 @@ def evidence_keys(evidence: Evidence) -> dict[str, Any]:
 
 
 def warn_of_source(out: Output, source: str, argument: str) -> None:
-    """Warn before a run that the embedded model cannot make sense of a source.
-
-    Args:
-        out: where the warning goes.
-        source: its name.
-        argument: the source on a command line.
-    """
+    """Warn before a run that the embedded model cannot make sense of a source; `argument` names it in a command."""
     out.warn(
         f"Warning: the embedded model reads only its own world of coloured shapes, and {source} is not of it: its "
         "answers will mean nothing."

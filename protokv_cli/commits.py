@@ -29,13 +29,7 @@ pause = time.sleep
 
 
 def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
-    """Return the stream time that `--at` names.
-
-    Args:
-        text: of the option.
-        state: for messages.
-        header: of the last commit.
-        now: seconds since 1970.
+    """Return the stream time that `--at` names; `header` is that of the last commit, `now` in seconds since 1970.
 
     Raises:
         ConfigError: the text is no time, or it is a date and the state is of a file.

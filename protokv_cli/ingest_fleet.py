@@ -62,16 +62,7 @@ class FleetOptions:
 def ingest_fleet(
     out: Output, sources: list[str], output: str | None, chosen: IngestOptions, fleet: FleetOptions, *, dry_run: bool
 ) -> None:
-    """Ingest every video that is not done yet; end with exit code 3 if one of them failed.
-
-    Args:
-        out: where to write.
-        sources: files, folders, globs, addresses.
-        output: folder of the states; None: the current folder.
-        chosen: how to watch each video.
-        fleet: how to share the work.
-        dry_run: only say what would be done.
-    """
+    """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import Recipe, look_fleet, run_fleet
 
     _refuse_single(chosen)

@@ -31,11 +31,7 @@ JSON_EVERY_S = 1.0
 def show_start(out: Output, started: Started, source: str, argument: str) -> None:
     """Note where the run begins, and warn of what may surprise the user.
 
-    Args:
-        out: where to write.
-        started: the event.
-        source: its name, without secrets.
-        argument: the source on a command line.
+    `source` is its name without secrets, and `argument` the source on a command line.
     """
     if not started.locked:
         out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")

@@ -25,12 +25,7 @@ _PARTS = {
 
 
 def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[RenderableType]:
-    """Yield the tables of a document: of one state, of two that are compared, or of one written in another form.
-
-    Args:
-        d: the document.
-        layers: add the inner tables of a state.
-    """
+    """Yield the tables of a document: of one state, of two that are compared, or of one written in another form."""
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
@@ -45,12 +40,7 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
 
 
 def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[RenderableType]:
-    """Yield a table with a row per state and per video without one, and the totals.
-
-    Args:
-        rows: of `protokv.fleet.survey`.
-        root: the folder, with a slash behind it.
-    """
+    """Yield a table of the rows of `protokv.fleet.survey`, and the totals; `root` ends in a slash."""
     columns = ("state", "stream", "steps", "size", "complete", "what is wrong")
     yield grid(columns, (_fleet_cells(row, root) for row in rows))
     whole = sum(row["complete"] and not row["damage"] for row in rows)

@@ -50,15 +50,7 @@ class Output:
     """
 
     def __init__(self, fmt: Format, *, as_json: bool, quiet: bool, debug: bool, outlives_stdout: bool = False) -> None:
-        """Resolve the format; `--json` wins over `--format`.
-
-        Args:
-            fmt: `--format`.
-            as_json: `--json`.
-            quiet: `--quiet`.
-            debug: `--debug`.
-            outlives_stdout: go on after stdout is lost.
-        """
+        """Resolve the format; `--json` wins over `--format`. Go on after stdout is lost if it `outlives_stdout`."""
         chosen = Format.JSON if as_json else fmt
         if chosen is Format.AUTO:
             chosen = Format.TABLE if sys.stdout.isatty() else Format.JSON

@@ -78,10 +78,7 @@ class Stop:
 def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
     """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `Stop`, the second ends the process at once.
 
-    A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored.
-
-    Args:
-        say: tells the user that the first signal was heard.
+    A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored. `say` tells the user of the first signal.
     """
     stop = Stop()
 

@@ -35,14 +35,7 @@ class Bar:
     """
 
     def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
-        """Draw it.
-
-        Args:
-            out: where to draw.
-            text: shown before anything is done.
-            name: of the work.
-            logs: write notes if no bar can be drawn.
-        """
+        """Draw it with a first text and the name of the work; with `logs`, write notes if no bar can be drawn."""
         self._out, self._name = out, name
         self._bar: Progress | None = None
         self._pause_s = LOG_EVERY_S if logs else math.inf
@@ -81,13 +74,7 @@ class Bar:
         return True
 
     def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
-        """Show the progress.
-
-        Args:
-            parts: of the text, the most important first.
-            done: of `total`, in any unit.
-            total: None if there is no end.
-        """
+        """Show the parts of a text, the most important first, and the share `done` of `total`; None: no end."""
         if self._bar is None:
             text = ", ".join(part.strip() for part in parts)
             self._out.note(f"{self._name}: {text}" if self._name else text)

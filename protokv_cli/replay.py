@@ -195,8 +195,7 @@ def replay(
         from protokv.replay.studies import load_study
         from protokv.storage.api import check_not_read
         from protokv.storage.watched import is_beyond
-        from protokv_cli.replay_progress import following, judging
-        from protokv_cli.replay_tables import show, show_cost, show_datasets
+        from protokv_cli.replay_report import following, judging, show, show_cost, show_datasets
 
         for written in (None if report else output, plot, html):
             if written is not None:

@@ -73,10 +73,6 @@ def read_settings(file: Path, commands: Mapping[str, Command]) -> dict[str, dict
 
     A setting is named like its option, `device-map` or `device_map`. One at the top serves every command that has it.
     A mistake in the file ends the program with the code for usage.
-
-    Args:
-        file: `protokv.toml`.
-        commands: of the program, by name.
     """
     if not file.is_file():
         return {}

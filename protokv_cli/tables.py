@@ -21,12 +21,7 @@ _LINES = frozenset("\n\t")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """Return `str(text)` without control, format, private and unpaired characters.
-
-    Args:
-        text: anything.
-        lines: keep line feeds and tabs.
-    """
+    """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
     found = str(text)
     if found.isascii() and found.isprintable():
         return found

@@ -96,7 +96,7 @@ def agrees(svg: str, expected: list[str]) -> bool:
 
 def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:
     # It need not go on to the end for that.
-    window = ("--memory", "sliding-window", "--duration", "3m")
+    window = ("--memory", "sliding-window", "--duration", "2m")
     result = protokv("ingest", SAMPLES / "long" / "video.mp4", "--budget", BUDGET, *window, "--json")
     assert result.code == 0, result.err
     content = [q for q in asked("long") if q["type"] in ("colour", "shape", "where", "at")]

@@ -20,12 +20,11 @@ the question chose. What differs:
 - Chosen blocks are copied to the device for each question; the source keeps 128 recently used blocks there.
 - With M-RoPE, which the source does not know, the moving components of a block are packed.
 
-Its bytes are NOT bounded: they grow with the stream, unless `archive_tokens` caps them and drops the oldest blocks.
+Its bytes are NOT bounded: they grow with the stream.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -51,7 +50,7 @@ class ReKV(ExactMemory):
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._archive = Archive(shape, rotary, block_tokens=config.budget, capacity=config.archive_tokens)
+        self._archive = Archive(shape, rotary, block_tokens=config.budget)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -69,7 +68,7 @@ class ReKV(ExactMemory):
         self._near.append(step)
 
     def recall(self) -> Context:
-        """Return the prefix and what the question will choose. Valid until `append`; each call is for one question."""
+        """Return the prefix and the blocks that a question will choose. Valid until `append`, for one question each."""
         sink = self._slots.sink
         return Retrieval(
             archive=self._archive,
@@ -89,12 +88,8 @@ class ReKV(ExactMemory):
             raise StateCorrupt("state: tensor archive.lengths does not agree with near.ring")
 
     def report(self) -> dict[str, Any]:
-        """Return the tokens in the local window, in the archive, and dropped from it."""
-        counts = {
-            "archive_tokens_in_use": self._archive.tokens,
-            "archive_blocks": len(self._archive.blocks),
-            "archive_tokens_dropped": self._archive.dropped,
-        }
+        """Return the tokens in the local window and in the archive."""
+        counts = {"archive_tokens_in_use": self._archive.tokens, "archive_blocks": len(self._archive.blocks)}
         return super().report() | counts
 
 
@@ -130,33 +125,23 @@ class Archive(StatePart):
 
     A block is one step, or a part of a step larger than the block size. Each block is a separate allocation of
     `[L, 2, H, T, D]` (pinned for CUDA), so nothing moves when the archive grows, and what one layer reads of a block is
-    contiguous. The keys of the blocks stay on the device. A capped archive drops its oldest blocks.
+    contiguous. The keys of the blocks stay on the device.
     """
 
     promise: ClassVar[str] = "archive: its blocks cover its tokens, and its counts agree with them"
 
-    def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int, capacity: int) -> None:
-        """Make an empty archive.
-
-        Args:
-            shape: sizes of keys and values, and the device.
-            rotary: the model's angles.
-            block_tokens: the most tokens of a block.
-            capacity: the most tokens held, at least `block_tokens`; 0: no limit.
-        """
-        self._shape, self._rotary = shape, rotary
-        self._block_tokens, self._capacity = block_tokens, capacity
-        self.blocks: deque[Block] = deque()
+    def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int) -> None:
+        """Make an empty archive for blocks of at most `block_tokens` tokens."""
+        self._shape, self._rotary, self._block_tokens = shape, rotary, block_tokens
+        self.blocks: list[Block] = []
         self.tokens = 0
-        self.dropped = 0
         self.next_position = shape.sink_tokens
         self._table = self._empty_table(_ROOM)
-        self._first = 0
 
     @property
     def block_keys(self) -> Tensor:
         """Return `[B, L, H, D]` float32 on the device: the mean of each block's keys before rotation."""
-        return self._table[self._first : self._first + len(self.blocks)]
+        return self._table[: len(self.blocks)]
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
@@ -165,14 +150,10 @@ class Archive(StatePart):
         bare = unrotate(step.keys.float(), *self._rotary(step.positions))
         for start in range(0, step.positions.shape[0], self._block_tokens):
             rows = slice(start, start + self._block_tokens)
-            self._make_room()
-            self._table[self._first + len(self.blocks)] = bare[:, :, rows].mean(2)
+            if len(self.blocks) == len(self._table):
+                self._table = torch.cat((self._table, self._empty_table(len(self._table))))
+            self._table[len(self.blocks)] = bare[:, :, rows].mean(2)
             self._add(step.keys[:, :, rows], step.values[:, :, rows], step.positions[rows])
-        while self._capacity and self.tokens > self._capacity:
-            oldest = self.blocks.popleft()
-            self._first += 1
-            self.tokens -= len(oldest)
-            self.dropped += len(oldest)
 
     def read(self, layer: int, indices: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Copy the tokens of some blocks in order to the front of `keys` and `values` `[H, N, D]` on the device."""
@@ -208,7 +189,7 @@ class Archive(StatePart):
                 torch.float32,
                 "mean of each block's keys, rotation removed",
             ),
-            TensorSpec("archive.count", ("field",), (2,), torch.int64, "tokens dropped, position of the next token"),
+            TensorSpec("archive.next_position", (), (), torch.int64, "position of the next token"),
         )
 
     def held(self) -> dict[str, Tensor]:
@@ -222,21 +203,18 @@ class Archive(StatePart):
             "archive.positions": torch.cat([no_positions, *(block.positions for block in self.blocks)]),
             "archive.lengths": torch.tensor([len(block) for block in self.blocks], dtype=torch.int64),
             "archive.block_keys": self.block_keys.clone(),
-            "archive.count": torch.tensor([self.dropped, self.next_position]),
+            "archive.next_position": torch.tensor(self.next_position),
         }
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that lengths, counts and positions agree with each other and with the settings."""
+        """Check that lengths and positions agree with each other and with the settings."""
         lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
         in_bounds = not lengths.numel() or bool((lengths >= 1).all() & (lengths <= self._block_tokens).all())
         if not in_bounds or int(lengths.sum()) != n:
             raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
-        if self._capacity and n > self._capacity:
-            raise StateCorrupt(f"state: tensor archive.lengths has {n} tokens where {self._capacity} are the most")
-        dropped, following = tensors["archive.count"].tolist()
-        highest = int(tensors["archive.positions"].max()) if n else -1
-        if dropped < 0 or following < max(self._shape.sink_tokens, highest + 1) or (dropped and not self._capacity):
-            raise StateCorrupt(f"state: tensor archive.count holds {dropped}, {following}, which no stream leaves")
+        following, highest = int(tensors["archive.next_position"]), int(tensors["archive.positions"].max()) if n else -1
+        if following < max(self._shape.sink_tokens, highest + 1):
+            raise StateCorrupt(f"state: tensor archive.next_position is {following}, after a token at {highest}")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
@@ -249,8 +227,7 @@ class Archive(StatePart):
             self._add(keys[:, :, rows], values[:, :, rows], positions[rows])
         self._table = self._empty_table(max(_ROOM, len(lengths)))
         self._table[: len(lengths)] = tensors["archive.block_keys"]
-        self._first = 0
-        self.dropped, self.next_position = tensors["archive.count"].tolist()
+        self.next_position = int(tensors["archive.next_position"])
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes on the host, `archive`, and of the table of block keys on the device, `block_keys`."""
@@ -267,14 +244,6 @@ class Archive(StatePart):
         self.blocks.append(block)
         self.tokens += T
         self.next_position = max(self.next_position, max(block.high) + 1)
-
-    def _make_room(self) -> None:
-        """Make sure that the table of block keys has a free row; drop the rows of dropped blocks when it is full."""
-        if self._first + len(self.blocks) == self._table.shape[0]:
-            live = self.block_keys
-            self._table = self._empty_table(max(_ROOM, 2 * len(live)))
-            self._table[: len(live)] = live
-            self._first = 0
 
     def _empty_table(self, rows: int) -> Tensor:
         shape = self._shape
@@ -352,7 +321,7 @@ class Retrieval(Context):
         position in all layers: so room is set aside for the longest choice, and each layer's blocks end where the room
         ends. Blocks of one size fill the room.
         """
-        if self.archive.tokens <= self.budget and not self.archive.dropped:
+        if self.archive.tokens <= self.budget:
             return self
         moving = tuple(anchoring.moving)
         end = anchoring.origin + max(int(span), self._most_positions(moving))

@@ -86,24 +86,35 @@ class DyCokeDecodeConfig(MemoryConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HermesConfig(MemoryConfig):
-    """HERMES: exact tokens, compressed whenever the next step would exceed the budget.
+class CompressedConfig(MemoryConfig):
+    """Exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:
-        kept_share: fraction of the budget that a compression keeps; the rest is room for new steps. The released code
-            compresses to the whole budget after chunks of 16 frames, and holds more in between.
+        kept_share: fraction of the budget that a compression keeps; the rest is room for new steps.
+    """
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"kept_share": (0, 1)}
+
+    kept_share: float = 0.75
+
+    @property
+    def compressed_tokens(self) -> int:
+        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs more room."""
+        return int(Fraction(repr(self.kept_share)) * self.budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HermesConfig(CompressedConfig):
+    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+
+    Attributes:
         shallow_share: fraction of the layers, from the first on, that rank by recency alone.
         deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
     """
 
     name: ClassVar[str] = "hermes"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "kept_share": (0, 1),
-        "shallow_share": (0, 1),
-        "deep_share": (0, 1),
-    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"shallow_share": (0, 1), "deep_share": (0, 1)}
 
-    kept_share: float = 0.75
     shallow_share: float = 0.1
     deep_share: float = 0.3
 
@@ -115,18 +126,12 @@ class HermesConfig(MemoryConfig):
                 f"{self.deep_share}"
             )
 
-    @property
-    def compressed_tokens(self) -> int:
-        """Return the tokens that a compression keeps in each layer; fewer if a step needs more room."""
-        return int(Fraction(repr(self.kept_share)) * self.budget)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InfiniPotVConfig(MemoryConfig):
-    """InfiniPot-V: exact tokens, compressed whenever the next step would exceed the budget.
+class InfiniPotVConfig(CompressedConfig):
+    """InfiniPot-V.
 
     Attributes:
-        kept_share: |C| / |M|, fraction of the budget that a compression keeps. The rest is room for new steps.
         redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the recent steps
             included; the value norm chooses the others.
         recent_share: largest fraction of the tokens at a compression that counts as recent steps. Recent steps are kept
@@ -137,20 +142,10 @@ class InfiniPotVConfig(MemoryConfig):
     """
 
     name: ClassVar[str] = "infinipot-v"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "kept_share": (0, 1),
-        "redundancy_share": (0, 1),
-        "recent_share": (0, 1),
-    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"redundancy_share": (0, 1), "recent_share": (0, 1)}
 
-    kept_share: float = 0.75
     redundancy_share: float = 0.5
     recent_share: float = 0.25
-
-    @property
-    def compressed_tokens(self) -> int:
-        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs more room."""
-        return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,27 +156,13 @@ class ReKVConfig(MemoryConfig):
         positions: as for every memory. "compact", as published, packs the retrieved tokens behind the prompt prefix.
         local_tokens: tokens of the window that new steps attend to, never more than the budget. 15000 is the released
             code's.
-        archive_tokens: the most tokens that the archive holds, at least the budget; the oldest steps are dropped.
-            0 keeps everything, as published.
     """
 
     name: ClassVar[str] = "rekv"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "local_tokens": (1, MOST_TOKENS),
-        "archive_tokens": (0, 2**40),
-    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"local_tokens": (1, MOST_TOKENS)}
 
     positions: Positions = "compact"
     local_tokens: int = 15_000
-    archive_tokens: int = 0
-
-    def check(self) -> None:
-        """Refuse an archive that is smaller than what a question may read."""
-        if 0 < self.archive_tokens < self.budget:
-            raise ConfigError(
-                f"archive_tokens: expected 0 or at least the budget of {self.budget}, got {self.archive_tokens}",
-                hint="0 keeps everything",
-            )
 
     @property
     def near_tokens(self) -> int:

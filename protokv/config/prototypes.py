@@ -25,21 +25,20 @@ class PrototypeConfig(MemoryConfig):
     Attributes:
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
         pseudo_tokens: S, pseudo-tokens that show one prototype.
-        anchor: the rotary position of a prototype: that of the most recently absorbed token, of the first
-            one, or the mean over all of them.
-        residual: whether residual statistics are kept; without them all S pseudo-tokens are the centre.
+        anchor: the rotary position of a prototype: that of its newest token, of its first, or the mean of all.
+        residual: True to keep residual statistics; without them all S pseudo-tokens are the centre.
         subquantizers: G; must divide the head size.
         codewords: C, codewords of each subquantizer.
-        histograms: "independent" counts the codes of keys and of values apart and pairs their modes by rank; "joint"
-            counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
-        allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
-            to the variance of the residuals of each (`protokv.extras.allocation`).
+        histograms: "independent" counts the codes of keys and of values separately and pairs their modes by rank;
+            "joint" counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
+        allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" distributes the same K * S in
+            proportion to the variance of each prototype's residuals (`protokv.extras.allocation`).
         beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
-        smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
-            first author's code.
-        warmup_residuals: number of residuals, the first ones of the stream, that the codebooks of a head are fitted to.
-        The paper leaves T_warm open; 512 is the sample size in its first author's scripts. kmeans_iterations: Lloyd
-        iterations of that fit. mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
+        smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is its first author's value.
+        warmup_residuals: the first residuals of the stream, to which the codebooks of a head are fitted. The paper
+            leaves T_warm open; 512 is the sample size in its first author's scripts.
+        kmeans_iterations: Lloyd iterations of that fit.
+        mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -76,7 +75,7 @@ class PrototypeConfig(MemoryConfig):
             )
         if self.allocation == "variance" and not self.residual:
             raise ConfigError(
-                "allocation: 'variance' is that of the residuals, and residual is off",
+                "allocation: 'variance' needs the variance of residuals, and residual is off",
                 hint="turn residual on, or leave allocation at 'fixed'",
             )
         near, far = self.split

@@ -1,5 +1,6 @@
-"""How a memory declares its state: `TensorSpec` for a tensor, `StatePart` for a holder of tensors, `MemoryShape` for
-the sizes of the model.
+"""How a memory declares its state: `TensorSpec` for a tensor, `StatePart` for a holder of tensors.
+
+`MemoryShape` has the sizes of the model.
 
 A declaration is arithmetic on settings and on the sizes of the model; it allocates nothing. What is allocated, saved,
 checked on loading and counted in bytes follows from it. Knows no memory.

@@ -1,4 +1,6 @@
-"""The figure of a report: accuracy against delay, by group and by question type, and cost against accuracy.
+"""The figure of a report, and the report as one self-contained HTML page: facts, the figure as inline SVG, tables.
+
+The figure shows accuracy against delay, by group and by question type, and cost against accuracy.
 
 Drawn with matplotlib (the extra `plot`), without a display. Delays are evenly spaced, and the memories stand a little
 beside each other, so that no curve hides another. Colours: Okabe and Ito (2008), for colour-blind readers.
@@ -6,13 +8,16 @@ beside each other, so that no curve hides another. Colours: Okabe and Ito (2008)
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.tables import format_delay
+from protokv.replay.tables import Report, format_delay, list_facts, tabulate
+from protokv.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +46,7 @@ def check_figure(path: str | Path | None = None) -> None:
         raise ConfigError(f"cannot draw to {path}: there is no folder {Path(path).parent}", hint="make it first")
 
 
-def save_figure(report: Mapping[str, Any], path: str | Path) -> None:
+def save_figure(report: Report, path: str | Path) -> None:
     """Draw a report to a .png, .svg or .pdf file.
 
     Raises:
@@ -54,7 +59,7 @@ def save_figure(report: Mapping[str, Any], path: str | Path) -> None:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a file in a folder of yours") from error
 
 
-def draw(report: Mapping[str, Any]) -> Figure:
+def draw(report: Report) -> Figure:
     """Draw a row per budget with all questions and each group, rows with the types, and a row with the costs.
 
     A memory that was run at one budget, such as the full cache, is in every row. Types are of the smallest budget.
@@ -116,7 +121,7 @@ _COSTS: Final = {
 }
 
 
-def _select(report: Mapping[str, Any], budget: int) -> list[int]:
+def _select(report: Report, budget: int) -> list[int]:
     """Return the curves of a budget, and of memories that were run at one budget only."""
     names = [curve["memory"] for curve in report["curves"]]
     return [i for i, curve in enumerate(report["curves"]) if curve["budget"] == budget or names.count(names[i]) == 1]
@@ -125,7 +130,7 @@ def _select(report: Mapping[str, Any], budget: int) -> list[int]:
 def _draw_curves(
     axis: Axes,
     title: str,
-    report: Mapping[str, Any],
+    report: Report,
     curves: Mapping[int, Sequence[Mapping[str, Any]]],
     floor: float | None,
     *,
@@ -161,7 +166,7 @@ def _draw_curves(
     axis.grid(alpha=0.25)
 
 
-def _draw_costs(axis: Axes, key: str, report: Mapping[str, Any]) -> None:
+def _draw_costs(axis: Axes, key: str, report: Report) -> None:
     label, unit, scale = _COSTS[key]
     budgets = sorted({curve["budget"] for curve in report["curves"]}, reverse=True)
     for i, (curve, cost) in enumerate(zip(report["curves"], report["costs"], strict=True)):
@@ -192,13 +197,74 @@ def _hide(axes: Any) -> None:
         axis.set_visible(False)
 
 
-def _place(report: Mapping[str, Any], i: int) -> int:
+def _place(report: Report, i: int) -> int:
     """Return the number of a curve's memory, in order of first appearance."""
     memories = list(dict.fromkeys(curve["memory"] for curve in report["curves"]))
     return memories.index(report["curves"][i]["memory"])
 
 
-def _choose_style(report: Mapping[str, Any], i: int) -> tuple[str, str]:
+def _choose_style(report: Report, i: int) -> tuple[str, str]:
     """Return colour and line of a memory, the same in every part of the figure."""
     place = _place(report, i)
     return _COLOURS[place % len(_COLOURS)], _LINES[place // len(_COLOURS) % len(_LINES)]
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Accuracy against delay</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px; padding: 0 1rem; color: #1a1a1a }
+figure, .wide { margin: 0 0 1.5rem; overflow-x: auto }
+svg { width: 100%; min-width: 700px; height: auto }
+table { border-collapse: collapse }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child { text-align: left }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem }
+dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere }
+</style>
+</head>
+<body>
+<h1>Accuracy against delay</h1>
+<dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+<figure>{{ figure | safe }}</figure>
+{% for table in tables %}
+<h2>{{ table.title }}</h2>
+<div class="wide"><table>
+<tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in table.rows %}<tr><th>{{ row[0] }}</th>{% for cell in row[1:] %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+{% endfor %}
+</body>
+</html>
+"""
+
+
+def save_page(report: Report, path: str | Path, *, made: datetime | None = None, command: str | None = None) -> None:
+    """Write the page.
+
+    Args:
+        report: of `summarise`.
+        path: of the page.
+        made: when the report was made.
+        command: the command that made it.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    from jinja2 import Environment
+
+    drawn = io.StringIO()
+    draw(report).savefig(drawn, format="svg", metadata={"Date": None})
+    svg = drawn.getvalue()
+    facts = list_facts(report) | {"written by": f"protokv {__version__}"}
+    if command:
+        facts["command"] = command
+    if made:
+        facts["made"] = f"{made:%Y-%m-%d %H:%M %Z}".strip()
+    page = Environment(autoescape=True).from_string(_PAGE)
+    # HTML has no place for the XML prologue of the figure.
+    text = page.render(facts=facts, figure=svg[svg.index("<svg") :], tables=list(tabulate(report)))
+    Path(path).write_text(text, encoding="utf-8")

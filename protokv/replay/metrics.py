@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Final, TypeVar
 
 import numpy as np
@@ -65,13 +64,6 @@ class Accuracy:
     def _half(self) -> float:
         spread = self.share * (1 - self.share) / self.n + Z * Z / (4 * self.n**2)
         return Z * math.sqrt(spread) / (1 + Z * Z / self.n)
-
-
-def measure_accuracy(
-    rows: Iterable[Row], by: Callable[[Row], K], right: Callable[[Row], bool] = attrgetter("correct")
-) -> dict[K, Accuracy]:
-    """Measure the accuracy of every group of rows, in order of first appearance."""
-    return count_right((by(row), right(row)) for row in rows)
 
 
 def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:

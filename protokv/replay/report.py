@@ -10,16 +10,7 @@ from typing import Any, Final
 
 from protokv.config import DEFAULT, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_type, order_groups
-from protokv.replay.metrics import (
-    Accuracy,
-    compare,
-    count_right,
-    find_constant,
-    measure_accuracy,
-    measure_floor,
-    quantile,
-    resample,
-)
+from protokv.replay.metrics import Accuracy, compare, count_right, find_constant, measure_floor, quantile, resample
 from protokv.replay.questions import OTHER
 from protokv.replay.rows import Row
 
@@ -243,8 +234,8 @@ def _score(rows: Sequence[Row]) -> dict[str, Any]:
         "points": round(sum(points) / len(points), 3) if points else None,
         "judged": len(points),
         "means": {
-            "official": _round(benchmark.means(_shares(measure_accuracy(rows, lambda row: row.type)))),
-            "strict": _round(benchmark.means(_shares(measure_accuracy(rows, lambda row: row.type, _strict)))),
+            "official": _round(benchmark.means(_shares(count_right((row.type, row.correct) for row in rows)))),
+            "strict": _round(benchmark.means(_shares(count_right((row.type, _strict(row)) for row in rows)))),
         },
         "ages": _measure_ages(rows),
     }

@@ -22,12 +22,13 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.batched import BatchedStreams
-from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks import BENCHMARKS, Score
+from protokv.replay.benchmarks.choices import named_option
 from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
-from protokv.replay.scoring import score
 from protokv.replay.streams import Stream
+from protokv.replay.texts import is_expected
 
 SHORT = Decoding(max_new_tokens=16)
 
@@ -275,6 +276,18 @@ def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Momen
         device=str(backbone.device),
         batched=len(band.runs),
     )
+
+
+def score(trial: Trial, prediction: str) -> Score:
+    """Score an answer when it is given. The answer to a bare question spells out an option instead of its letter."""
+    benchmark, is_bare = BENCHMARKS.get(trial.dataset), trial.prompt_hash == "bare"
+    if is_bare and trial.options:
+        right = named_option(prediction, trial.options) == trial.expected
+        return Score(right, right, "the option that the answer spells out")
+    if benchmark is None or (is_bare and not benchmark.open_ended):
+        right = is_expected(prediction, trial.expected)
+        return Score(right, right, "exact text" if is_bare else "")
+    return benchmark.score(prediction, trial.expected, trial.type, trial.options)
 
 
 def synchronise(backbone: Backbone) -> None:

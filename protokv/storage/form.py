@@ -29,9 +29,9 @@ StatePath = str | os.PathLike[str]
 
 # The class of each form, as module:class.
 FORMS = {
-    ".safetensors": "protokv.storage.safetensors:SafetensorsForm",
+    ".safetensors": "protokv.storage.files:SafetensorsForm",
     ".zarr": "protokv.storage.zarr:ZarrForm",
-    ".pt": "protokv.storage.pt:PtForm",
+    ".pt": "protokv.storage.files:PtForm",
 }
 DEFAULT_SUFFIX = ".safetensors"
 OBJECT_STORE = "protokv.storage.icechunk:IcechunkForm"

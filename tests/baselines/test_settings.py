@@ -22,8 +22,6 @@ from protokv.errors import ConfigError
         ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
         ("infinipot-v", {"recent_share": float("nan")}, "recent_share"),
         ("last-frames", {"last_steps": 0}, "last_steps"),
-        ("rekv", {"budget": 8, "archive_tokens": 7}, "archive_tokens"),
-        ("rekv", {"budget": 8, "archive_tokens": -1}, "archive_tokens"),
         ("rekv", {"budget": 8, "local_tokens": 0}, "local_tokens"),
     ],
 )

@@ -35,7 +35,7 @@ NOTE = (
 
 
 def write_video(path: Path, frames: int, width: int, height: int, gop: int) -> Path:
-    """A textured background that moves, and a bar."""
+    """Write a textured background that moves, and a bar."""
     texture = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
     background = texture.repeat(8, 0).repeat(8, 1)
     with av.open(str(path), "w") as output:
@@ -51,7 +51,7 @@ def write_video(path: Path, frames: int, width: int, height: int, gop: int) -> P
 
 
 def cpu_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

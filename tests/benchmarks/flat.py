@@ -1,20 +1,17 @@
-"""Whether a step late in a stream costs what an early one does: time and bytes of `durable`, at the level of tensors.
+"""Compare a step late in a stream with an early one: time and bytes of `durable`, at the level of tensors.
 
     python -m tests.benchmarks.flat --rule blocked
     python -m tests.benchmarks.flat --rule exact --late 20000
 
-One memory stands at step 1,000 and one at step 100,000; they take the same steps in turn, each first every other time,
-so that whatever the machine does besides slows both. The sizes are small, so that so many steps take minutes; what a
-step does at them is what it does at any. Writes `results/flat-RULE-cpu.*`.
+One memory stands at step 1,000 and one at step 100,000; they take the same steps in turn, so that other work of the
+machine slows both. The sizes are small, so that these streams take minutes. Writes `results/flat-RULE-cpu.*`.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from itertools import cycle
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,20 +21,20 @@ from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
-from tests.benchmarks.results import write_table
+from tests.benchmarks.results import paired, write_table
 from tests.core.streams import PlainRotary, shape_of
 
 NOTE = (
     "L 1, H 1, D 8, {tokens} tokens a step, {prototypes} prototypes; CPU milliseconds of one step on a busy machine. "
-    "The two memories took the same {rounds} steps in turn. `time_ratio` is the ratio of the medians, `bytes_ratio` "
-    "that of the states."
+    "The two memories took the same {rounds} steps in turn. `time_ratio` is the median of the ratios, `bytes_ratio` "
+    "the ratio of the states."
 )
-# Steps that are made once and used again and again: a stream of any length from few tensors.
+# Steps that are made once and repeated: a stream of any length from few tensors.
 _MADE = 64
 
 
 def config_of(rule: str, prototypes: int) -> DurableConfig:
-    """So many prototypes and a third as many near tokens."""
+    """Return a config with this many prototypes and a third as many near tokens."""
     config = DurableConfig(budget=prototypes * 4 // 3, rule=rule)  # type: ignore[arg-type]
     assert config.is_blocked == (rule == "blocked")
     return config
@@ -61,17 +58,14 @@ class Stream:
     def _noise(self, shape: MemoryShape, tokens: int) -> torch.Tensor:
         return torch.randn(shape.layers, shape.kv_heads, tokens, shape.head_size, generator=self._generator)
 
-    def step(self, *, show: bool = True) -> float:
-        """Take one step and show the memory; the CPU seconds that this took."""
+    def step(self, *, show: bool = True) -> None:
+        """Take one step and show the memory."""
         keys, values = next(self._parts)
         positions = self._line + self.steps * len(self._line)
-        taken = StepKV(keys, values, positions, self._coordinates, self.steps)
-        start = time.process_time()
-        self.memory.append(taken)
+        self.memory.append(StepKV(keys, values, positions, self._coordinates, self.steps))
         if show:
             self.memory.context()
         self.steps += 1
-        return time.process_time() - start
 
     def advance(self, steps: int) -> None:
         while self.steps < steps:
@@ -83,24 +77,20 @@ class Stream:
 
 @torch.inference_mode()
 def measure(rule: str, *, early: int, late: int, rounds: int, tokens: int, prototypes: int) -> dict[str, Any]:
-    """One row: medians at both places and their ratio, bytes at both and theirs."""
+    """Return one row: medians and bytes at both places, and their ratios."""
     config, shape = config_of(rule, prototypes), shape_of(layers=1)
-    streams = [Stream(config, shape, tokens) for _ in range(2)]
+    at_early, at_late = streams = [Stream(config, shape, tokens) for _ in range(2)]
     for stream, steps in zip(streams, (early, late), strict=True):
         stream.advance(steps)
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            times[which].append(1000 * streams[which].step())
-    at_early, at_late = (median(some) for some in times)
+    times = paired(at_late.step, at_early.step, rounds)
     sizes = [stream.nbytes() for stream in streams]
     return {
         "rule": rule,
         "early_step": early,
         "late_step": late,
-        "early_ms": round(at_early, 4),
-        "late_ms": round(at_late, 4),
-        "time_ratio": round(at_late / at_early, 4),
+        "early_ms": times["other_ms"],
+        "late_ms": times["ms"],
+        "time_ratio": times["ratio"],
         "early_bytes": sizes[0],
         "late_bytes": sizes[1],
         "bytes_ratio": sizes[1] / sizes[0],

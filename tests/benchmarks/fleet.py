@@ -1,9 +1,9 @@
-"""What a fleet costs: `python -m tests.benchmarks.fleet [simulate] [processes] [store] [batch]`, all if none is named.
+"""Measure the cost of a fleet: `python -m tests.benchmarks.fleet [simulate] [processes] [store] [batch]`; default: all.
 
-simulate: so many videos (`--videos`) through the coordinator's own code with workers that do nothing: its memory and
-its time per video. processes: the same through processes of this machine. store: requests and bytes to an object store
-(an S3 server on loopback, which counts them) per commit of the embedded model's state. batch: the embedded model over
-several streams at a time, in CPU time. Results go to `results/fleet-cpu.json`.
+simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its memory and its time per
+video. processes: the same through processes of this machine. store: requests and bytes to an object store (an S3 server
+on loopback, which counts them) per commit of the embedded model's state. batch: the embedded model over several streams
+at a time, in CPU time. Results go to `results/fleet-cpu.json`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import resource
 import time
 import tracemalloc
@@ -27,8 +26,8 @@ from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.records import Failure, Verdict
 from protokv.fleet.run import WorkerDied
 from protokv.ingestion import IngestOptions
+from tests.benchmarks.results import RESULTS, machine
 
-RESULTS = Path(__file__).parent / "results"
 SAMPLE = Path(__file__).parents[2] / "samples" / "minute" / "video.mp4"
 
 
@@ -62,14 +61,14 @@ class StubPool:
 
 
 def jobs(n: int) -> Iterator[Job]:
-    """Names as long as real ones: a folder per camera and day, a file per hour."""
+    """Yield jobs with names as long as real ones: a folder per camera and day, a file per hour."""
     for i in range(n):
         key = f"camera-{i // 240:06}/2026-03-{i // 24 % 10 + 1:02}/hour-{i % 24:02}"
         yield Job(f"s3://recordings-of-all-sites/raw/{key}.mp4", key)
 
 
 def simulate(n: int, workers: int) -> dict[str, Any]:
-    """Plan and run `n` videos: bytes that the coordinator holds per video, and its microseconds per video."""
+    """Plan and run `n` videos; return the coordinator's bytes and microseconds per video."""
     gc.collect()
     tracemalloc.start()
     planned = plan([], jobs(n))
@@ -102,14 +101,14 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StubRecipe(Recipe):
-    """No model is needed to find that a video is not there."""
+    """Needs no model: no video is there."""
 
     def identify(self, device: str) -> Any:
         return None
 
 
 def processes(n: int, workers: int) -> dict[str, Any]:
-    """Videos that are not there, through real processes: what handing one out and hearing of it costs."""
+    """Send missing videos through real processes; return the cost of handing one out and of its answer."""
     gone = [Job(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
     with TemporaryDirectory() as place:
         recipe = StubRecipe(place=place)
@@ -124,7 +123,7 @@ def processes(n: int, workers: int) -> dict[str, Any]:
 
 
 def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
-    """A minute of video from a bucket into a bucket, committed every so often."""
+    """Watch a minute of video from a bucket into a bucket, with each of these intervals between commits."""
     from protokv.backbones import load_backbone
     from protokv.config import DurableConfig
     from protokv.ingestion import Commit, Every, ingest
@@ -156,7 +155,7 @@ def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Eight copies of the sample by one worker, so many at a time: CPU seconds of its process, best of two."""
+    """Watch eight copies of the sample with one worker, `size` at a time; return CPU seconds, the best of two runs."""
     from protokv.config import DurableConfig
     from protokv.fleet.worker import Worker
 
@@ -186,7 +185,7 @@ def main() -> None:
     options = parser.parse_args()
     target = RESULTS / "fleet-cpu.json"
     found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
-    found["machine"] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    found["machine"] = machine("cpu")
     if "simulate" in options.parts:
         found["simulate"] = [simulate(n, workers) for n in options.videos for workers in (8, 64)]
     if "processes" in options.parts:

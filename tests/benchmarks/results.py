@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,49 +19,76 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def paired(
-    device: torch.device, ours: Callable[[], object], other: Callable[[], object], rounds: int
+    ours: Callable[[], object],
+    other: Callable[[], object],
+    rounds: int,
+    *,
+    device: str = "cpu",
+    before: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Return the median milliseconds of both calls and the median of their ratios.
+    """Return the median milliseconds of both calls and the median of their ratios; each goes first in turn.
 
-    On a CPU the process's own time counts, elsewhere the clock.
+    On a CPU the process's own time counts; elsewhere, and with `before`, the clock counts.
+
+    Args:
+        ours: a call; both are warmed up once.
+        other: the call to compare with.
+        rounds: how often each is timed.
+        device: kind of the device that computes.
+        before: called before every call and not timed.
     """
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    clock = time.process_time if device == "cpu" and before is None else time.perf_counter
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def milliseconds(call: Callable[[], object]) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if before is not None:
+            before()
+        wait()
         start = clock()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait()
         return 1000 * (clock() - start)
 
-    ours(), other()
-    pairs = [(milliseconds(ours), milliseconds(other)) for _ in range(rounds)]
+    pairs = []
+    for turn in range(rounds + 1):
+        first = milliseconds(other) if turn % 2 else None
+        own = milliseconds(ours)
+        pairs.append((own, milliseconds(other) if first is None else first))
+    del pairs[0]
+    ratios = [a / b for a, b in pairs if b]
     return {
-        "ms": round(median(a for a, _ in pairs), 3),
-        "other_ms": round(median(b for _, b in pairs), 3),
-        "ratio": round(median(a / b for a, b in pairs if b), 3) if any(b for _, b in pairs) else None,
+        "ms": round(median(a for a, _ in pairs), 4),
+        "other_ms": round(median(b for _, b in pairs), 4),
+        "ratio": round(median(ratios), 3) if ratios else None,
         "rounds": rounds,
     }
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as Markdown in columns that line up, numbers on the right."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *(["" if (v := row.get(c)) is None else str(v) for c in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numbers = [any(isinstance(row.get(c), int | float) for row in rows) for c in columns]
+    head, *lines = (
+        "| " + " | ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True)) + " |"
+        for row in cells
+    )
+    rule = "|" + "|".join("-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numbers, strict=True)) + "|"
+    return "\n".join([head, rule, *lines])
+
+
+def about(machine: dict[str, Any]) -> str:
+    """Return the machine in one line."""
+    return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
+
+
 def write_table(name: str, device: str, rows: list[dict[str, Any]], note: str) -> None:
     """Write `results/NAME-DEVICE.json` and `.md`."""
-    about = machine(device)
-    RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}-{device}"
-    file.with_suffix(".json").write_text(json.dumps({"machine": about, "note": note, "rows": rows}, indent=1) + "\n")
-    lines = [
-        ", ".join(f"{key} {value}" for key, value in about.items()) + ".",
-        "",
-        note,
-        "",
-        "| " + " | ".join(rows[0]) + " |",
-        "|" + "---|" * len(rows[0]),
-        *("| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows),
-    ]
-    file.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    document = {"machine": machine(device), "note": note, "rows": rows}
+    file.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    file.with_suffix(".md").write_text(f"{about(document['machine'])}\n\n{note}\n\n{table(rows)}\n")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -17,30 +17,29 @@ from tests.cli.test_documented import EXAMPLES
 MARK = "drawn by the procedural world of protokv/mini"
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A video that the procedural world drew."""
-    path = tmp_path_factory.mktemp("drawn") / "drawn.mp4"
-    render(World(WorldConfig(seed=7, length_s=3)), path)
-    return path
+SAMPLES = Path(__file__).parents[2] / "samples"
 
 
 def test_a_video_of_no_world_is_warned_of_by_every_command_and_a_drawn_one_by_none(
-    embedded: Program, video: Path, drawn: Path
+    embedded: Program, video: Path
 ) -> None:
     (embedded.folder / "states").mkdir()
-    for one, beyond in ((video, True), (drawn, False)):
-        result = embedded("ingest", one, "-o", f"states/{one.stem}.safetensors", "--budget", "64", "--json")
+    drawn = SAMPLES / "short" / "video.mp4"
+    small = ("--budget", "64", "--duration", "2s", "--json")
+    state = "states/a.safetensors"
+    for one, target, beyond in ((video, state, True), (drawn, "states/b.safetensors", False)):
+        result = embedded("ingest", one, "-o", target, *small)
         assert result.rows()[0]["beyond_model"] is beyond
         assert (f"Hint: name a real model: protokv ingest {one} --model Qwen/" in result.err) is beyond
         assert ("Warning" in result.err) is beyond
-    alone = embedded("query", "states/clip.safetensors", "What shape appeared first?", "What is visible now?", "-q")
+    alone = embedded("query", state, "What shape appeared first?", "What is visible now?", "-q")
     assert [row["beyond_model"] for row in alone.rows()] == [True, True]
-    assert "clip.mp4 is not of it: the answers mean nothing" in alone.err
+    beyond_model = "clip.mp4 from 0 s for 2 s is not of it: the answers mean nothing"
+    assert beyond_model in alone.err
     asked = embedded("query", "--state", "states/", "What shape appeared first?", "--json")
     assert [row.get("beyond_model", False) for row in asked.rows()] == [True, False]
-    assert asked.err.count("clip.mp4 is not of it: the answers mean nothing") == 1
-    again = embedded("ingest", video, "-o", "states/clip.safetensors", "--budget", "64", "--json")
+    assert asked.err.count(beyond_model) == 1
+    again = embedded("ingest", video, "-o", state, *small)
     assert "Warning" not in again.err
     questions = embedded.folder / "questions.jsonl"
     questions.write_text('{"question": "What shape appeared first?", "answer": "star", "ask_s": 1}\n')
@@ -49,10 +48,9 @@ def test_a_video_of_no_world_is_warned_of_by_every_command_and_a_drawn_one_by_no
     assert "Warning" not in embedded("replay", drawn, *study).err
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_the_mark_of_a_drawn_video_is_kept_by_its_container(suffix: str, tmp_path: Path) -> None:
-    render(World(WorldConfig(seed=7, length_s=1)), tmp_path / f"drawn.{suffix}")
-    with open_source(tmp_path / f"drawn.{suffix}") as source:
+def test_matroska_keeps_the_mark_of_a_drawn_video(tmp_path: Path) -> None:
+    render(World(WorldConfig(seed=7, length_s=1)), tmp_path / "drawn.mkv")
+    with open_source(tmp_path / "drawn.mkv") as source:
         assert source.info.comment == MARK
 
 
@@ -63,7 +61,7 @@ def test_another_model_watches_what_it_likes(protokv: Program, mocked: None, vid
 
 @pytest.mark.parametrize("name", ["short", "minute", "long"])
 def test_the_samples_are_marked(name: str) -> None:
-    with open_source(Path(__file__).parents[2] / "samples" / name / "video.mp4") as source:
+    with open_source(SAMPLES / name / "video.mp4") as source:
         assert source.info.comment == MARK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -15,10 +14,12 @@ from typing import Any
 import pytest
 
 from protokv.config import DurableConfig
-from protokv.ingestion import Every, ingest
+from protokv.ingestion import Event, Every, SourceLost, ingest
 from protokv_cli.exits import Exit
-from tests.cli.conftest import Program, read_to_the_end, wait_for_commits
-from tests.live.cameras import EPOCH, World, gone
+from protokv_cli.ingest_report import show_news
+from protokv_cli.output import Output
+from tests.cameras import EPOCH, World, gone
+from tests.cli.conftest import Program, wait_for_commits
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 
@@ -221,16 +222,18 @@ def test_a_pipe_that_ends_is_watched_to_its_end(protokv: Program, tmp_path: Path
     assert (rows[-1]["type"], rows[-1]["complete"], rows[-1]["stream_time_s"]) == ("summary", True, 8.0)
 
 
-def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(embedded: Program) -> None:
+@pytest.mark.usefixtures("mocked")
+def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(
+    protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_when_lost(out: Output, event: Event) -> None:
+        show_news(out, event)
+        if isinstance(event, SourceLost):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("protokv_cli.ingest_report.show_news", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
-    with embedded.start("ingest", address, "-o", "s.safetensors", "--json") as process:
-        out = ""
-        for line in process.stdout:
-            out += line
-            if json.loads(line)["type"] == "source_lost":
-                break
-        process.send_signal(signal.SIGINT)
-        more, err = read_to_the_end(process)
-    assert process.returncode == Exit.INTERRUPTED
-    assert "Connection refused; trying again" in err
-    assert "s3cret" not in out + more + err
+    result = protokv("ingest", address, "-o", "s.safetensors", "--json")
+    assert result.code == Exit.INTERRUPTED, result.err
+    assert "Connection refused; trying again" in result.err
+    assert "s3cret" not in result.out + result.err

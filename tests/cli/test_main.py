@@ -1,4 +1,4 @@
-"""The program itself: help, version, its start and its end."""
+"""The program itself: help, version, start, end, and completion in a shell."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from protokv.config import CONFIGS
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.studies import SHIPPED
 from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import Exit
 from protokv_cli.process import uncollected
+from protokv_cli.replay import DATASETS, STUDIES
 from tests.cli.conftest import Program
 
 COMMANDS = ["ingest", "query", "inspect", "replay"]
@@ -68,47 +72,45 @@ def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, mon
     assert "--debug" in result.err
 
 
-def started(protokv: Program, *arguments: object) -> set[str]:
-    """What a process of the program imports, by first names; without what its children import."""
-    environment = {k: v for k, v in protokv.environment.items() if k != "PROTOKV_MODEL"}
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "protokv", *map(str, arguments)],
-        cwd=protokv.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
-    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+IMPORTS = """
+import sys
+
+def tell(stage):
+    print("loaded", stage, *{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+
+import protokv
+tell("package")
+from protokv_cli.main import app
+for words in ("--version", "--help", "ingest --help", "query --help", "replay --help"):
+    app(words.split(), standalone_mode=False)
+tell("help")
+app(["query", "s.safetensors", "what colour was the star?", "--json"], standalone_mode=False)
+tell("query")
+app(["ingest", sys.argv[1], "-o", "t.safetensors", "--budget", "24", "--json"], standalone_mode=False)
+tell("ingest")
+"""
+"""One process that does more and more, and tells after each stage what is imported, by first names."""
 
 
-def test_a_query_and_an_ingest_of_the_embedded_model_import_little(protokv: Program, video: Path) -> None:
-    watched = started(protokv, "ingest", video, "-o", "s.safetensors", "--budget", "24", "--json")
-    asked = started(protokv, "query", "s.safetensors", "what colour was the star?", "--json")
-    assert "torch" in watched & asked
-    assert not HEAVY.keys() & watched
+def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path) -> None:
+    assert embedded("ingest", video, "-o", "s.safetensors", "--budget", "24", "--json").code == 0
+    command = [sys.executable, "-c", IMPORTS, video]
+    options = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, **options)
+    told = [line.split() for line in result.stderr.splitlines() if line.startswith("loaded ")]
+    loaded = {stage: set(names) for _, stage, *names in told}
+    assert not (HEAVY.keys() | {"torch", "numpy", "PIL", "decord"}) & (loaded["package"] | loaded["help"])
     # Nothing is drawn, and no frame is resized.
-    assert not (HEAVY.keys() | {"rich", "PIL"}) & asked
-
-
-def test_what_says_something_about_the_program_imports_no_tensors() -> None:
-    code = (
-        "import sys\nfrom protokv_cli.main import app\n"
-        "for words in ('--version', '--help', 'ingest --help', 'query --help', 'replay --help'):\n"
-        "    app(words.split(), standalone_mode=False)\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert not (HEAVY.keys() | {"torch", "numpy", "PIL", "decord"}) & set(result.stderr.split())
+    assert not (HEAVY.keys() | {"rich", "PIL"}) & loaded["query"]
+    assert not HEAVY.keys() & loaded["ingest"]
+    assert "torch" in loaded["query"] & loaded["ingest"]
 
 
 def test_the_process_ends_with_its_output_and_its_code_and_without_a_teardown() -> None:
     code = "import atexit\natexit.register(print, 'teardown')\nfrom protokv_cli.main import run\nrun()"
-    command = [sys.executable, "-c", code, "query", "none.safetensors", "?"]
+    command = [sys.executable, "-c", code, "query"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == Exit.NOT_FOUND, result.stderr
+    assert result.returncode == Exit.USAGE, result.stderr
     assert "Error:" in result.stderr
     assert "teardown" not in result.stdout
 
@@ -132,3 +134,45 @@ def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def completed(protokv: Program, words: str) -> list[str]:
+    protokv.environment |= {
+        "_PROTOKV_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    return protokv(prog_name="protokv").out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("protokv ingest --memory ", list(CONFIGS)),
+        ("protokv ingest --memory dur", ["durable"]),
+        ("protokv replay --memory paper,dur", ["paper,durable"]),
+        ("protokv replay --study ", list(SHIPPED)),
+        ("protokv ingest --decoder ", ["auto", "pyav", "decord"]),
+        ("protokv query --dtype", []),
+        ("protokv ingest --positions c", ["compact"]),
+        ("protokv inspect --format ", ["auto", "table", "json", "plain"]),
+    ],
+)
+def test_values_are_completed(protokv: Program, words: str, values: list[str]) -> None:
+    assert completed(protokv, words) == values
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"), [("bash", "complete -o"), ("zsh", "#compdef protokv"), ("fish", "complete --command protokv")]
+)
+def test_the_script_is_that_of_the_shell_that_is_named(protokv: Program, shell: str, said: str) -> None:
+    protokv.environment["SHELL"] = "/bin/tcsh"
+    result = protokv("--show-completion", shell)
+    assert result.code == 0
+    assert said in result.out
+    assert "_PROTOKV_COMPLETE" in result.out
+
+
+def test_the_studies_that_are_completed_are_those_that_there_are() -> None:
+    assert STUDIES == SHIPPED
+    assert tuple(BENCHMARKS) == DATASETS

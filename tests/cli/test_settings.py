@@ -1,14 +1,31 @@
-"""protokv.toml: what is wrong in it is one clear line, never a traceback."""
+"""protokv.toml, variables and the grammar of values: a mistake is one clear line, never a traceback."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
+from protokv.errors import ConfigError
+from protokv.ingestion import NEVER, Every
+from protokv.replay.memories import Variation
 from protokv_cli.exits import Exit
 from protokv_cli.main import COMMANDS, app
+from protokv_cli.parsing import (
+    parse_budget,
+    parse_duration,
+    parse_every,
+    parse_list,
+    parse_scene,
+    parse_seeds,
+    parse_setting,
+    parse_variation,
+)
+from protokv_cli.tables import time_text
 from tests.cli.conftest import Program
 
 
@@ -72,3 +89,82 @@ def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program
     result = protokv("ingest", video)
     assert result.rows()[-1]["state"] == "b.pt"
     assert "Warning: PROTOKV_BUDGT is no setting; did you mean PROTOKV_BUDGET?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_list, " a,, b ,", ["a", "b"]),
+        (parse_seeds, "7:3", range(7, 10)),
+        (parse_seeds, "7", range(7, 8)),
+        (parse_scene, "6:20", (6, 20)),
+        (parse_scene, "none", None),
+        (parse_every, "never", NEVER),
+        (parse_every, "30s", Every(seconds=30)),
+        (parse_every, "2m", Every(seconds=120)),
+        (parse_every, "500steps", Every(n_steps=500)),
+        (parse_every, "1 step", Every(n_steps=1)),
+        (parse_variation, "paper.split=1:5,1:3", Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
+        (parse_variation, "pseudo-tokens=4", Variation(None, "pseudo_tokens", [("4", 4)])),
+        (parse_budget, "512", 512),
+        (parse_budget, "6k", 6000),
+        (parse_budget, "24K", 24_000),
+        (parse_budget, "1.5k", 1500),
+        (parse_budget, " 1m ", 1_000_000),
+        (parse_setting, "split=1:5", ("split", (1, 5))),
+        (parse_setting, "idle-steps = 7", ("idle_steps", 7)),
+        (parse_setting, "key_rate=0.5", ("key_rate", 0.5)),
+        (parse_setting, "merge=false", ("merge", False)),
+        (parse_setting, "anchor=first", ("anchor", "first")),
+        (parse_setting, "anchor=a=b", ("anchor", "a=b")),
+        (parse_setting, "x=" + "[" * 100_000, ("x", "[" * 100_000)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)[:20]),
+)
+def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600), ("1m30s", 90),
+        ("1h2m3.5s", 3723.5), ("7:30", 450), ("7m30s", 450), ("450", 450), ("450s", 450),
+        ("7.5m", 450), ("0:04.5", 4.5), ("1:02:03", 3723),
+        ("90:00", 5400), ("1h30s", 3630),
+    ],
+)  # fmt: skip
+def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@given(st.integers(0, 10**7))
+def test_every_time_that_a_table_prints_is_read_back(tenths: int) -> None:
+    assert parse_duration(time_text(tenths / 10)) == pytest.approx(tenths / 10)
+
+
+def test_a_time_is_shown_to_the_nearest_tenth() -> None:
+    assert [time_text(s) for s in (4.004, 3.97, 59.99, 3600, 12.5)] == ["0:04", "0:04", "1:00", "1:00:00", "0:12.5"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts", "said"),
+    [
+        (parse_budget, ("", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"), "budget"),
+        (parse_setting, ("", "=", "a", "a=", "=1"), "NAME=VALUE"),
+        (
+            parse_duration,
+            ("", " ", "s", "-1s", "1d", "7m30", "30s7m", "7:60", "7:3", "1:2:03", ":30", "nan", "1e3", "٣s", "9" * 400),
+            "length of time",
+        ),
+        (parse_every, ("", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"), "cannot commit every"),
+        (parse_seeds, ("", "x", "7:", "7:0", "-1", "7:x", "7:2:3"), "SEED:COUNT"),
+        (parse_scene, ("6",), "SHORTEST:LONGEST"),
+        (parse_variation, ("split", "split=", "=1"), "NAME=VALUE"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_none_of_these_is_refused(parse: Callable[[str], object], texts: tuple[str, ...], said: str) -> None:
+    for text in texts:
+        with pytest.raises(ConfigError, match=said):
+            parse(text)

@@ -22,7 +22,7 @@ CONFIG = DurableConfig(budget=40)
 
 
 def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
-    """A second of each redness."""
+    """Write a video with one second of each redness."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=rate, bit_rate=4_000_000)
@@ -37,13 +37,13 @@ def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
     return path
 
 
-# What a step of this redness does is decided by `KillingModel`.
+# Recipes with accidents have them at a step of this redness.
 FATAL_RED = 250
 
 
 @pytest.fixture(scope="session")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three good videos, of which one is in a folder of its own, and what is no video."""
+    """Three good videos, one of them in a folder of its own, and files that are no videos."""
     folder = tmp_path_factory.mktemp("films")
     write_video(folder / "a.mp4", [10, 60, 110, 160])
     write_video(folder / "b.mkv", [20, 70, 120, FATAL_RED, 170, 30])
@@ -61,7 +61,7 @@ def jobs(films: Path) -> list[Job]:
 
 @pytest.fixture(scope="session")
 def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The bytes of each state, by key, as single runs of `ingest` write them."""
+    """The bytes of each state by key, written by single runs of `ingest`."""
     folder, states = tmp_path_factory.mktemp("singly"), {}
     for job in jobs:
         path = folder / f"{Path(job.key).name}.safetensors"
@@ -77,7 +77,7 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 class InlinePool:
-    """Workers of this process; `between` is called before every call of one and may raise."""
+    """Workers of this process; `between` is called before each of their calls and may raise."""
 
     def __init__(
         self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
@@ -109,12 +109,12 @@ def outcomes(jobs: Sequence[Job], pool: Any, recipe: Recipe, **options: Any) -> 
 
 
 def ends(found: Mapping[str, Outcome]) -> dict[str, tuple[str, int]]:
-    """How each video ended, and at which attempt, by key."""
+    """Return status and attempts of each video by key."""
     return {key: (one.status, one.attempts) for key, one in found.items()}
 
 
 def written(recipe: Recipe) -> dict[str, bytes]:
-    """The bytes of each state of a fleet, by key."""
+    """Return the bytes of each state of a fleet by key."""
     place = Path(recipe.place)
     states = place.rglob("*.safetensors")
     return {path.relative_to(place).with_suffix("").as_posix(): path.read_bytes() for path in states}

@@ -1,4 +1,4 @@
-"""Recipes with the mock instead of a model, found by name in processes that import them, and their accidents."""
+"""Recipes with the mock instead of a model, some with accidents. Worker processes import them by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Recipe)
 
 
 def remade(recipe: Recipe, kind: type[R], **changes: Any) -> R:
-    """The same recipe with another model."""
+    """Return a recipe as another kind, with the same place and options unless changed."""
     return kind(**{"place": recipe.place, "options": recipe.options, **changes})
 
 
@@ -37,13 +37,13 @@ class Hooked(MockBackbone):
 
 
 def is_red(step: PreparedStep, red: int) -> bool:
-    """Whether the frames of a step are of this redness, as far as a codec keeps it."""
+    """Return True if the frames of a step have this redness, up to the loss of the codec."""
     return abs(float(step.pixels[0, 0]) * 255 - red) < 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class MockRecipe(Recipe):
-    """Loads at once, and writes a line into `log` when it does."""
+    """Loads the mock, and appends a line to `log` each time."""
 
     log: Path | None = None
 
@@ -59,7 +59,7 @@ class MockRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class KillingRecipe(MockRecipe):
-    """Kills its process at the step of this redness, as long as the file `lives` can be made shorter."""
+    """Kills its process at a step of this redness; each time it takes a byte of the file `lives`, until it is empty."""
 
     at: int
     lives: Path
@@ -78,7 +78,7 @@ class KillingRecipe(MockRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class MissingRecipe(MockRecipe):
-    """Its model is nowhere."""
+    """Has no model to load."""
 
     def load(self, device: str) -> Backbone:
         raise ModelError("there is no model", hint="find one")
@@ -86,7 +86,7 @@ class MissingRecipe(MockRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingRecipe(MockRecipe):
-    """Its model waits for a byte from a pipe before every step, and then writes a dot to stdout."""
+    """Waits for a byte from a pipe before every step, and then writes a dot to stdout."""
 
     gate: Path
 
@@ -102,9 +102,9 @@ class WaitingRecipe(MockRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class HoldingRecipe(MockRecipe):
-    """Its model writes its node and process into the FIFO `says` at one step, once, and waits there to be ended.
+    """Writes its node and process into the FIFO `says` at one step and waits there.
 
-    `once` is a folder that the first one makes.
+    Only the first worker does, which creates the folder `once`.
     """
 
     at: int
@@ -122,5 +122,5 @@ class HoldingRecipe(MockRecipe):
         import ray
 
         self.says.write_text(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}")
-        # Nobody writes there any more.
+        # Wait for the test to write or to end this process.
         self.says.read_text()

@@ -1,4 +1,4 @@
-"""Questions to many states, and which answers the model is surest of."""
+"""Questions to many states, and the answers with the greatest probability."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_state_answers_as_it_does_alone(jobs: list[Job], recipe: Recipe) -
         assert (reply.answer.text, reply.answer.mean_logprob) == (alone.text, alone.mean_logprob)
 
 
-def test_a_state_that_cannot_be_asked_is_one_reply_and_stops_nothing(jobs: list[Job], recipe: Recipe) -> None:
+def test_a_broken_state_is_one_failed_reply_and_stops_nothing(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     bad = Path(recipe.place, "0.safetensors")
     bad.write_bytes(b"no state")
@@ -61,7 +61,7 @@ def test_an_answer_says_the_mean_log_probability_of_its_tokens(
     list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
     session = load(path, tiny)
     decoding = Decoding(max_new_tokens=5)
-    # Forwarded at once: the question, and behind it each token of the answer but the last.
+    # One forward takes the question and each token of the answer but the last.
     chosen: list[int] = []
     decode = tiny.decode
 
@@ -81,13 +81,13 @@ def test_an_answer_says_the_mean_log_probability_of_its_tokens(
     each = [float(said[i, token]) for i, token in enumerate(chosen)]
     if answer.tokens < 5:
         each.append(max(float(said[-1, token]) for token in tiny.stop_ids))
-    # A token at a time its logits are, and all at once here; their logarithm is off by as much once more.
+    # The session forwards one token at a time. The logarithm doubles the difference of the logits.
     allowed = 2 * near_logits(session, logits)["atol"]
     assert answer.mean_logprob == pytest.approx(sum(each) / len(each), rel=0, abs=allowed)
 
 
 def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone, tmp_path: Path) -> None:
-    """Of the greedy path the probability is that of temperature 1, whatever the temperature that found it."""
+    """The probability is always that of temperature 1."""
     path = tmp_path / "s.safetensors"
     list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
     session = load(path, tiny)

@@ -1,4 +1,4 @@
-"""Several streams whose steps share forwards of one model: each ends in the state of its single run."""
+"""Streams that share forwards of one model: each ends in the state of its single run."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def embedded() -> Backbone:
 
 @dataclass
 class Watched:
-    """A stream: its state before each step and behind the last, and what the memory was handed in each."""
+    """A stream: its state before each step and after the last, and the steps that its memory received."""
 
     states: list[State]
     steps: list[StepKV]
 
 
 def watch_all(model: Backbone, lengths: list[int]) -> tuple[list[Watched], int]:
-    """Streams of so many steps side by side, with one memory after the other; and how often the model was asked."""
+    """Watch streams of these lengths side by side, each with another memory; return them and the number of forwards."""
     shared = SharedForwards(model, len(lengths))
     found = [Watched([], []) for _ in lengths]
 
@@ -99,13 +99,13 @@ def frames_of(model: Backbone, i: int, step: int) -> np.ndarray:
 
 
 def take_notes(session: Session, steps: list[StepKV]) -> None:
-    """Write down what the memory of a session is handed."""
+    """Record the steps that the memory of a session receives."""
     append = session.memory.append
     session.memory.append = lambda step: steps.append(step) or append(step)  # type: ignore[func-returns-value,method-assign]
 
 
 def state_of(session: Session) -> State:
-    """As it is now, with all slots."""
+    """Return a copy of the state of a session, with all slots."""
     return replace(to_state(session), tensors={name: tensor.clone() for name, tensor in session.tensors().items()})
 
 
@@ -115,7 +115,7 @@ def resumed(model: Backbone, i: int, state: State) -> Session:
 
 
 def assert_alike(model: Backbone, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Up to the order of sums, which kernels choose by the number of rows."""
+    """Compare up to the order of sums, which kernels choose by the number of rows."""
     terms = forward_terms(2 * model.layers, model.embed_text(model.prefix_ids).shape[1], 100)
     torch.testing.assert_close(found, expected, **near(expected, terms))
 
@@ -124,9 +124,9 @@ def assert_alike(model: Backbone, found: torch.Tensor, expected: torch.Tensor) -
 def test_each_step_of_streams_of_any_length_is_that_of_the_stream_alone(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Step by step: a memory rounds and chooses, and a near-tie would part two streams that are equal up to there."""
+    """Compare step by step: a memory rounds and chooses, so a near-tie could separate two whole streams."""
     model: Backbone = request.getfixturevalue(name)
-    lengths = [5, 9, 2, 7]
+    lengths = [3, 6, 2, 5]
     joined, forwards = watch_all(model, lengths)
     for i, stream in enumerate(joined):
         started = state_of(Session.start(model, config_of(i)))
@@ -143,13 +143,13 @@ def test_each_step_of_streams_of_any_length_is_that_of_the_stream_alone(
             assert_alike(model, mine.values, other.values)
             assert torch.equal(mine.positions, other.positions)
             assert torch.equal(mine.coordinates, other.coordinates)
-            # Handed the same step a memory does the same operations, to the bit.
+            # With the same step, a memory does the same operations, to the bit.
             again = resumed(model, i, before)
             again.memory.append(stream.steps[number])
             made = again.tensors()
             assert made.keys() == after.tensors.keys()
             assert all(torch.equal(made[name], tensor) for name, tensor in after.tensors.items())
-    # Four prompts, and as many joint steps as the longest stream has.
+    # Four prompts, and the joint steps of the longest stream.
     assert forwards == max(lengths) + 4
 
 
@@ -176,7 +176,7 @@ def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedd
 def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     films: Path, jobs: list[Job], recipe: Recipe, embedded: Backbone, tmp_path: Path
 ) -> None:
-    # A memory that chooses nothing and rounds nothing: a near-tie would part two that are equal up to there.
+    # This memory chooses and rounds nothing, so no near-tie can separate two streams.
     config = MemoryConfig.of("sliding-window", budget=40)
     recipe = Recipe(place=recipe.place, options=replace(recipe.options, config=config))
     bad = Job(str(films / "broken.mp4"), "broken")

@@ -1,4 +1,4 @@
-"""A real Ray cluster in this machine: a head that works on nothing, and two nodes with room for one actor each."""
+"""A real Ray cluster on this machine: a head without workers, and two nodes with room for one actor each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protokv.fleet.cluster import RayPool  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    # Ray leaves sockets and files to the end of the process.
+    # Ray closes sockets and files only when the process ends.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
@@ -69,7 +69,7 @@ def test_a_node_that_is_taken_away_costs_its_video_what_was_not_committed(
     found = {one.job.key: one for one in run(jobs, holding, cluster)}
     taker.join()
     assert ends(found) == dict.fromkeys(singly, ("watched", 1))
-    # It went on where it was committed last, which was behind its third step.
+    # The video went on from its last commit, after its third step.
     assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
     assert written(recipe) == singly
 
@@ -96,7 +96,7 @@ def test_actors_die_stop_and_fail_as_processes_of_one_machine_do(
         def stop_at_the_held_step() -> bool:
             (tmp_path / "says").read_text()
             pool.stop()
-            # It has heard of it when the step goes on.
+            # The actor knows before the step goes on.
             ray.get(pool._slots[0]._actor.stop.remote())
             (tmp_path / "says").write_text("go on")
             return True
@@ -122,6 +122,6 @@ def test_the_command_line_runs_a_fleet_in_the_cluster(
         assert [row["status"] for row in rows[:-1]] == [status] * 3
 
 
-def test_where_there_is_no_cluster_it_is_said_in_one_line(recipe: Recipe) -> None:
+def test_a_missing_cluster_is_one_clear_error(recipe: Recipe) -> None:
     with pytest.raises(ConfigError, match=r"there is no Ray cluster at 127\.0\.0\.1:1"):
         RayPool(recipe, "127.0.0.1:1")

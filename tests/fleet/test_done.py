@@ -1,4 +1,4 @@
-"""What counts as done, what is continued, what is started over and what is refused."""
+"""Which videos are done, continued, started over or refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, r
     watch(job, recipe)
     size = Path(target_of(recipe.place, "v")).stat().st_size
     done = Verdict("done", steps=3, stream_time_s=3.0, file_bytes=size)
-    # Force leaves alone what is done.
+    # `overwrite` leaves a finished video alone.
     assert look(job, recipe) == look(job, changed(recipe, overwrite=True)) == done
 
 
@@ -101,7 +101,7 @@ def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
         look_at(job.source, target_of(recipe.place, "v"), recipe, replace(MOCK, weights_digest="1"))
 
 
-def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
+def test_another_file_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
     target = Path(target_of(recipe.place, "v"))
     target.parent.mkdir()
     target.write_bytes(b"mine")
@@ -110,7 +110,7 @@ def test_what_is_no_state_is_corrupt_and_replaced_by_force_alone(job: Job, recip
     assert look(job, changed(recipe, overwrite=True)) == Verdict("changed")
 
 
-def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> None:
+def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     path = target_of(recipe.place, "v")
     state = storage.load_state(path)
@@ -119,7 +119,7 @@ def test_damage_of_a_complete_state_is_told_again(job: Job, recipe: Recipe) -> N
     assert look(job, recipe).damage == "2 frames lost"
 
 
-def test_a_video_that_is_gone_is_not_found_whatever_its_state(job: Job, recipe: Recipe) -> None:
+def test_a_missing_video_is_not_found_although_it_has_a_state(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     Path(job.source).unlink()
     with pytest.raises(SourceNotFound):

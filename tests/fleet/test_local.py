@@ -1,4 +1,4 @@
-"""Workers in processes of their own, and what happens when one is killed."""
+"""Workers in processes of their own, and the death of a worker or of the coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_killed_worker_is_replaced_and_its_video_tried_once_more(
     with LocalPool(killing, 1, ["cpu"]) as pool:
         found = outcomes(jobs, pool, killing)
     assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
-    # Three steps were committed before it died, and the second attempt began there.
+    # Three steps were committed before the worker died, and the second attempt continued there.
     assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
     assert written(recipe) == singly
     pids = [line.split()[0] for line in log.read_text().splitlines()]
@@ -59,11 +59,11 @@ def test_a_worker_whose_coordinator_is_killed_commits_and_ends(jobs: list[Job], 
     with process.stdout, gate.open("wb", buffering=0) as step:
         # Two steps are watched, and the third waits at the gate.
         step.write(b"12")
-        assert process.stdout.read(2) == b"..", "the worker says a dot behind every gate"
+        assert process.stdout.read(2) == b"..", "the worker writes a dot after every gate"
         process.send_signal(signal.SIGKILL)
         process.wait()
         step.write(b"3")
-        # The worker has this pipe, too: its end is that of the worker.
+        # The worker shares this pipe, so the end of the pipe is the end of the worker.
         assert set(process.stdout.read()) <= set(b".")
     header = storage.read_header(tmp_path / "v.safetensors")
     assert 2 <= header.clock.steps <= 3

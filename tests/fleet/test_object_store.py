@@ -16,38 +16,47 @@ from protokv import storage
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.survey import survey
+from protokv.ingestion import Every
 from protokv.object_store import fingerprint, list_folders, list_objects
 from protokv.storage.lock import Lock
 from protokv.video import open_source
-from protokv.video.file import fingerprint_of
-from tests.fleet.conftest import InlinePool, ends, outcomes, written
+from protokv.video.registry import fingerprint_of
+from tests.fleet.conftest import InlinePool, ends, outcomes
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
 from tests.storage.s3 import S3Server
 
-VIDEOS, STATES = "s3://bucket/videos/", "s3://bucket/states"
+VIDEOS = "s3://bucket/videos/"
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, films: Path) -> Iterator[S3Server]:
-    with S3Server() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module")
+def server(films: Path) -> Iterator[S3Server]:
+    with S3Server() as made:
         for path in films.rglob("*.*"):
-            server.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
-        yield server
+            made.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
+        yield made
 
 
 @pytest.fixture
-def remote(store: S3Server) -> list[Job]:
-    return [job for job in plan([VIDEOS]) if job.key != "broken"]
+def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.reset()
 
 
-def same_memory(state: str, path: bytes, tmp_path: Path) -> None:
-    """The stream and every tensor are those of a state that was read from files."""
-    (tmp_path / "single.safetensors").write_bytes(path)
+@pytest.fixture
+def in_bucket(recipe: Recipe, tmp_path: Path) -> Recipe:
+    """The recipe with a new prefix for its states and fewer commits."""
+    options = replace(recipe.options, every=Every(n_steps=3))
+    return replace(recipe, place=f"s3://bucket/{tmp_path.name}", options=options)
+
+
+def check_same_memory(state: str, expected: bytes, tmp_path: Path) -> None:
+    """Compare stream and tensors with a state that was made from files."""
+    (tmp_path / "single.safetensors").write_bytes(expected)
     mine, single = storage.load_state(state), storage.load_state(tmp_path / "single.safetensors")
     assert (mine.clock, mine.complete) == (single.clock, True)
     assert mine.tensors.keys() == single.tensors.keys()
@@ -69,7 +78,7 @@ def test_a_prefix_and_a_pattern_are_planned_as_a_folder_and_a_glob_are() -> None
         plan(["s3://bucket/nothing/"])
 
 
-def test_an_object_is_read_as_the_file_is_and_leaves_no_copy(
+def test_an_object_is_read_like_its_file_and_leaves_no_copy(
     store: S3Server, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -82,12 +91,13 @@ def test_an_object_is_read_as_the_file_is_and_leaves_no_copy(
         assert all((a.time_s, a.image.tobytes()) == (b.time_s, b.image.tobytes()) for a, b in pairs)
         assert there.damage.ok
     assert not list(tmp_path.iterdir())
-    before = fingerprint("s3://bucket/videos/a.mp4")
-    store.put("videos/a.mp4", (films / "b.mkv").read_bytes())
-    assert fingerprint("s3://bucket/videos/a.mp4") != before
+    store.put("other/a.mp4", (films / "a.mp4").read_bytes())
+    before = fingerprint("s3://bucket/other/a.mp4")
+    store.put("other/a.mp4", (films / "b.mkv").read_bytes())
+    assert fingerprint("s3://bucket/other/a.mp4") != before
 
 
-def test_what_cannot_be_read_there_is_one_error_with_its_address(
+def test_an_unreadable_object_is_one_error_with_its_address(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -105,27 +115,26 @@ def test_what_cannot_be_read_there_is_one_error_with_its_address(
 
 
 def test_a_bucket_becomes_a_bucket_of_states_and_then_nothing_is_left(
-    store: S3Server, remote: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    store: S3Server, in_bucket: Recipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
-    recipe = replace(recipe, place=STATES)
-    found = outcomes(remote, InlinePool(recipe, 2), recipe)
-    assert ends(found) == dict.fromkeys(singly, ("watched", 1))
-    assert find_states(f"{STATES}/") == [target_of(STATES, key) for key in ("a", "b", "sub/c")]
+    remote, place = [job for job in plan([VIDEOS]) if job.key != "broken"], f"{in_bucket.place}/"
+    assert ends(outcomes(remote, InlinePool(in_bucket, 2), in_bucket)) == dict.fromkeys(singly, ("watched", 1))
+    assert find_states(place) == [target_of(place, key) for key in ("a", "b", "sub/c")]
     for key, single in singly.items():
-        same_memory(target_of(STATES, key), single, tmp_path)
-    assert [(row["source"], row["complete"]) for row in survey(f"{STATES}/")] == [
+        check_same_memory(target_of(place, key), single, tmp_path)
+    assert [(row["source"], row["complete"]) for row in survey(place)] == [
         ("a.mp4", True),
         ("b.mkv", True),
         ("c.mp4", True),
     ]
     store.requests.clear()
-    again = outcomes(remote, InlinePool(recipe), recipe)
+    again = outcomes(remote, InlinePool(in_bucket), in_bucket)
     assert {one.status for one in again.values()} == {"done"}
     assert not [one for one in store.requests if one.method not in ("GET", "HEAD")]
     assert not [one for one in store.requests if one.method == "GET" and one.key.startswith("videos/")]
 
 
-def test_folders_of_states_are_told_from_what_lies_beside_them(store: S3Server) -> None:
+def test_only_folders_of_states_are_listed(store: S3Server) -> None:
     for key in ("x/a.icechunk/refs/1", "x/deep/er/b.icechunk/snapshots/2", "x/notes.txt", "y/c.icechunk/1"):
         store.put(key, b"")
     assert sorted(list_folders("s3://bucket/x/", ".icechunk")) == [
@@ -134,44 +143,42 @@ def test_folders_of_states_are_told_from_what_lies_beside_them(store: S3Server) 
     ]
 
 
-@pytest.mark.parametrize("place", ["bucket", "folder"])
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("place", ["recipe", "in_bucket"])
 def test_two_fleets_at_one_place_never_lose_or_double_a_state(
-    place: str, store: S3Server, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    place: str, request: pytest.FixtureRequest, jobs: list[Job], singly: dict[str, bytes], tmp_path: Path
 ) -> None:
-    if place == "bucket":
-        recipe = replace(recipe, place=STATES)
-    both = threading.Barrier(2)
-    ends: dict[int, dict[str, Outcome]] = {}
+    recipe: Recipe = request.getfixturevalue(place)
+    jobs = [job for job in jobs if job.key != "b"]
+    both, met = threading.Barrier(2), set[tuple[int, object]]()
+    found: dict[int, dict[str, Outcome]] = {}
 
     def meet(index: int, verb: str, args: tuple[object, ...]) -> None:
-        """Before it watches a video for the first time a fleet waits for the other, unless that has ended."""
+        """Wait for the other fleet before a video is watched for the first time, unless the other has ended."""
         if verb == "watch" and (key := (threading.get_ident(), args[0])) not in met:
             met.add(key)
             with suppress(threading.BrokenBarrierError):
                 both.wait(20)
 
     def run(fleet: int) -> None:
-        ends[fleet] = outcomes(jobs, InlinePool(recipe, 1, meet), recipe)
+        found[fleet] = outcomes(jobs, InlinePool(recipe, 1, meet), recipe)
         both.abort()
 
-    met: set[tuple[int, object]] = set()
     threads = [threading.Thread(target=run, args=(fleet,)) for fleet in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # A third run finds what they have left, if anything.
+    # A third run finishes what they left.
     outcomes(jobs, InlinePool(recipe), recipe)
-    for key, single in singly.items():
-        assert {one[key].failure.kind for one in ends.values() if one[key].failure} <= {"StateLocked"}  # type: ignore[union-attr]
-        same_memory(target_of(recipe.place, key), single, tmp_path)
-    if place == "bucket":
-        assert find_states(f"{STATES}/") == [target_of(STATES, key) for key in singly]
-    else:
-        assert written(recipe) == singly
+    failures = [one.failure for ends in found.values() for one in ends.values() if one.failure]
+    assert {failure.kind for failure in failures} <= {"StateLocked"}
+    for job in jobs:
+        check_same_memory(target_of(recipe.place, job.key), singly[job.key], tmp_path)
+    assert find_states(f"{recipe.place}/") == [target_of(recipe.place, job.key) for job in jobs]
 
 
-def test_a_video_that_another_fleet_is_at_comes_last(jobs: list[Job], recipe: Recipe) -> None:
+def test_a_video_that_another_fleet_has_locked_comes_last(jobs: list[Job], recipe: Recipe) -> None:
     Path(recipe.place).mkdir()
     order: list[str] = []
 

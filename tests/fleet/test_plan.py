@@ -1,4 +1,4 @@
-"""Which videos a fleet has, and what their states are called."""
+"""The videos of a fleet and the keys of their states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protokv.fleet.plan import is_several
         # A glob: named from its first wildcard on.
         (["{films}/**/*.mp4"], ["a", "broken", "sub/c"]),
         (["{films}/s*/*.mp4"], ["sub/c"]),
-        # A file: its stem, wherever and whatever it is.
+        # A file: its stem, in any folder and of any kind.
         (["{films}/sub/c.mp4", "{films}/notes.txt", "gone.mp4"], ["c", "notes.txt", "gone"]),
         # One video that is named twice is one job.
         (["{films}/a.mp4", "{films}"], ["a", "b", "broken", "sub/c"]),
@@ -37,7 +37,7 @@ def test_two_videos_of_one_key_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("source", ["rtsp://u:s3cret@camera/1", "-", "/dev/video0"])
-def test_what_is_live_is_no_work_for_a_fleet(source: str) -> None:
+def test_a_live_source_is_refused(source: str) -> None:
     for ask in (lambda: plan([source]), lambda: plan([], [Job(source, "x")])):
         with pytest.raises(ConfigError, match="is live") as caught:
             ask()

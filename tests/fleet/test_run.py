@@ -1,4 +1,4 @@
-"""A fleet from the coordinator's side: every video ends in one outcome, whatever happens to it or to its worker."""
+"""The coordinator of a fleet: every video ends in one outcome, even if its worker dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_order_and_number_of_workers_change_no_byte_of_any_state(
 def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
     first = outcomes(jobs, InlinePool(recipe, 2), recipe)
     before = {path: path.stat().st_mtime_ns for path in Path(recipe.place).rglob("*.safetensors")}
-    # Each worker loads its model once, whatever number of videos it watches.
+    # Each worker loads its model once for all of its videos.
     assert len((tmp_path / "loads").read_text().splitlines()) <= 2
     (tmp_path / "loads").unlink()
     again = outcomes(jobs, InlinePool(recipe, 2), recipe)
@@ -58,7 +58,7 @@ def test_one_bad_video_stops_nothing(films: Path, jobs: list[Job], recipe: Recip
     assert written(recipe) == singly
 
 
-def test_an_error_of_ours_is_a_failure_of_the_video(
+def test_an_error_of_the_program_is_a_failure_of_the_video(
     jobs: list[Job], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -116,14 +116,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list
         outcomes(jobs, pool, recipe)
 
 
-def test_after_so_many_failures_no_other_video_is_begun(films: Path, jobs: list[Job], recipe: Recipe) -> None:
+def test_after_the_most_failures_no_other_video_is_begun(films: Path, jobs: list[Job], recipe: Recipe) -> None:
     bad = [Job(str(films / f"gone{i}.mp4"), f"gone{i}") for i in range(50)]
     found = outcomes([*bad, *jobs], InlinePool(recipe), recipe, max_failures=2)
     assert len(found) == 2
     assert not written(recipe)
 
 
-def test_on_request_what_is_in_work_is_committed_and_goes_on_with_the_next_run(
+def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
     jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
 ) -> None:
     pool = InlinePool(recipe)

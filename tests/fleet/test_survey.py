@@ -14,7 +14,7 @@ from protokv.fleet.survey import FAILURES, survey
 from tests.fleet.conftest import InlinePool, outcomes
 
 
-def test_a_row_says_what_a_state_has_watched_and_whether_it_is_whole(jobs: list[Job], recipe: Recipe) -> None:
+def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     (row,) = survey(recipe.place)
     state = target_of(recipe.place, "a")
@@ -33,7 +33,7 @@ def test_a_row_says_what_a_state_has_watched_and_whether_it_is_whole(jobs: list[
     }
 
 
-def test_what_cannot_be_read_and_what_failed_are_rows_too(jobs: list[Job], recipe: Recipe) -> None:
+def test_unreadable_states_and_failures_are_rows_too(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     place = Path(recipe.place)
     (place / "bad.safetensors").write_bytes(b"no state")
@@ -65,7 +65,7 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
         find_states(str(tmp_path / "deep" / "nothing"))
 
 
-def test_a_place_is_a_folder_that_is_no_state_or_what_ends_in_a_slash(tmp_path: Path) -> None:
+def test_a_place_is_a_folder_that_is_no_state_or_a_path_with_a_final_slash(tmp_path: Path) -> None:
     (tmp_path / "s.zarr").mkdir()
     assert not is_place(str(tmp_path / "s.zarr"))
     assert is_place(str(tmp_path))

@@ -1,4 +1,4 @@
-"""A file that is still being written is watched as far as it goes, and on when there is more."""
+"""A file that is still being written is watched to its present end, and on when it has grown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import StateMismatch
 from protokv.ingestion import Every, Started, Summary, ingest
-from protokv.video.fingerprint import fingerprint
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 
@@ -30,7 +29,7 @@ def part(whole: bytes) -> bytes:
 
 
 def run(video: Path, path: Path, *, meanwhile: bytes = b"", keep: int | None = None) -> tuple[Started, Summary]:
-    """Watch a file, which `meanwhile` is added to as soon as it is open."""
+    """Watch a file; append `meanwhile` to it as soon as it is open."""
     events = ingest(
         str(video), path, DurableConfig(budget=24), backbone=MockBackbone(), every=Every(n_steps=2), keep=keep
     )
@@ -81,11 +80,3 @@ def test_another_file_of_the_same_name_is_refused_by_its_name(whole: bytes, part
         run(video, path)
     assert "--force" in caught.value.hint
     assert not re.search("[0-9a-f]{32}", caught.value.message)
-
-
-@pytest.mark.parametrize("size", [1, 100, 1 << 17])
-def test_the_fingerprint_of_a_beginning_is_that_of_a_file_that_ends_there(size: int, tmp_path: Path) -> None:
-    data = bytes(range(256)) * (1 << 10)
-    (tmp_path / "whole").write_bytes(data)
-    (tmp_path / "part").write_bytes(data[:size])
-    assert fingerprint(tmp_path / "whole", size) == fingerprint(tmp_path / "part")

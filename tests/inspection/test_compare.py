@@ -19,14 +19,14 @@ def with_tensor(state, name, tensor):
     return replace(state, tensors={**state.tensors, name: tensor})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=st.dictionaries(names, tensors(), max_size=4))
 def test_a_state_equals_itself_whatever_its_bits(made):
     one, two = (make_state(tensors={name: tensor.clone() for name, tensor in made.items()}) for _ in range(2))
     assert compare(one, two) == {"equal": True, "tensors_compared": len(made), "header": [], "tensors": []}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_flipped_bit_anywhere_is_one_differing_element(data, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 7)

@@ -51,10 +51,3 @@ def test_the_command_writes_a_video_and_its_questions(tmp_path, capsys):
     assert {"question", "answer", "type", "evidence_s", "ask_s"} == set(made[0])
     first = World(WorldConfig(5, 20, 10.0, evidence_events=2, evidence_s=9)).events_until(20)[0]
     assert SHAPES[first.shape] in {q["answer"] for q in made if q["type"] == "first"}
-
-
-def test_the_command_refuses_what_the_world_refuses(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--rate", "99", "-o", str(tmp_path / "v.mp4")])
-    assert end.value.code == 2
-    assert "events_per_minute" in capsys.readouterr().err

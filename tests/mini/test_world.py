@@ -204,12 +204,6 @@ def test_a_large_frame_looks_like_the_small_one_after_area_resize(side):
         assert difference.max() <= 3
 
 
-def test_any_side_is_drawn():
-    world = World(WorldConfig(5))
-    assert world.frame(3.0, 100).shape == (100, 100, 3)
-    assert world.frame(3.0, 56).shape == (56, 56, 3)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -9,4 +9,4 @@ from protokv.replay.worlds import Worlds, WorldStream
 
 @pytest.fixture(scope="session")
 def stream() -> WorldStream:
-    return WorldStream(11, Worlds(length_s=40, distractor_rate=12.0, before=0, per_type=1))
+    return WorldStream(11, Worlds(length_s=30, distractor_rate=12.0, before=0, per_type=1))

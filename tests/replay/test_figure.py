@@ -9,30 +9,22 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError
-from protokv.replay.figure import check_figure, draw, save_figure
-from protokv.replay.page import save_page
+from protokv.replay.figure import check_figure, draw, save_figure, save_page
 from protokv.replay.report import summarise
 from tests.replay.rows import example_rows
 
 
-def test_figure_and_page_are_written_and_need_nothing_else(tmp_path: Path) -> None:
+def test_figure_and_page_need_nothing_else_and_the_page_says_how_it_was_made(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report = summarise([*example_rows(), *(replace(row, budget=16) for row in example_rows())])
     save_figure(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    save_page(report, tmp_path / "x.html")
+    made = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+    save_page(report, tmp_path / "x.html", made=made, command="protokv replay --set 'a<b>=1'")
     page = (tmp_path / "x.html").read_text()
     assert "<svg" in page
     assert "<th>window</th><td>16</td>" in page
     assert not [mark for mark in ("<script", "src=", "@import", 'href="http') if mark in page]
-
-
-def test_the_page_says_what_made_it_and_what_it_cost(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report = summarise(example_rows())
-    made = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
-    save_page(report, tmp_path / "x.html", made=made, command="protokv replay --set 'a<b>=1'")
-    page = (tmp_path / "x.html").read_text()
     for said in ("m, float32", "2 a second", "2026-03-04 05:06 UTC", "costs: ms", "state, kB", 'name="viewport"'):
         assert said in page, said
     assert "a&lt;b&gt;=1" in page

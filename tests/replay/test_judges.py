@@ -14,8 +14,17 @@ import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judge_endpoint import EndpointJudge
-from protokv.replay.judges import PROMPT_HASH, SYSTEM, Case, LocalJudge, Verdict, judge_rows, read_reply, select_judge
+from protokv.replay.judges import (
+    PROMPT_HASH,
+    SYSTEM,
+    Case,
+    EndpointJudge,
+    LocalJudge,
+    Verdict,
+    judge_rows,
+    read_reply,
+    select_judge,
+)
 from protokv.replay.rows import RowFile
 from tests.replay.rows import ROW
 
@@ -216,10 +225,8 @@ def test_rows_are_judged_once_and_say_by_whom(serve: Any, tmp_path: Path) -> Non
     assert list(judge_rows(again, list(again.rows), judge)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "verdicts"), [("exact", [True, False, False]), ("f1", [True, True, False])]
-)  # fmt: skip
-def test_judges_offline_say_that_they_are(name: str, verdicts: list[bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "verdicts"), [("exact", [True, False, False]), ("f1", [True, True, False])])
+def test_an_offline_judge_says_so(name: str, verdicts: list[bool], tmp_path: Path) -> None:
     judge = select_judge(name, tmp_path / "x.sqlite")
     assert judge.label.startswith("offline")
     cases = [Case("q", "a red ring", text) for text in ("A red ring.", "red ring there", "blue star")]

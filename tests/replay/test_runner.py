@@ -1,14 +1,20 @@
-"""The pass: one stream, many memories, the answers of sessions of their own."""
+"""A pass over one stream gives the answers of single sessions; its plan tells the cost and can be stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import pytest
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.replay.rows import Row
+from protokv.core.step import StepTokens
+from protokv.errors import ConfigError
+from protokv.replay.plan import make_plan, run
+from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import schedule
 from protokv.replay.worlds import WorldStream
@@ -19,11 +25,12 @@ VARIANTS = [
     # Takes its steps only when there is a question.
     Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")),
 ]
-DELAYS = [0.0, 10.0, 20.0]
+DELAYS = [0.0, 5.0, 10.0]
+SHORT = Decoding(max_new_tokens=3)
 
 
 def answers(backbone: Backbone, stream: WorldStream, done: Collection[str] = ()) -> list[Row]:
-    setup = Setup.of(backbone, decoding=Decoding(max_new_tokens=3))
+    setup = Setup.of(backbone, decoding=SHORT)
     asked = setup.asked(stream, schedule(stream.questions, DELAYS, stream.length_s), VARIANTS)
     events = replay(backbone, [(stream, [one for one in asked if one.key not in done])], setup)
     return [event for event in events if isinstance(event, Row)]
@@ -40,7 +47,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
             session.watch(step.images, step.time_s)
             while left and left[0].asked_s == session.clock.stream_time_s:
                 row = left.pop(0)
-                assert row.prediction == session.ask(row.question, Decoding(max_new_tokens=3)).text
+                assert row.prediction == session.ask(row.question, SHORT).text
                 assert 0 <= row.asked_s - (row.reference_s + row.delay_s) < session.clock.step_seconds
                 assert row.tokens_seen == session.clock.tokens_seen
         assert not left
@@ -62,3 +69,48 @@ def test_a_pass_ends_with_its_last_question(tiny: Backbone, stream: WorldStream)
     asked = setup.asked(stream, schedule(stream.questions, [0.0], stream.length_s), VARIANTS)
     seen = [e for e in replay(tiny, [(stream, asked)], setup) if isinstance(e, Watched)]
     assert seen[-1].stream_time_s <= 17.0
+
+
+def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
+    tiny: Backbone, stream: WorldStream, tmp_path: object
+) -> None:
+    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
+    whole, path = RowFile(f"{tmp_path}/whole"), f"{tmp_path}/parts"
+    list(run(plan, tiny, whole))
+    steps = 0
+
+    def tired() -> bool:
+        return steps >= 20
+
+    for event in run(plan, tiny, RowFile(path), should_stop=tired):
+        steps += isinstance(event, Watched)
+    assert 0 < len(RowFile(path).rows) < len(whole.rows)
+    list(run(plan, tiny, RowFile(path)))
+    parts = RowFile(path).rows
+    assert parts.keys() == whole.rows.keys()
+    assert all(parts[key].prediction == row.prediction for key, row in whole.rows.items())
+
+
+def test_the_cost_that_is_told_is_what_is_done(
+    tiny: Backbone, stream: WorldStream, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the last frames no more is encoded than a question depends on.
+    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
+    cost, taken, take = plan.cost(), Counter[str](), Session.take
+
+    def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
+        taken[session.config.name] += len(steps)
+        take(session, steps, starts_s)
+
+    monkeypatch.setattr(Session, "take", counted)
+    events = list(run(plan, tiny, RowFile(f"{tmp_path}/r")))
+    assert cost["answers"] == sum(isinstance(event, Row) for event in events)
+    assert cost["embedded"] == sum(isinstance(event, Watched) for event in events)
+    assert cost["steps"] == taken.total()
+    assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == cost["embedded"]
+    assert plan.cost({event.key for event in events if isinstance(event, Row)})["answers"] == 0
+
+
+def test_the_same_memory_twice_is_refused(tiny: Backbone, stream: WorldStream) -> None:
+    with pytest.raises(ConfigError, match="durable at 24 is there twice"):
+        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, Setup.of(tiny))

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from protokv.backbones import EMBEDDED
-from protokv.config import PaperConfig
+from protokv.config import DurableConfig, PaperConfig
 from protokv.errors import ConfigError
 from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.memories import Variation, name_memories, vary_memories
 from protokv.replay.rows import Row
 from protokv.replay.schedule import schedule
 from protokv.replay.studies import SHIPPED, load_study
@@ -59,8 +60,11 @@ def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str)
     rows = [Row.from_json(json.loads(line)) for line in lines]
     assert {(row.memory, row.budget) for row in rows} == {(v.label, v.budget) for v in study.variants(study.budgets)}
     assert study.worlds
-    streams = {stream.name: stream for stream in study.worlds.open(study.types)}
-    assert {row.video for row in rows} == streams.keys()
+    assert {row.video for row in rows} == {f"world-{seed}" for seed in study.worlds.seeds}
+    # Worlds of four places; opening all of them would take seconds.
+    some = msgspec.structs.replace(study.worlds, count=4).open(study.types)
+    streams = {stream.name: stream for stream in some}
+    rows = [row for row in rows if row.video in streams]
     for row in {row.video: row for row in rows}.values():
         assert row.stream["world"] == streams[row.video].facts["world"]
     asked = {(row.video, row.question_id, row.question, row.expected) for row in rows}
@@ -125,3 +129,36 @@ def test_every_study_that_a_script_names_is_there(script: str) -> None:
     named = re.findall(r'--study "?(\S+?)"?\s', (SAMPLES / "studies" / script / "run.sh").read_text())
     assert named
     assert {Path(name).stem for name in named} <= STUDIES.keys()
+
+
+def test_memories_are_named_by_their_one_name_and_the_full_cache_stands_once() -> None:
+    assert name_memories(["durable"], [64])[0].config == DurableConfig(budget=64)
+    assert [(v.label, v.config.budget) for v in name_memories(["paper", "full"], [64, 128])] == [
+        ("paper", 64), ("full", 64), ("paper", 128),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="elephant"):
+        name_memories(["elephant"], [64])
+
+
+def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names() -> None:
+    memories = name_memories(["durable", "paper"], [64])
+    decay = Variation("paper", "decay", [("floor", "floor"), ("off", "off")])
+    found = vary_memories(memories, [decay, Variation(None, "seed", [("3", 3)])])
+    assert [variant.label for variant in found] == [
+        "durable seed=3", "paper decay=floor seed=3", "paper decay=off seed=3",
+    ]  # fmt: skip
+    assert [variant.config.seed for variant in found] == [3, 3, 3]
+    assert found[2].config.to_dict()["decay"] == "off"
+
+
+@pytest.mark.parametrize(
+    ("variation", "said"),
+    [
+        (Variation("full", "seed", [("1", 1)]), "full is not compared"),
+        (Variation(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
+        (Variation(None, "seed", [("x", "x")]), "seed: expected int"),
+    ],
+)
+def test_a_variation_that_fits_no_memory_is_refused(variation: Variation, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        vary_memories(name_memories(["durable"], [64]), [variation])

@@ -15,7 +15,7 @@ from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.sprites import PLACES, SHAPES
 from protokv.mini.world import WorldConfig
-from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.benchmarks import find_type
 from protokv.replay.rows import read_rows
 from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_minutes
 
@@ -25,19 +25,6 @@ STUDY = Path(__file__).parents[2] / "samples" / "studies" / "delay"
 def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldStream:
     """300 seconds with the evidence at the start, unless the settings say otherwise."""
     return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_question_has_its_answer_at_every_time_after_the_evidence(seed: int) -> None:
-    stream = make_world(seed, distractor_rate=20.0)
-    world = stream.world
-    assert {question.type for question in stream.questions} == {kind for kind in TYPES if find_type(kind).retrospective}
-    for ask_s in (16.0, 60.0, 150.0, 300.0):
-        for question in stream.questions:
-            answers = {fact.answer for fact in find_facts(question.type, world.events_until(ask_s), ask_s)}
-            assert question.answer in answers
-            assert question.reference == "evidence"
-            assert question.reference_s <= 16.0
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -75,9 +62,14 @@ def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
     shown = [e for e in world.events() if start_s <= e.start_s < start_s + 16]
     ends = {e.end_s + last_s - start_s for e in shown} | {last_s + 16.0}
     assert len(stream.questions) > 12
+    if start_s == 0:
+        # Evidence that comes later is never the first.
+        kinds = {kind for kind in TYPES if find_type(kind).retrospective}
+        assert {question.type for question in stream.questions} == kinds
+    assert {question.reference for question in stream.questions} == {"evidence"}
     assert {question.reference_s for question in stream.questions} <= ends
     repeats = world.repeats()
-    for ask_s in (last_s + 16.0, 420.0):
+    for ask_s in (last_s + 16.0, 300.0, 420.0):
         seen = [e for e in world.events_until(ask_s) if e not in repeats]
         for question in stream.questions:
             assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
@@ -117,12 +109,6 @@ def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_w
     assert all(begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings)
 
 
-@pytest.mark.parametrize("wrong", [{"before": 60}, {"distractor_similarity": 0.5}])
-def test_evidence_that_lasts_for_minutes_is_placed_by_nobody_else(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="its own places"):
-        make_world(1, **{"length_s": 480, "before": "mix", "evidence": "minutes"} | wrong)
-
-
 def test_a_mixture_gives_each_of_four_worlds_another_place() -> None:
     placed = [place_evidence("mix", seed, 660) for seed in range(8)]
     assert placed[:4] == [(0, None), (120, None), (300, None), (0, 120)] == placed[4:]
@@ -158,13 +144,6 @@ def test_a_stream_with_its_evidence_at_the_start_is_the_one_of_the_stored_rows(t
     assert asked == {(q.id, q.text, q.answer) for q in stream.questions}
 
 
-def test_the_rate_of_distractors_changes_what_comes_later_and_nothing_of_the_evidence() -> None:
-    calm, busy = (make_world(3, length_s=200, distractor_rate=rate) for rate in (2.0, 30.0))
-    early = [world.world.events_until(16.0) for world in (calm, busy)]
-    assert early[0] == early[1]
-    assert len(busy.world.events_until(200)) > 3 * len(calm.world.events_until(200))
-
-
 def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
     stream = make_world(5, length_s=20)
     steps = list(stream.steps(2.0, 2))
@@ -172,6 +151,14 @@ def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
     assert np.array_equal(steps[7].images, stream.world.frames(7, 8))
 
 
-def test_a_stream_no_longer_than_its_evidence_is_refused() -> None:
-    with pytest.raises(ConfigError, match="16 s"):
-        make_world(1, length_s=16)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"length_s": 16}, "16 s"),
+        ({"evidence": "minutes", "before": 60}, "its own places"),
+        ({"evidence": "minutes", "before": "mix", "distractor_similarity": 0.5}, "its own places"),
+    ],
+)
+def test_a_stream_without_room_for_its_evidence_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_world(1, **wrong)

@@ -1,8 +1,12 @@
-"""A small state with every kind of field, and an object store on loopback."""
+"""A small state with every kind of field, a limit of memory, and an object store on loopback."""
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import State
 from protokv.core.step import StreamClock
+from tests.peak import peak_kib
 
 if TYPE_CHECKING:
     from tests.storage.s3 import S3Server
@@ -45,7 +50,7 @@ def make_state() -> Callable[..., State]:
 
 
 def same(a: State, b: State) -> bool:
-    """Compare header and tensors bit for bit."""
+    """Return True if header and tensors are equal bit for bit."""
     return (
         a.to_json() == b.to_json()
         and set(a.tensors) == set(b.tensors)
@@ -61,6 +66,25 @@ def same(a: State, b: State) -> bool:
 @pytest.fixture(scope="session")
 def same_state() -> Callable[[State, State], bool]:
     return same
+
+
+@contextlib.contextmanager
+def limited_memory(spare_bytes: int, most_grown_kib: int) -> Iterator[None]:
+    """Let this process allocate no more than `spare_bytes`, and check that its peak grew less than allowed (Linux)."""
+    if sys.platform != "linux":
+        yield
+        return
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    # The kernel starts to count the peak anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_kib()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert peak_kib() - before < most_grown_kib
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,8 +25,6 @@ from tests.conftest import random_frames
 from tests.storage.mutations import MUTATIONS, RAN, change_document, claim, joined, split
 
 GOLDEN = Path(__file__).parent / "golden" / "v1-paper.safetensors"
-
-limited = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +59,7 @@ def test_a_hostile_state_is_refused_in_one_line_without_code_or_memory(suffix, n
     with little_memory(), pytest.raises(mutation.error, match=mutation.match) as caught:
         load_state(path)
     assert caught.value.message.isprintable()
-    # What is not in the header may pass here; nothing but a StateError may come.
+    # The header alone may be fine; no other error may come.
     with suppress(StateError):
         read_header(path)
     if "metadata" in name:
@@ -82,8 +76,8 @@ def test_a_newer_state_names_the_version_that_wrote_it(good, tmp_path):
     assert "protokv 9.1" in caught.value.hint
 
 
-def test_changes_that_mean_nothing_load_equal(good, make_state, same_state, tmp_path):
-    """So the mutations above are refused for what they say, and not for how they are made."""
+def test_changes_without_a_meaning_load_equal(good, make_state, same_state, tmp_path):
+    """So the mutations above are refused for their content, and not for how they are made."""
     for suffix in FORMS:
         path = copied(good, suffix, tmp_path)
         change_document(lambda document: None)(path)
@@ -117,13 +111,13 @@ def test_a_flipped_bit_in_a_tensor_is_found_and_the_tensor_named(suffix, make_st
 
 def test_a_flipped_bit_anywhere_in_a_head_is_found_or_means_nothing(good, make_state, same_state, tmp_path):
     data, path = good[".safetensors"].read_bytes(), tmp_path / "a.safetensors"
-    for at in range(0, len(data) - len(split(data)[1]), 2):
+    for at in range(0, len(data) - len(split(data)[1]), 7):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at * 5 % 8]) + data[at + 1 :])
         try:
             found = load_state(path)
         except StateError:
             continue
-        # What JSON does not care about: the padding, the case of an escape.
+        # JSON ignores the padding and the case of an escape.
         assert same_state(found, make_state()), at
 
 
@@ -143,44 +137,6 @@ def test_loading_takes_no_more_memory_than_the_file_has_bytes(make_state, tmp_pa
         load_state(path)
 
 
-# Random damage, in a process with limited memory
-
-
-def fuzz(what: str, seed: int, count: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.storage.fuzz", what, str(seed), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-SLOW = [pytest.mark.slow, pytest.mark.timeout(24 * 3600)]
-
-
-@limited
-@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=SLOW)])
-def test_randomly_damaged_states_are_refused_or_load_equal_without_code_or_memory(count):
-    result = fuzz("bytes", 0, count)
-    assert result["grown_mib"] < 64
-    for found in result["counts"].values():
-        assert sum(found.values()) == count
-        assert found["refused"] > count / 2
-        assert found["equal"] > 0
-
-
-@limited
-@pytest.mark.parametrize("count", [40, pytest.param(int(os.environ.get("FUZZ_STATES", "2000")), marks=SLOW)])
-def test_altered_states_that_are_sealed_are_refused_or_work(count):
-    """`FUZZ_STATES` and `FUZZ_SEED` choose others; a hundred thousand take an hour on one core."""
-    result = fuzz("sealed", int(os.environ.get("FUZZ_SEED", "0")), count)
-    assert result["failures"] == []
-    outcomes = result["outcomes"]
-    for stage in ("inspect", "query", "ingest", "convert"):
-        assert outcomes[f"{stage} refused"] + outcomes[f"{stage} done"] == count
-        assert outcomes[f"{stage} done"] > count / 20
-        assert stage == "convert" or outcomes[f"{stage} refused"] > count / 4
-    assert result["grown_mib"] < 256
-
-
 # What `inspect --verify` promises
 
 
@@ -191,10 +147,10 @@ MEMORIES = {kind: MemoryConfig.of(kind, budget=24) for kind in CONFIGS} | {
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_every_state_that_a_stream_leaves_passes(name, tiny, tmp_path):
+def test_every_state_of_a_stream_passes(name, tiny, tmp_path):
     session, path = Session.start(tiny, MEMORIES[name], fps=2.0), tmp_path / "a.safetensors"
-    for seed in range(11):
-        if seed in (0, 1, 9, 10):
+    for seed in range(8):
+        if seed in (0, 1, 6, 7):
             save_state(to_state(session), path)
             found = describe(path, values=True)["verified"]
         session.watch(random_frames(seed))
@@ -203,7 +159,7 @@ def test_every_state_that_a_stream_leaves_passes(name, tiny, tmp_path):
 
 @pytest.mark.parametrize("name", ["paper", "durable", "sliding-window"])
 def test_a_stream_of_many_days_passes(name, tiny, tmp_path):
-    """Beyond 2**24 not every position is a number of 32 bits."""
+    """Beyond 2**24, float32 does not hold every position."""
     path, later = tmp_path / "a.safetensors", 2**24 + 1
     session = Session.start(tiny, MEMORIES[name], fps=2.0)
     for seed in range(6):
@@ -275,9 +231,9 @@ LIES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_state_that_no_stream_can_leave_is_refused_with_the_tensor(lie, tmp_path):
+def test_a_state_that_no_stream_leaves_is_refused_with_the_tensor(lie, tmp_path):
     change, name = LIES[lie]
-    # The digests are right: it was saved like this.
+    # The digests are right.
     save_state(change(load_state(GOLDEN)), tmp_path / "a.safetensors")
     with pytest.raises(StateCorrupt, match=name):
         describe(tmp_path / "a.safetensors", values=True)

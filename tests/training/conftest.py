@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,14 +12,7 @@ from samples.training.compose import Composer
 from samples.training.model import make_model
 from tests.training.helpers import SMALL
 
-COUNTS = {SINGLE: 400, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
-
-
-def project(tower, patches):
-    """Project the patches of each cell at random; the tower would take most of the time of these tests."""
-    cells = patches.float().view(len(patches) // 36, 9, -1)
-    matrix = torch.randn(cells.shape[-1], 128, generator=torch.Generator().manual_seed(0))
-    return (cells @ matrix / cells.shape[-1] ** 0.5).bfloat16()
+COUNTS = {SINGLE: 1500, OVERLAPPING: 21, SIMULTANEOUS: 13, EMPTY: 101, DENSE: 50}
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +22,21 @@ def visual():
 
 @pytest.fixture(scope="session")
 def bank(visual):
+    """Return clips with events of the world and random features; rendering and encoding would take most of the time."""
+    generator = torch.Generator().manual_seed(0)
+    model = make_model(0, **SMALL)
+
+    def draw_features(visual, frames):
+        return torch.randn(len(frames), 9, 128, generator=generator).bfloat16()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samples.training.bank.encode_steps", project)
+        for name, replacement in {
+            "clips._render": lambda rng, sceneries, events: np.zeros((len(sceneries), 2), np.uint8),
+            "bank.make_model": lambda *_, **__: model,
+            "bank.to_patches": lambda frames, dtype: frames,
+            "bank.encode_steps": draw_features,
+        }.items():
+            patch.setattr(f"samples.training.{name}", replacement)
         return build_bank(visual, seed=1, counts=COUNTS, processes=1, **SMALL)
 
 

@@ -88,7 +88,7 @@ def test_the_shipped_models_are_asked_what_they_have_words_for():
 
 def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
-    world = make_order_world("middle", 1)
+    world = make_held_out_world("crowd", 64, 1)
     asked = ask_order(world, ("middle_first", "middle_before", "third", "colour", "at"), 3)
     right = answer_all(model.eval(), world, asked)
     assert len(asked) > 10
@@ -111,9 +111,9 @@ def test_the_larger_model_reads_what_happens_over_time():
 
 def test_blocks_of_questions_are_read_as_one_by_one(monkeypatch):
     model = make_model(1, **SMALL).eval()
-    world = make_order_world("start", 0)
+    world = make_held_out_world("crowd", 32, 0)
     asked = ask_order(world, ("colour", "where", "middle_first"), 3)
-    assert len(asked) == 9
+    assert len(asked) > 4
     verdicts = []
     for block in (1, 4):
         monkeypatch.setattr(evaluate_order_module, "BLOCK", block)
@@ -132,8 +132,9 @@ def test_an_interval_is_that_of_drawing_worlds():
     assert bootstrap(np.array([[3, 3], [5, 5]])) == (1.0, 1.0)
 
 
-def test_the_table_has_a_row_a_type_and_counts_what_was_asked():
-    verdicts = evaluate_order(make_model(1, **SMALL).eval(), ("middle_first", "colour"), worlds=1)
+def test_the_table_has_a_row_a_type_and_counts_the_questions(monkeypatch):
+    monkeypatch.setattr(evaluate_order_module, "answer_all", lambda model, world, asked: [True] * len(asked))
+    verdicts = evaluate_order(None, ("middle_first", "colour"), worlds=1)
     lines = list(format_order_table(verdicts))
     assert len(lines) == 2 + 2
     assert len({line.count("|") for line in lines}) == 1

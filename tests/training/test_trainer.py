@@ -20,23 +20,12 @@ from samples.training.model import make_model
 from samples.training.order_curriculum import make_curriculum
 from samples.training.order_trainer import OrderTrainer
 from samples.training.order_worlds import ASKED, ask_order, make_order_world
-from samples.training.stages import Journal, save_atomically
+from samples.training.stages import save_atomically
 from samples.training.time_curriculum import make_time_curriculum
 from samples.training.train_order import train_order
 from samples.training.trainer import Trainer
 from samples.training.vision_training import train_vision
-from samples.training.vocabulary import token_ids
 from tests.training.helpers import SMALL, tiny
-
-
-def test_the_journal_adds_lines_and_files_appear_whole(tmp_path):
-    say = Journal(tmp_path)
-    say({"a": 1})
-    say({"b": 2})
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [("a" in r, "b" in r, "wall_s" in r) for r in lines] == [(True, False, True), (False, True, True)]
-    save_atomically({"x": torch.arange(3)}, tmp_path / "x.safetensors")
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["log.jsonl", "x.safetensors"]
 
 
 @pytest.mark.slow
@@ -73,13 +62,6 @@ def test_a_gate_ends_a_stage_early(visual, bank):
     trainer.window = 2
     trainer.run_stage(tiny(steps=5, gate={"whether": 0.0}, tokens=300), 0)
     assert records[-1] == {"stage": "tiny", "end": True, "steps": 2}
-
-
-def test_last_can_start_as_the_opposite_of_first(visual, bank):
-    trainer = Trainer(visual, bank, 2, lambda record: None, **SMALL)
-    trainer.begin(tiny(oppose_last=True))
-    embedding = trainer.model.model.language_model.embed_tokens.weight
-    assert torch.equal(embedding[token_ids()["last"]], -embedding[token_ids()["first"]])
 
 
 def test_the_vision_tower_learns_in_bfloat16_and_ends_in_float32():

@@ -1,4 +1,4 @@
-"""Damaged files: what can be read is kept, what is lost is counted and dated."""
+"""Damaged files: every readable frame is given, every lost one is counted and dated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
+from protokv.video.report import DecodeReport
 from tests.video.conftest import Clip, number_in, write
 
 DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]
 
 
 def with_rubbish(source: Path, target: Path, number: int) -> Path:
-    """A copy whose packet `number`, in decoding order, is rubbish."""
+    """Write a copy whose packet `number`, in decoding order, is rubbish."""
     with av.open(str(source)) as original, av.open(str(target), "w") as copy:
         stream = original.streams.video[0]
         out = copy.add_stream_from_template(stream)
@@ -34,7 +35,7 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("number", [13, 31, 60])
+@pytest.mark.parametrize("number", [13, 60])
 def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, number, make_clip, tmp_path):
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", number)
     with open_source(path, decoder) as source:
@@ -66,7 +67,7 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(deco
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("part", [0.35, 0.8])
 @pytest.mark.parametrize("kind", ["mp4", "mkv"])
-def test_a_file_cut_short_gives_its_beginning_and_says_what_is_missing(decoder, part, kind, tmp_path):
+def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder, part, kind, tmp_path):
     clip = Clip([40 * i for i in range(180)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
@@ -95,7 +96,7 @@ def test_a_file_without_its_index_is_refused_with_a_hint(make_clip, tmp_path):
 
 
 def flipped(source: Path, target: Path, seed: int, flips: int) -> Path:
-    """A copy with some bytes of its pictures changed; with one flip, a single bit."""
+    """Write a copy with some bytes of its pictures changed; with one flip, a single bit."""
     data, rng = bytearray(source.read_bytes()), np.random.default_rng(seed)
     for at in rng.integers(data.find(b"mdat") + 904, data.find(b"moov") - 4, flips):
         data[at] ^= 1 << int(rng.integers(8)) if flips == 1 else int(rng.integers(1, 256))
@@ -104,7 +105,7 @@ def flipped(source: Path, target: Path, seed: int, flips: int) -> Path:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, seed, make_clip, tmp_path):
     path = flipped(make_clip("reordered frames"), tmp_path / "x.mp4", seed, 12)
     with open_source(path, decoder) as source:
@@ -117,7 +118,7 @@ def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(decoder, 
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="decord is not installed")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_decord_may_hide_a_flipped_bit_but_makes_up_no_damage(seed, make_clip, tmp_path):
     path = flipped(make_clip("reordered frames"), tmp_path / "x.mp4", seed, 1)
     with open_source(path) as one, open_source(path, "decord") as other:
@@ -138,3 +139,33 @@ def test_losses_before_the_start_of_a_resumed_reading_are_not_counted_again(deco
         assert source.damage.ok
         list(source.frames(0.2))
         assert source.damage.frames_lost == 1
+
+
+def test_a_frame_that_stays_away_is_lost_once_a_later_one_is_shown():
+    report = DecodeReport()
+    for time_s in (0.0, 0.2, 0.1, 0.3):
+        report.sent(time_s)
+    assert [report.shown(t) for t in (0.0, 0.2)] == [True, True]
+    assert (report.damage.frames_lost, report.damage.lost_from_s) == (1, 0.1)
+    report.finish()
+    assert report.damage.frames_lost == 2
+    assert report.damage.message == "2 frames could not be decoded, first at 0.10 s"
+
+
+def test_a_frame_that_comes_out_of_order_is_not_given_and_counts_once():
+    report = DecodeReport()
+    report.sent(0.0)
+    report.sent(0.1)
+    assert report.shown(0.1)
+    assert not report.shown(0.0)
+    report.finish()
+    assert report.damage.frames_lost == 1
+
+
+def test_damage_before_the_start_does_not_count():
+    report = DecodeReport(1.0)
+    report.sent(0.5)
+    report.failed(0.5, "rubbish")
+    report.shown(0.7, corrupt=True)
+    report.finish()
+    assert report.damage.ok

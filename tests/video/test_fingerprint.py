@@ -1,18 +1,17 @@
-"""A file is told by its content: not by its size and its ends alone."""
+"""A fingerprint depends on the content of a file, and not on its size and its ends alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from protokv.video import fingerprint as module
-from protokv.video.fingerprint import fingerprint
+from protokv.video.file import fingerprint
 
 
 @pytest.fixture(params=["whole", "in pieces"])
 def way(request, monkeypatch):
-    """Small files, read as small ones are or as large ones are."""
+    """Read small files whole, or in pieces like large ones."""
     if request.param == "in pieces":
-        monkeypatch.setattr(module, "PIECE", 16)
+        monkeypatch.setattr("protokv.video.file.PIECE", 16)
     return request.param
 
 
@@ -48,3 +47,9 @@ def test_other_content_is_another_file(one, other, way, print_of):
 
 def test_a_single_byte_is_seen_in_a_small_file(print_of):
     assert print_of(SAME) != print_of(SAME[: SIZE // 2] + b"b" + SAME[SIZE // 2 + 1 :])
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 17])
+def test_the_fingerprint_of_a_beginning_is_that_of_a_file_that_ends_there(size, tmp_path, print_of):
+    (tmp_path / "whole").write_bytes(FILM)
+    assert fingerprint(tmp_path / "whole", size) == print_of(FILM[:size])

@@ -24,19 +24,19 @@ UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 30).tolist()
 
 
 def box(data: bytes, name: bytes) -> int:
-    """Where the content of the first box of this name begins."""
+    """Return where the content of the first box of this name begins."""
     return data.index(name) + 4
 
 
 def jumping_mp4(path: Path) -> None:
-    """The duration of one frame in the middle has a high byte flipped: everything behind it is hours later."""
+    """Flip a high byte of the duration of one frame in the middle: everything behind it is hours later."""
     data = bytearray(write(Clip(UNEVEN), path).read_bytes())
     data[box(data, b"stts") + 8 + 40 * 8 + 5] ^= 0x40
     path.write_bytes(data)
 
 
 def jumping_mkv(path: Path) -> None:
-    """The time of one cluster has its highest byte flipped: its frames are hours later, the next are right again."""
+    """Flip the highest byte of the time of one cluster: its frames are hours later, the next are right again."""
     clip = Clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
     data = bytearray(write(clip, path).read_bytes())
     clusters = [i for i in range(len(data)) if data[i : i + 4] == b"\x1f\x43\xb6\x75"]
@@ -45,7 +45,7 @@ def jumping_mkv(path: Path) -> None:
 
 
 def jumping_ts(path: Path) -> None:
-    """A transport stream declares no end: the second half is stamped 13 hours later."""
+    """Stamp the second half 13 hours later; a transport stream declares no end."""
     write(Clip([*STEADY[:125], *(t + 46_800_000 for t in STEADY[125:])], suffix="ts"), path)
 
 
@@ -59,7 +59,7 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(m
         frames = list(source.frames())
         assert all(a.time_s < b.time_s for a, b in pairwise(frames))
         assert "jump" in source.damage.message or "before the end" in source.damage.message
-        # Frames with such a stamp have the places that their order gives them; of MP4, FFmpeg keeps some to itself.
+        # Frames with such a stamp are placed by their order; FFmpeg drops some frames of the MP4.
         assert len(frames) == 250 or suffix == "mp4"
         if suffix == "mkv":
             assert [number_in(frame.image) for frame in frames] == list(range(250))
@@ -69,7 +69,7 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(m
         assert steps[-1].time_s <= length_s + 1
 
 
-def test_a_last_frame_that_says_that_it_stays_for_days_is_not_repeated_for_days(tmp_path):
+def test_a_last_frame_with_a_duration_of_days_is_not_repeated_for_days(tmp_path):
     path = write(Clip(UNEVEN), tmp_path / "x.mp4")
     data = bytearray(path.read_bytes())
     begin = box(data, b"stts")
@@ -117,7 +117,7 @@ def test_frames_above_the_limit_are_refused_with_a_hint_how_to_raise_it(decoder,
 
 
 def claiming(path, width, height):
-    """A VP8 key frame carries the size; 14 bits each, behind the start code."""
+    """Change the size that a VP8 key frame carries behind its start code, 14 bits each."""
     data = bytearray(path.read_bytes())
     at = data.index(b"\x9d\x01\x2a") + 3
     data[at : at + 4] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
@@ -156,8 +156,8 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
     assert len(numbers) > 100
 
 
-@pytest.mark.parametrize("error", [IndexError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError])
-def test_whatever_pyav_raises_while_decoding_is_damage(error, make_clip, monkeypatch):
+@pytest.mark.parametrize("error", [IndexError, OverflowError, MemoryError])
+def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatch):
     import protokv.video.pyav_source as module
 
     def failing(probe, stream, *rest, **more):
@@ -178,7 +178,7 @@ def test_whatever_pyav_raises_while_decoding_is_damage(error, make_clip, monkeyp
         assert source.damage.frames_lost == 1
 
 
-@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.turned"])
+@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.to_rgb"])
 def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
     path = make_clip("constant rate")
 
@@ -190,7 +190,7 @@ def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_cli
         _ = next(source.frames()).image
 
 
-@pytest.mark.parametrize("name", ["late start", "variable rate", "matroska in milliseconds", "avi"])
+@pytest.mark.parametrize("name", ["late start", "avi"])
 def test_a_mark_that_is_not_found_again_leads_to_a_reading_from_the_beginning(name, make_clip, monkeypatch):
     import protokv.video.pyav_source as module
 

@@ -1,4 +1,4 @@
-"""A source in a process of its own gives what it gives without, and its death is damage and not ours."""
+"""A source in a process of its own gives the same frames, and the death of that process is only damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["variable rate", "open groups", "avi", "turned", "one frame"])
+@pytest.mark.parametrize("name", ["variable rate", "open groups", "turned"])
 def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, make_clip):
     with open_source(make_clip(name)) as plain, IsolatedSource(make_clip(name)) as isolated:
         assert isolated.info == plain.info
@@ -45,7 +45,7 @@ def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, make_cl
             assert isolated.damage == plain.damage
 
 
-def test_damage_is_told_across_the_border(make_clip, tmp_path):
+def test_damage_crosses_the_border(make_clip, tmp_path):
     data = make_clip("matroska in milliseconds").read_bytes()
     (tmp_path / "x.mkv").write_bytes(data[: len(data) * 2 // 3])
     with open_source(tmp_path / "x.mkv") as plain, open_source(tmp_path / "x.mkv", isolate=True) as isolated:
@@ -54,9 +54,9 @@ def test_damage_is_told_across_the_border(make_clip, tmp_path):
         assert isolated.damage == plain.damage
 
 
-@pytest.mark.parametrize("fps", [0.7, 10.0, 29.97])
-@pytest.mark.parametrize("name", ["variable rate", "late start", "a still", "one frame"])
-def test_what_does_not_pass_the_border_changes_no_sample(name, fps, make_clip):
+@pytest.mark.parametrize("fps", [0.7, 29.97])
+@pytest.mark.parametrize("name", ["variable rate", "late start", "one frame"])
+def test_frames_that_do_not_cross_the_border_change_no_sample(name, fps, make_clip):
     with open_source(make_clip(name)) as source:
         for start_s in (0.0, 0.9):
             plain = list(sample(source.frames(start_s), fps, start_s))
@@ -83,7 +83,7 @@ def test_errors_of_opening_keep_their_kind_and_words(tmp_path):
         ),
     ],
 )
-def test_a_decoder_that_dies_hangs_or_takes_too_much_memory_is_outlived_and_what_it_gave_is_kept(deed, why):
+def test_a_decoder_that_dies_hangs_or_takes_too_much_memory_loses_no_frame_that_it_gave(deed, why):
     with double(deed, 42, stall_s=2.0) as source:
         frames = list(source.frames())
         assert [round(f.time_s * 10) for f in frames] == list(range(42))
@@ -94,14 +94,13 @@ def test_a_decoder_that_dies_hangs_or_takes_too_much_memory_is_outlived_and_what
         assert len(list(source.frames(3.0))) == 12
 
 
-@pytest.mark.parametrize(("deed", "why"), [("crash", "signal 11"), ("hang", "sign of life")])
-@pytest.mark.parametrize("at", [-1, 0])
+@pytest.mark.parametrize(("deed", "why", "at"), [("hang", "sign of life", -1), ("crash", "signal 11", 0)])
 def test_a_decoder_that_dies_or_hangs_before_its_first_frame_is_a_source_error(deed, why, at):
     with pytest.raises(SourceUnreadable, match=why), double(deed, at, stall_s=2.0) as source:
         list(source.frames())
 
 
-def test_what_a_library_prints_is_not_taken_for_frames():
+def test_text_that_a_library_prints_is_not_taken_for_frames():
     with double("chatter", 3) as source:
         assert len(list(source.frames())) == 100
         assert source.damage.ok
@@ -124,7 +123,7 @@ def test_a_new_reading_begins_anew_while_another_is_under_way(make_clip):
         assert list(first) == []
 
 
-def test_the_process_ends_with_the_source_and_with_whoever_started_it(tmp_path):
+def test_the_process_ends_with_the_source_and_with_its_parent(tmp_path):
     def pid() -> int:
         return int((tmp_path / "pid").read_text())
 

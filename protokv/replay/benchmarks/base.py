@@ -61,10 +61,12 @@ class Score:
     Attributes:
         official: by the rule of the benchmark's own code.
         strict: by a rule that no other text satisfies by chance.
+        judge: the rule, if it is not the benchmark's own.
     """
 
     official: bool
     strict: bool
+    judge: str = ""
 
 
 class Benchmark(ABC):

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
 from protokv.replay.questions import Question, QuestionType
-from protokv.replay.texts import F1_RIGHT, is_expected, token_f1
+from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"
 
@@ -81,7 +81,7 @@ class Rvs(Benchmark):
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Score it until a judge does: a token F1 of one half; strictly: the same text."""
-        return Score(token_f1(prediction, expected) >= F1_RIGHT, is_expected(prediction, expected))
+        return Score(token_f1(prediction, expected) >= F1_RIGHT, is_expected(prediction, expected), F1_RULE)
 
 
 class RvsEgo(Rvs):

@@ -26,7 +26,7 @@ from protokv.core.session import Session
 from protokv.extras.evidence import FAINT
 from protokv.mini.seeds import STUDY
 from protokv.mini.sprites import SHAPES
-from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.benchmarks import find_type
 from protokv.replay.texts import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
 

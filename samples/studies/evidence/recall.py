@@ -26,7 +26,7 @@ from protokv.config import MemoryConfig
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.replay.batched import BatchedStreams
-from protokv.replay.benchmarks.registry import find_type
+from protokv.replay.benchmarks import find_type
 from protokv.replay.texts import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
 

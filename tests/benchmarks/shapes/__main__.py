@@ -3,28 +3,25 @@
 python -m tests.benchmarks.shapes
 python -m tests.benchmarks.shapes --model qwen2.5-vl-7b --budget 6k --memory durable full
 
-Without options both models, all budgets and every memory; of the second model three memories, since its language model
-has the shape of the first one's, and what differs is the vision tower.
+Without options it measures both models, all budgets and every memory; of the second model only three memories, since
+its language model has the shape of the first one's and only the vision tower differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from protokv.memories import MEMORIES
-from tests.benchmarks.results import RESULTS
+from tests.benchmarks.results import RESULTS, table
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven
-from tests.benchmarks.shapes.report import summary, write
-from tests.benchmarks.shapes.run import Request, run
+from tests.benchmarks.shapes.run import Request, run, summary_rows, write
 
 SOME = ["durable", "sliding-window", "full"]
 BUDGETS = {"4k": 4000, "6k": 6000, "24k": 24_000}
@@ -39,10 +36,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
     parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
-    parser.add_argument("--positions", choices=("stream", "compact"), help="of what is in memory")
+    parser.add_argument("--positions", choices=("stream", "compact"), help="of the tokens in memory")
     parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of what fills a memory")
-    parser.add_argument("--resume", action="store_true", help="go on with a run of the same options that was cut short")
-    parser.add_argument("--no-counts", action="store_true", help="leave out operations and waits")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file and the table")
     given = parser.parse_args()
     on_cpu = given.device == "cpu"
@@ -55,33 +50,27 @@ def main() -> None:
     tell("correctness")
     good, withheld = proven(given.memory or list(MEMORIES)), []
     for model in given.model:
-        first = model == given.model[0]
         request = Request(
             shape=MODELS[model],
             device=torch.device(given.device),
             dtype=torch.bfloat16,
             budgets=[BUDGETS[name] for name in given.budget],
-            memories=given.memory or (list(MEMORIES) if first else SOME),
+            memories=given.memory or (list(MEMORIES) if model == given.model[0] else SOME),
             rounds=given.rounds or (2 if on_cpu else 50),
             stream=given.stream,
             positions=given.positions,
             layers=given.layers or (1 if on_cpu else None),
             vocabulary=1000 if on_cpu else None,
-            # The same for every model.
-            counts=not given.no_counts and first,
             peak=(1024, 2**26) if on_cpu else (8192, 2**31),
         )
         tell(model)
         where = f"-{given.positions}" if given.positions else ""
         name = f"shapes-{model}-{'-'.join(given.budget)}{where}-{given.device}"
-        file = given.output / f"{name}.json"
-        earlier = json.loads(file.read_text()) if given.resume and file.exists() else None
-        keep = partial(write, given.output, name)
         with tempfile.TemporaryDirectory() as folder:
-            document = run(request, good, Path(folder), tell, keep, earlier)
-        keep(document)
-        print(f"{model}, {given.device}\n\n{summary(document)}")
-        tell(f"wrote {file} and {file.with_suffix('.md').name}")
+            document = run(request, good, Path(folder), tell)
+        write(given.output, name, document)
+        print(f"{model}, {given.device}: medians, ms (see the notes of the file)\n\n{table(summary_rows(document))}")
+        tell(f"wrote {name}.json and {name}.md to {given.output}")
         withheld += document["withheld"]
     if withheld:
         sys.exit("some memories did not equal their literal form, and there are no figures of them")

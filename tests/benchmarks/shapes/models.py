@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights: nothing is downloaded, and nothing that they say means anything.
+"""Models of published shapes with random weights; nothing is downloaded.
 
 The numbers are those of the `config.json` of the checkpoints (https://huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct and
 https://huggingface.co/llava-hf/llava-onevision-qwen2-7b-ov-hf). A step is 196 tokens in both: 14 x 14 of a frame. The
@@ -36,7 +36,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": None,
 }
 PREFIX, QUESTION = 14, 20
-"""Tokens before and after the video; of no influence on what is measured but for the second."""
+"""Tokens before and after the video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Shape:
         return int(self.text["hidden_size"] // self.text["num_attention_heads"])
 
     def cut(self, layers: int, vocabulary: int) -> Shape:
-        """The same with fewer layers in both parts, and with fewer words."""
+        """Return the same model with fewer layers in both parts, and with fewer words."""
         text = self.text | {"num_hidden_layers": layers, "vocab_size": vocabulary}
         vision = self.vision | {self.vision_depth: min(layers, self.vision_layers)}
         if "fullatt_block_indexes" in vision:
@@ -81,7 +81,7 @@ class Shape:
         return Shape(self.kind, text, vision, self.vision_depth, self.frame, self.components, self.tokens)
 
     def memory(self, dtype: torch.dtype, device: str = "meta") -> MemoryShape:
-        """What a memory must know of it."""
+        """Return the shape of a memory for it."""
         heads = self.text["num_key_value_heads"]
         return MemoryShape(self.layers, heads, self.head_size, self.components, PREFIX, dtype, torch.device(device))
 
@@ -136,7 +136,7 @@ MODELS = {
 
 
 class _Prompt:
-    """As many tokens as a prompt has; what they are is of no influence."""
+    """A prompt of arbitrary tokens."""
 
     prefix_ids = list(range(PREFIX))  # noqa: RUF012
 
@@ -154,7 +154,7 @@ class _Words:
 
 
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Backbone:
-    """The model on the device, with random weights."""
+    """Return the model on the device, with random weights."""
     import transformers
 
     register()
@@ -177,6 +177,6 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Backbone:
 
 
 def frames_of(shape: Shape, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A step of noise in the size that the vision tower takes."""
+    """Return a step of noise in the size that the vision tower takes."""
     side, count = shape.frame
     return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)

@@ -1,7 +1,7 @@
-"""Correctness first: what a memory must equal before a figure of it is shown.
+"""Correctness first: a memory must equal its literal form before a figure of it is shown.
 
-On a CPU these are the property tests that compare it with its literal form, run in this process. On any other device
-the memory is compared with itself on the CPU besides, and attention by that device's kernels with its plain form.
+Runs the property tests that compare a memory with its literal form on a CPU, in this process, and compares attention by
+the device's kernels with its plain form. `tests/test_gpu.py` compares memories on a GPU with those on a CPU.
 """
 
 from __future__ import annotations
@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.config import MemoryConfig
 from protokv.core.attention import attend
-from protokv.core.context import Segment, SlotContext
-from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape
-from protokv.memories import build_memory
+from protokv.core.context import Segment
 from tests.benchmarks.shapes.models import Shape
-from tests.core.streams import PlainRotary, World
 from tests.oracles import attention as plain
 
 ROOT = Path(__file__).parents[3]
@@ -42,11 +37,11 @@ ORACLES = {
     "sliding-window": (_RING,),
     "full": (_RING,),
 }
-"""Tests by memory; the first of the file's path is that of `tests`."""
+"""Tests by memory; paths begin in `tests`."""
 
 
 class _Outcomes:
-    """A plugin of pytest: which tests passed, and which did anything else."""
+    """A plugin of pytest that collects the tests that passed and the others."""
 
     def __init__(self) -> None:
         self.passed: set[str] = set()
@@ -61,7 +56,7 @@ class _Outcomes:
 
 
 def proven(memories: Sequence[str]) -> dict[str, bool]:
-    """Whether attention and each memory equal their literal forms on this CPU."""
+    """Return for each memory whether it and attention equal their literal forms on this CPU."""
     wanted = sorted({_ATTENTION, *(test for name in memories for test in ORACLES[name])})
     outcomes = _Outcomes()
     arguments = ["-q", "--no-header", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
@@ -72,7 +67,7 @@ def proven(memories: Sequence[str]) -> dict[str, bool]:
 
 @torch.inference_mode()
 def attention_error(shape: Shape, slots: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest difference of one layer's attention, as it is computed here, to the plain form in float32."""
+    """Return the largest difference of one layer's attention on this device to the plain form in float32."""
     H, D = shape.text["num_key_value_heads"], shape.head_size
     heads, T = shape.text["num_attention_heads"], shape.tokens
     g = torch.Generator().manual_seed(0)
@@ -83,30 +78,3 @@ def attention_error(shape: Shape, slots: int, dtype: torch.dtype, device: torch.
     segment = Segment(keys, values, torch.randint(1, 400, (H, slots), generator=g).float().log().to(device))
     given = query, [segment], (tail[0], tail[1]), D**-0.5
     return float((attend(*given).float() - plain.attend(*given).float()).abs().max())
-
-
-@torch.inference_mode()
-def same_as_on_cpu(name: str, device: torch.device, steps: int = 30) -> bool:
-    """Whether a small memory shows on the device what it shows on the CPU, up to rounding; true of the CPU itself."""
-    if device.type == "cpu":
-        return True
-    contexts = []
-    for place in (torch.device("cpu"), device):
-        shape = MemoryShape(2, 2, 16, 1, 2, torch.float32, place)
-        world = World(MemoryShape(2, 2, 16, 1, 2, torch.float32, torch.device("cpu")), seed=0)
-        rotary = PlainRotary(16)
-        rotary.frequency = rotary.frequency.to(place)
-        memory = build_memory(MemoryConfig.of(name, budget=48), shape, rotary)
-        keys, values = world.sink()
-        memory.start(keys.to(place), values.to(place))
-        for index in range(steps):
-            step = world.step(index, 6)
-            parts = (step.keys, step.values, step.positions, step.coordinates)
-            memory.append(StepKV(*(part.to(place) for part in parts), index))
-        contexts.append(memory.context())
-    a, b = contexts
-    if not (isinstance(a, SlotContext) and isinstance(b, SlotContext)):
-        # What is retrieved depends on a query: the memory behind it is compared by the number of slots alone.
-        return a.visible_tokens() == b.visible_tokens()
-    pairs = ((a.keys, b.keys), (a.values, b.values), (a.finite_bias(), b.finite_bias()))
-    return all(torch.allclose(x, y.cpu(), rtol=1e-4, atol=1e-4) for x, y in pairs)

@@ -1,13 +1,16 @@
-"""One memory under one model: every stage of some steps, some questions and a commit, each by a stopwatch.
+"""One memory under one model: time every stage of some steps, some questions and a commit.
 
 The memory is filled with noise at the level of tensors first, so it is full when the model watches. A step is timed
-whole and in parts: what stands behind a colon is a part of what stands before it.
+whole and in parts: a name behind a colon is a part of the stage before the colon.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +28,97 @@ from protokv.durable.blocked import BlockedRule
 from protokv.storage.checkpoint import to_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of
-from tests.benchmarks.shapes.timing import Stopwatch
 
 # Steps after the memory is full, so that every prototype has been in question.
 _MORE = 5
 
 
+class Stopwatch:
+    """Adds up the milliseconds of each stage, and the peak bytes that torch allocates in it on CUDA.
+
+    On CUDA it takes events on the stream, with the device idle before each call: a stage pays for its own launches
+    alone. On a CPU it takes the time of the process, which a busy machine disturbs less than the clock on the wall.
+
+    Attributes:
+        times: milliseconds by stage, one number a round.
+        peaks: bytes by stage above those that were held before it; only on CUDA.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._round: dict[str, float] = defaultdict(float)
+        # The most bytes that were allocated since each open stage began, outermost first.
+        self._open: list[int] = []
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.peaks: dict[str, int] = defaultdict(int)
+
+    def time(self, stage: str, call: Callable[..., Any], *args: Any, by_clock: bool = False, **kwargs: Any) -> Any:
+        """Call, and add its time to the stage; several calls in a round are one number."""
+        if self._device.type == "cuda":
+            return self._on_cuda(stage, call, *args, **kwargs)
+        clock = time.perf_counter if by_clock else time.process_time
+        start = clock()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._round[stage] += 1000 * (clock() - start)
+
+    def _on_cuda(self, stage: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self._device)
+        self._fold_peak()
+        held = torch.cuda.memory_allocated(self._device)
+        self._open.append(held)
+        start.record()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            end.record()
+            torch.cuda.synchronize(self._device)
+            self._round[stage] += start.elapsed_time(end)
+            self._fold_peak()
+            self.peaks[stage] = max(self.peaks[stage], self._open.pop() - held)
+
+    def _fold_peak(self) -> None:
+        """Let a stage within a stage count for both."""
+        most = torch.cuda.max_memory_allocated(self._device)
+        self._open = [max(peak, most) for peak in self._open]
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    @contextmanager
+    def parts(self, methods: Sequence[tuple[Any, str, str]]) -> Iterator[None]:
+        """Time methods of single objects, given as (owner, name, stage), wherever they are called from."""
+        for owner, name, stage in methods:
+            call = getattr(owner, name)
+            setattr(owner, name, lambda *a, call=call, stage=stage, **k: self.time(stage, call, *a, **k))
+        try:
+            yield
+        finally:
+            for owner, name, _ in methods:
+                delattr(owner, name)
+
+    def rounds(self, one: Callable[[int], object], rounds: int, stages: Sequence[str] = ()) -> None:
+        """Call once to warm up, then `rounds` times; a round without one of these stages has 0 for it."""
+        for turn in range(rounds + 1):
+            one(turn)
+            for stage in stages:
+                self._round[stage] += 0.0
+            if turn:
+                for stage, milliseconds in self._round.items():
+                    self.times[stage].append(milliseconds)
+            self._round.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Attributes: `stopwatch`, all times; `parts`, bytes the memory holds by part; `slots`, N, of which `visible` are
-    shown; `tokens`, how many were seen."""
+    """The figures of one memory.
+
+    Attributes:
+        stopwatch: all times.
+        parts: bytes that the memory holds by part.
+        slots: N; `visible` of them are shown.
+        tokens: seen so far.
+    """
 
     stopwatch: Stopwatch
     parts: dict[str, int]
@@ -45,7 +129,7 @@ class Measured:
 
 @torch.inference_mode()
 def fill(session: Session, shape: Shape, steps: int) -> None:
-    """Steps of noise past the model."""
+    """Append steps of noise to the memory, past the model."""
     backbone, memory, T = session.backbone, session.memory, shape.tokens
     first = backbone.embed_step(frames_of(shape, 0))
     side = int(T**0.5)
@@ -75,14 +159,14 @@ def fill(session: Session, shape: Shape, steps: int) -> None:
 
 @torch.inference_mode()
 def see(backbone: Backbone, shape: Shape, rounds: int) -> tuple[Stopwatch, list[StepTokens]]:
-    """Preprocessing and vision tower, the same for every memory; and the steps that came of it."""
+    """Time preprocessing and vision tower, the same for every memory; return the steps too."""
     stopwatch, steps = Stopwatch(backbone.device), []
 
     def one(turn: int) -> None:
         prepared = stopwatch.time("preprocess", backbone.prepare, frames_of(shape, turn))
         steps.extend(stopwatch.time("vision tower", backbone.embed_steps, [prepared], [float(turn)]))
 
-    _rounds(stopwatch, one, rounds)
+    stopwatch.rounds(one, rounds)
     return stopwatch, steps
 
 
@@ -94,7 +178,7 @@ def measure(
     rounds: int,
     stream: float = 1.25,
 ) -> Measured:
-    """Every stage behind the vision tower.
+    """Time every stage behind the vision tower.
 
     Args:
         backbone: of `models.build`.
@@ -108,16 +192,24 @@ def measure(
     room = config.near_tokens + config.prototypes if config.prototypes else config.budget
     fill(session, shape, int(stream * room) // shape.tokens + _MORE)
     stopwatch = Stopwatch(backbone.device)
-    with _Watched(session, stopwatch) as stages:
+    parts: list[tuple[Any, str, str]] = [
+        (session.backbone, "forward", "forward"),
+        (session.memory, "append", "update"),
+        (session.memory, "context", "context"),
+    ]
+    policy = session.memory._policy if isinstance(session.memory, ProtoKV) else None
+    if isinstance(policy, BlockedRule):
+        parts.append((policy, "_plan", "update: plan"))
 
-        def step(turn: int) -> None:
-            start_s = session.clock.steps * session.clock.step_seconds
-            stopwatch.time("step behind the tower", session.take, [steps[turn]], [start_s])
-            for stage in stages:
-                stopwatch.none_in_this_round(stage)
+    def step(turn: int) -> None:
+        start_s = session.clock.steps * session.clock.step_seconds
+        stopwatch.time("step behind the tower", session.take, [steps[turn]], [start_s])
 
-        _rounds(stopwatch, step, rounds)
-    _merge_is_the_rest(stopwatch)
+    with stopwatch.parts(parts):
+        stopwatch.rounds(step, rounds, [stage for _, _, stage in parts])
+    if planned := stopwatch.times.get("update: plan"):
+        updates = zip(stopwatch.times["update"], planned, strict=True)
+        stopwatch.times["update: merge"] = [whole - plan for whole, plan in updates]
 
     def question(_: int) -> None:
         pieces = session.stream("what?", Decoding(2))
@@ -125,13 +217,15 @@ def measure(
         stopwatch.time("per token", next, pieces)
         pieces.close()
 
-    _rounds(stopwatch, question, rounds)
+    stopwatch.rounds(question, rounds)
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds + 1):
+
+        def commit(turn: int) -> None:
             path = Path(folder) / f"{turn}.safetensors"
-            stopwatch.time("commit", lambda path=path: storage.save_state(to_state(session), path), by_clock=True)
+            stopwatch.time("commit", lambda: storage.save_state(to_state(session), path), by_clock=True)
             path.unlink()
-            stopwatch.end_round(count=turn > 0)
+
+        stopwatch.rounds(commit, rounds)
     with torch.inference_mode():
         context = session.memory.context()
         keys: Any = getattr(context, "keys", None)
@@ -140,52 +234,10 @@ def measure(
     return Measured(stopwatch, session.memory.nbytes(), slots, visible, session.clock.tokens_seen)
 
 
-def _rounds(stopwatch: Stopwatch, one: Callable[[int], None], rounds: int) -> None:
-    """A round that warms up and tells the peaks, and those that are timed."""
-    stopwatch.peaks_of(lambda: one(0))
-    stopwatch.end_round(count=False)
-    for turn in range(1, rounds + 1):
-        one(turn)
-        stopwatch.end_round()
-
-
-class _Watched:
-    """Within it, the parts of a step are timed; the session is as before afterwards."""
-
-    def __init__(self, session: Session, stopwatch: Stopwatch) -> None:
-        self._parts: list[tuple[Any, str, str]] = [
-            (session.backbone, "forward", "forward"),
-            (session.memory, "append", "update"),
-            (session.memory, "context", "context"),
-        ]
-        policy = session.memory._policy if isinstance(session.memory, ProtoKV) else None
-        if isinstance(policy, BlockedRule):
-            self._parts.append((policy, "_plan", "update: plan"))
-        self._stopwatch = stopwatch
-
-    def __enter__(self) -> list[str]:
-        for owner, name, stage in self._parts:
-            self._stopwatch.wrap(owner, name, stage)
-        return [stage for _, _, stage in self._parts]
-
-    def __exit__(self, *_: object) -> None:
-        for owner, name, _ in self._parts:
-            delattr(owner, name)
-
-
-def _merge_is_the_rest(stopwatch: Stopwatch) -> None:
-    """Of an update with plans, what is not planning. A step that did not plan has planned for no time."""
-    times, planned = stopwatch.times["update"], stopwatch.times.get("update: plan")
-    if planned:
-        stopwatch.times["update: merge"] = [whole - plan for whole, plan in zip(times, planned, strict=True)]
-
-
 def decode(path: Path, fps: float, frames: int, rounds: int, device: torch.device) -> Stopwatch:
-    """A file's first steps, read one after the other."""
+    """Time a file's first steps, read one after the other."""
     stopwatch = Stopwatch(device)
     with open_source(path) as source:
-        steps: Iterator[Any] = iter(read_steps(source, fps, frames))
-        for turn in range(rounds + 1):
-            stopwatch.time("decode", next, steps)
-            stopwatch.end_round(count=turn > 0)
+        steps = iter(read_steps(source, fps, frames))
+        stopwatch.rounds(lambda _: stopwatch.time("decode", next, steps), rounds)
     return stopwatch

@@ -1,21 +1,25 @@
-"""The roofline by arithmetic: the bytes and floating-point operations that each stage cannot do without.
+"""Arithmetic on a model's shape: the roofline of each stage, and the bytes of a full state.
 
-Counted are products and what must be read and written once: weights, slots, centres, the sketch of a plan. Left out are
-activations and elementwise passes, so the share of the peak that is reached is a lower bound. Where a stage's work
-depends on what happens in the video there is no figure. Measures the two peaks of a device too.
+The roofline counts products and everything that must be read and written once: weights, slots, centres, the sketch of a
+plan. It leaves out activations and elementwise passes, so the share of the peak that is reached is a lower bound. A
+stage whose work depends on the video has no figure. `measure_peak` measures the two peaks of a device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.core.tensors import TensorSpec
 from protokv.durable.blocked import Schedule, pieces_of
 from protokv.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
+from protokv.memories import MEMORIES
 from tests.benchmarks.shapes.models import QUESTION, Shape
-from tests.benchmarks.shapes.timing import Stopwatch
 
 RING_ONLY = ("sliding-window", "last-frames")
 
@@ -30,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a device was seen to do: FLOP a second in one product, bytes a second in one copy (read and written)."""
+    """Measured peaks: FLOP a second in one product, bytes a second in one copy (read and written)."""
 
     flop_s: float
     bytes_s: float
@@ -40,21 +44,26 @@ class Peak:
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype, side: int, nbytes: int, rounds: int = 5) -> Peak:
-    """The best of some rounds of a square product and of a copy."""
+    """Return the best of some rounds of a square product and of a copy."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     source = torch.empty(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    stopwatch = Stopwatch(device)
-    for turn in range(rounds + 1):
-        stopwatch.time("product", torch.mm, a, b)
-        stopwatch.time("copy", target.copy_, source)
-        stopwatch.end_round(count=turn > 0)
-    product, copy = (min(stopwatch.times[name]) / 1000 for name in ("product", "copy"))
-    return Peak(2 * side**3 / max(product, 1e-9), 2 * nbytes / max(copy, 1e-9))
+
+    def best_s(call: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(max(time.perf_counter() - start, 1e-9))
+        return min(seconds[1:])
+
+    return Peak(2 * side**3 / best_s(lambda: torch.mm(a, b)), 2 * nbytes / best_s(lambda: target.copy_(source)))
 
 
 def work_of(shape: Shape, config: MemoryConfig, slots: int, dtype: torch.dtype) -> dict[str, Work]:
-    """Of each stage that has a fixed amount of it; `slots` is N, what attention reads of the memory."""
+    """Return the work of each stage that has a fixed amount; attention reads `slots` slots of the memory."""
     T, width = shape.tokens, dtype.itemsize
     head = shape.text["hidden_size"] * shape.text["vocab_size"]
     read = _forward(shape, QUESTION, slots, width)
@@ -77,7 +86,7 @@ def _forward(shape: Shape, queries: int, slots: int, width: int) -> Work:
 
 
 def vision_work(shape: Shape, width: int) -> Work:
-    """Of the vision tower and of what joins it to the language model, for one step."""
+    """Return the work of the vision tower and its projection into the language model for one step."""
     vision, layers = shape.vision, shape.vision_layers
     E, inner = vision["hidden_size"], vision["intermediate_size"]
     side, frames = shape.frame
@@ -98,9 +107,9 @@ def vision_work(shape: Shape, width: int) -> Work:
 
 
 def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
-    """Of memories whose update is fixed work."""
+    """Return the work of an update, for memories whose update is fixed work."""
     B, D, T = shape.layers * shape.text["num_key_value_heads"], shape.head_size, shape.tokens
-    # A step is written to the ring; for all but a ring, what leaves is copied out.
+    # A step is written to the ring; memories with more than a ring copy out the tokens that leave it.
     ring = B * T * 2 * D * width
     if config.name in RING_ONLY:
         return {"update": Work(0, 2 * ring)}
@@ -112,7 +121,7 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
     # A look at the pivots, and two at blocks of an order; the sketch, of bytes, is written once and read thrice.
     flop = 2 * rows * F * (PIVOTS + 2 * width_of(K))
     plan = Work(planning * flop, planning * (K * 2 * D * 4 + rows * F * 4))
-    # Centres of what goes and of what it goes into are read, the second and the token are written.
+    # A merge reads the centres of both prototypes, and writes one of them and the token.
     merge = Work(B * T * 2 * D * 3, 4 * ring + B * T * 2 * D * 4 * 4)
     return {
         "update": Work(plan.flop + merge.flop, plan.bytes + merge.bytes),
@@ -124,7 +133,7 @@ def _update(shape: Shape, config: MemoryConfig, width: int) -> dict[str, Work]:
 
 
 def _planning_heads(prototypes: int, heads: int, tokens: int, steps: int = 60) -> float:
-    """How many heads plan in a step, in the mean of many steps of a full bank."""
+    """Return how many heads plan in a step, in the mean of many steps of a full bank."""
     schedule = Schedule(prototypes, heads, filled=prototypes)
     planned = 0
     for step in range(2 * steps):
@@ -135,3 +144,25 @@ def _planning_heads(prototypes: int, heads: int, tokens: int, steps: int = 60) -
                 planned += len(range(*turn.indices(heads)))
             schedule.carry_out(n)
     return planned / steps
+
+
+def state_bytes(shape: Shape, budgets: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> list[dict[str, Any]]:
+    """Return a row for each memory and budget: MB of a full state, and kB of one more token where nothing bounds it."""
+    rows = []
+    for budget in budgets:
+        for name, cls in MEMORIES.items():
+            specs = cls.declare(MemoryConfig.of(name, budget=budget), shape.memory(dtype))
+            growing = [spec for spec in specs if None in spec.shape]
+            more = 0.0 if cls.bounded else _token_bytes(growing, shape.tokens) / 1e3
+            mb = round(sum(spec.nbytes for spec in specs) / 1e6, 1)
+            rows.append({"memory": name, "budget": budget, "mb": mb, "kb_a_token_more": round(more, 1)})
+    return rows
+
+
+def _token_bytes(specs: Iterable[TensorSpec], tokens: int) -> float:
+    """Return the bytes of one token on an axis that grows by tokens, or by steps of `tokens` tokens."""
+    return sum(
+        replace(spec, shape=tuple(size or 1 for size in spec.shape)).nbytes
+        / (1 if "token" in spec.dims[spec.shape.index(None)] else tokens)
+        for spec in specs
+    )

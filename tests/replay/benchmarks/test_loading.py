@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.replay.benchmarks import BENCHMARKS, find_benchmark
+from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_type
 from protokv.replay.benchmarks.files import find_video
-from protokv.replay.benchmarks.registry import find_type
 from protokv.replay.benchmarks.streamingbench import parse_clock
 from protokv.replay.dataset import open_dataset
 from tests.replay.benchmarks.miniature import LENGTH_S, WRITERS

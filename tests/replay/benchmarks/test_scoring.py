@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.choices import before_parenthesis, named_option, strict_letter
-from protokv.replay.scoring import score
+from protokv.replay.runner import score
+from protokv.replay.texts import is_expected, token_f1
 from tests.replay.rows import ROW
 
 OPTIONS = ("red", "green", "blue", "white")
@@ -118,3 +119,25 @@ def test_means_are_those_that_papers_print() -> None:
     assert BENCHMARKS["videomme"].means({"short": 0.3, "medium": 0.6, "long": 0.9}) == {
         "overall (mean of lengths)": pytest.approx(0.6)
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "right"),
+    [("Red.", "red", True), ("  the  Ring", "the ring", True), ("yes", "no", False), ("", "red", False)],
+)
+def test_answers_are_compared_as_words(answer: str, expected: str, right: bool) -> None:
+    assert is_expected(answer, expected) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "share"),
+    [
+        ("the red ring", "Red ring.", 1.0),
+        ("red", "red ring", 2 / 3),
+        ("blue", "red", 0.0),
+        ("", "", 1.0),
+        ("", "red", 0.0),
+    ],
+)
+def test_shared_words_count_by_precision_and_recall(answer: str, expected: str, share: float) -> None:
+    assert token_f1(answer, expected) == pytest.approx(share)

@@ -1,9 +1,10 @@
-"""The benchmarks of `shapes` and `flat` at tiny sizes: they run, and they withhold what is not proven."""
+"""The benchmarks at tiny sizes: they run, their parts are equal, and a memory that is not proven has no figures."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,15 @@ import torch
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memories import MEMORIES
 from tests.benchmarks import flat
-from tests.benchmarks.shapes.counts import counts_of
+from tests.benchmarks.attention import compare
+from tests.benchmarks.decode import WAYS
+from tests.benchmarks.decode import measure as measure_decoding
 from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
-from tests.benchmarks.shapes.report import summary, summary_rows, write
-from tests.benchmarks.shapes.run import Request, run
-from tests.benchmarks.shapes.stages import measure, see
-from tests.benchmarks.shapes.state_bytes import state_bytes
-from tests.benchmarks.shapes.timing import Stopwatch, distribution, peak_within
-from tests.benchmarks.shapes.work import work_of
+from tests.benchmarks.shapes.run import Request, distribution, run, summary_rows, write
+from tests.benchmarks.shapes.stages import Stopwatch, measure, see
+from tests.benchmarks.shapes.work import state_bytes, work_of
+from tests.benchmarks.snapshot_cost import measured, tensors_of
 
 TEXT = {
     "hidden_size": 64,
@@ -40,7 +41,7 @@ ROPE = {"qwen2.5-vl-7b": {"mrope_section": [4, 2, 2]}, "llava-ov-7b": {}}
 
 
 def tiny(name: str) -> Shape:
-    """A model in the form of the real one; four tokens a step."""
+    """Return a model in the form of the real one, with four tokens a step."""
     real = MODELS[name]
     rope = {"rope_type": "default", "rope_theta": 1e4} | ROPE[name]
     vision = real.vision | VISION[name] | {real.vision_depth: 2}
@@ -58,20 +59,17 @@ def request(name: str, memories: list[str]) -> Request:
         dtype=torch.float32,
         budgets=[24],
         memories=memories,
-        rounds=2,
+        rounds=1,
         layers=1,
         vocabulary=50,
-        counts=False,
         peak=(8, 64),
         video=(60, 64, 48),
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "memories"), [("qwen2.5-vl-7b", list(MEMORIES)), ("llava-ov-7b", ["durable", "full"])]
-)
-def test_a_run_measures_every_stage_of_every_memory(name: str, memories: list[str], tmp_path: Path) -> None:
-    document = run(request(name, memories), dict.fromkeys(memories, True), tmp_path)
+def test_a_run_measures_every_stage_of_every_memory(tmp_path: Path) -> None:
+    memories = list(MEMORIES)
+    document = run(request("qwen2.5-vl-7b", memories), dict.fromkeys(memories, True), tmp_path)
     stages: dict[str, set[str]] = {}
     for row in document["stages"]:
         stages.setdefault(row["memory"], set()).add(row["stage"])
@@ -81,44 +79,19 @@ def test_a_run_measures_every_stage_of_every_memory(name: str, memories: list[st
     assert set(stages) == set(memories)
     for found in stages.values():
         assert found == parts | {"first token", "per token", "commit"}
-    # Of one layer of two.
+    # One layer of two is measured.
     forward = next(row for row in document["stages"] if row["stage"] == "forward")
-    assert forward["peak_mb"] >= 0
     assert forward["computed_ms"] == pytest.approx(2 * forward["median_ms"], abs=0.1)
     assert not document["withheld"]
+    assert [row["memory"] for row in summary_rows(document)] == memories
     text = write(tmp_path, "shapes", document)
     assert "GPU figures: not measured" in text
     assert "COMPUTED" in text
     assert json.loads((tmp_path / "shapes.json").read_text())["stages"] == document["stages"]
 
 
-def test_a_run_that_was_cut_short_goes_on_with_what_is_left(tmp_path: Path) -> None:
-    asked, good = request("llava-ov-7b", ["sliding-window", "full"]), {"sliding-window": True, "full": True}
-    kept: list[dict[str, Any]] = []
-
-    def cut(document: dict[str, Any]) -> None:
-        assert "UNFINISHED" in write(tmp_path, "shapes", document)
-        kept.append(json.loads((tmp_path / "shapes.json").read_text()))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(asked, good, tmp_path, keep=cut)
-    begun: list[str] = []
-    document = run(asked, good, tmp_path, begun.append, earlier=kept[0])
-    assert [what for what in begun if " at " in what] == ["full at 24"]
-    window = [row for row in document["stages"] if row["memory"] == "sliding-window"]
-    assert window == [row for row in kept[0]["stages"] if row["memory"] == "sliding-window"]
-    assert [(row["memory"], row["budget"]) for row in summary_rows(document)] == [("sliding-window", 24), ("full", 24)]
-    assert "UNFINISHED" not in write(tmp_path, "shapes", document)
-    assert "sliding-window" in summary(document)
-    # Of another request nothing is taken over.
-    begun.clear()
-    run(replace(asked, positions="compact", memories=["sliding-window"]), good, tmp_path, begun.append, earlier=kept[0])
-    assert "sliding-window at 24" in begun
-
-
-def test_what_does_not_equal_its_literal_form_has_no_figure(tmp_path: Path) -> None:
-    asked = request("qwen2.5-vl-7b", ["sliding-window", "full"])
+def test_a_memory_that_does_not_equal_its_literal_form_has_no_figure(tmp_path: Path) -> None:
+    asked = request("llava-ov-7b", ["sliding-window", "full"])
     document = run(asked, {"sliding-window": False, "full": True}, tmp_path)
     assert {row["memory"] for row in document["stages"]} == {"any", "full"}
     assert [row["memory"] for row in document["withheld"]] == ["sliding-window"]
@@ -132,14 +105,6 @@ def test_plans_and_merges_make_up_an_update_under_the_blocked_rule() -> None:
     parts = zip(times["update: plan"], times["update: merge"], times["update"], strict=True)
     assert all(plan + merge == pytest.approx(whole) for plan, merge, whole in parts)
     assert max(times["update: plan"]) > 0
-
-
-def test_counts_are_of_a_step_and_of_a_decoded_token() -> None:
-    few = counts_of(MemoryConfig.of("sliding-window", budget=6000), layers=1, budget=48)
-    more = counts_of(MemoryConfig.of("sliding-window", budget=6000), layers=3, budget=48)
-    assert few["watch_waits"] == few["token_waits"] == 0
-    assert 0 < few["token_operations"] < more["token_operations"]
-    assert 0 < few["watch_operations"] < more["watch_operations"]
 
 
 def test_a_whole_model_is_measured_whole() -> None:
@@ -192,40 +157,28 @@ def test_a_percentile_is_one_of_the_times() -> None:
     assert distribution([3.0])["p95_ms"] == 3.0
 
 
-def test_calls_of_a_round_are_one_number_and_warmup_is_none() -> None:
+def test_calls_of_a_round_are_one_number_and_the_first_round_is_none() -> None:
     stopwatch = Stopwatch(torch.device("cpu"))
-    for turn in range(3):
-        assert stopwatch.time("a", lambda: 7) == 7
-        stopwatch.time("a", lambda: 7)
-        stopwatch.none_in_this_round("b")
-        stopwatch.end_round(count=turn > 0)
+    stopwatch.rounds(lambda turn: [stopwatch.time("a", lambda: turn) for _ in range(2)], 2, ["b"])
     assert len(stopwatch.times["a"]) == 2
     assert stopwatch.times["b"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rule", ["exact", "blocked"])
 def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
-    row = flat.measure(rule, early=30, late=60, rounds=2, tokens=4, prototypes=24)
+    row = flat.measure(rule, early=12, late=24, rounds=2, tokens=4, prototypes=24)
     assert row["bytes_ratio"] == 1
     assert row["early_ms"] > 0
 
 
-def test_a_peak_is_the_most_above_the_beginning_of_the_stage() -> None:
-    changes = [(1, 100), (3, 20), (4, 50), (5, -60), (6, 30), (9, 500)]
-    assert peak_within(changes, 2, 7) == 70
-    assert peak_within(changes, 5, 7) == 0
-    assert peak_within([], 0, 9) == 0
+def test_attention_equals_its_oracle_and_every_size_has_a_row() -> None:
+    assert len(compare(torch.device("cpu"), unit=12, tokens=9, head_size=16, rounds=1)) == 8
 
 
-def test_on_a_cpu_the_peaks_are_those_of_a_round_of_its_own() -> None:
-    stopwatch = Stopwatch(torch.device("cpu"))
+def test_every_way_of_decoding_reads_the_same(tmp_path: Path) -> None:
+    assert len(measure_decoding(tmp_path, frames=60, width=128, height=96, gops=(15,), rounds=1)) == len(WAYS)
 
-    def stage() -> None:
-        torch.empty(1000, dtype=torch.uint8)
-        kept.append(torch.empty(5000, dtype=torch.uint8))
 
-    kept: list[torch.Tensor] = []
-    stopwatch.peaks_of(lambda: stopwatch.time("outer", lambda: (stage(), stopwatch.time("inner", stage))))
-    assert 10_000 <= stopwatch.peaks["outer"] < 20_000
-    assert 5000 <= stopwatch.peaks["inner"] < stopwatch.peaks["outer"]
-    assert not stopwatch.times
+def test_every_form_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sync", lambda: None)
+    assert len(measured(tensors_of(2, 1), tmp_path, 1)) == 9
