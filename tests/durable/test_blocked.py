@@ -275,7 +275,6 @@ def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> No
     # What the embedded model has unless a budget is named, and the least of a 7B model.
     assert Durable.rule_type(DurableConfig(budget=512)) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=1000)) is BlockedRule
-    assert Durable.rule_type(DurableConfig(budget=1000, blocked_from=751)) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=6000, rule="exact")) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=151, rule="blocked")) is BlockedRule
     assert Durable.rule_type(DurableConfig(budget=6000, residual=True)) is Agglomerative
