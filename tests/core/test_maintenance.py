@@ -133,25 +133,6 @@ def test_merges_follow_the_merge_order_and_use_the_centres_of_the_pass_before() 
     assert listener.merged[2:] == [(order[0], order[2])]
 
 
-def test_close_keys_with_different_values_stay_apart() -> None:
-    bank = bank_of(torch.ones(1, 3, 8))
-    bank.value_center[0, 0, 1] = 0.26
-    merge_all_(bank, [], PaperConfig())
-    assert bank.mass.view(-1).tolist() == [2.0, 1.0, 0.0]
-
-
-def test_heads_merge_independently_of_each_other() -> None:
-    torch.manual_seed(0)
-    keys = 0.4 * torch.randn(6, 9, 8)
-    together = bank_of(keys, layers=2, heads=3)
-    merge_all_(together, [], PaperConfig(merge_key_distance=0.5))
-    for head in range(6):
-        alone = bank_of(keys[head : head + 1])
-        merge_all_(alone, [], PaperConfig(merge_key_distance=0.5))
-        assert torch.equal(together.key_center.flatten(0, 1)[head], alone.key_center[0, 0])
-    assert 0 < int(together.merged.sum()) < 6 * 8
-
-
 def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
     """The bank as the oracle has it."""
     L, H, K, D = bank.key_center.shape

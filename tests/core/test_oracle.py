@@ -19,7 +19,6 @@ from protokv.config import PaperConfig
 from protokv.core import paper_rule
 from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
-from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
@@ -317,28 +316,3 @@ def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
     context = fast.context()
     assert context.keys.dtype == context.values.dtype == torch.bfloat16
     assert context.bias.dtype == torch.float32
-
-
-def test_the_order_of_a_step_s_tokens_matters_and_is_theirs() -> None:
-    # With a mini-batch update both tokens would go to the first prototype; the first one moves it away.
-    shape = shape_of(layers=1, heads=1, size=4, sink=0)
-    config = small_config(
-        budget=2, pseudo_tokens=1, split=(0, 1), key_rate=0.9, spatial_weight=0.0, merge=False, recycle=False
-    )
-    world = World(shape, 0)
-
-    def rotated(*keys: list[float]) -> Tensor:
-        return rotate(torch.tensor([[keys]]), *world.rotary(torch.arange(len(keys))[:, None]))
-
-    memory = ProtoKV(config, shape, world.rotary)
-    memory.start(*world.sink())
-    for index, keys in enumerate(([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], [[0.8, -0.7, 0, 0], [0.8, 0.7, 0, 0]])):
-        step = StepKV(
-            rotated(*keys),
-            torch.zeros(1, 1, 2, 4),
-            torch.arange(2)[:, None],
-            torch.full((2, 2), 0.5),
-            index,
-        )
-        memory.append(step)
-    assert memory.tensors()["bank.mass"].tolist() == [[[2.0, 2.0]]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -91,90 +89,6 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
     one, other = memory.context(), alone.context()
     for name in ("keys", "values", "bias"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
-
-
-def test_the_first_updates_are_counted_once_the_codebooks_are_fitted() -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 3)
-    memory = ProtoKV(small_config(decay="off", recycle=False, merge=False), shape, world.rotary)
-    memory.start(*world.sink())
-    before = after = False
-    for index in range(20):
-        memory.append(world.step(index, 4))
-        state = memory.tensors()
-        held = int(state["bank.absorbed"][0, 0])
-        fitted = bool(state["codebook.fitted"].all())
-        assert fitted == (held >= 11) == ("warmup.keys" not in state)
-        assert int(state["residual.key_counts"][0, 0, :, 0].sum()) == (held if fitted else 0)
-        before, after = before or not fitted, after or fitted
-    assert before
-    assert after
-
-
-def test_a_prototype_without_residuals_is_shown_as_copies_of_its_centre() -> None:
-    shape = shape_of(heads=2, components=3, sink=1)
-    world = World(shape, 1)
-    config = small_config(budget=29, pseudo_tokens=3, warmup_residuals=1000)
-    memory = ProtoKV(config, shape, world.rotary)
-    feed(memory, world, [4] * 9)
-    context, state = memory.context(), memory.tensors()
-    far = context.keys[:, :, context.far].unflatten(2, (config.prototypes, 3))
-    cos, sin = world.rotary(state["bank.position"].long())
-    alive = state["bank.mass"] > 0
-    expected = rotate(state["bank.key_center"], cos, sin)[..., None, :].expand(-1, -1, -1, 3, -1)
-    assert alive.all()
-    # The angle at up to 36 is rounded, a cosine and a sine of it, and their products with a key.
-    torch.testing.assert_close(far, expected, **near(expected, 4 + 36))
-
-
-@pytest.mark.parametrize(("mode", "shift"), [("log_n", 0.0), ("log_n_over_s", -math.log(2)), ("off", None)])
-def test_the_bias_is_the_log_mass_or_what_the_config_says(mode: str, shift: float | None) -> None:
-    shape = shape_of()
-    world = World(shape, 1)
-    memory = ProtoKV(small_config(mass_bias=mode), shape, world.rotary)
-    feed(memory, world, [4] * 9)
-    context = memory.context()
-    mass = memory.tensors()["bank.mass"].repeat_interleave(2, 2)
-    expected = mass.log() + shift if shift is not None else torch.where(mass > 0, 0.0, -torch.inf)
-    # Masses are below a hundred; a logarithm is off by up to two roundings.
-    torch.testing.assert_close(context.bias[:, :, context.far], expected, **near(expected, 3, 5.0))
-
-
-def test_anchors_are_the_first_the_latest_or_the_mean_position() -> None:
-    shape = shape_of(layers=1, heads=1)
-    found = {}
-    for anchor in ("first", "recent", "average"):
-        world = World(shape, 1)
-        memory = ProtoKV(
-            small_config(5, pseudo_tokens=1, split=(0, 1), anchor=anchor, merge=False, decay="off"), shape, world.rotary
-        )
-        feed(memory, world, [5, 5, 5, 5])
-        found[anchor] = memory.tensors()["bank.position"].view(-1)
-        mass = memory.tensors()["bank.mass"].view(-1)
-    assert found["first"].tolist() == [0, 1, 2, 3, 4]
-    assert float(found["recent"].max()) == 19.0
-    assert float((found["average"] * mass).sum()) == pytest.approx(sum(range(20)))
-    assert (found["first"] <= found["average"]).all()
-    assert (found["average"] <= found["recent"]).all()
-
-
-def test_what_dies_or_merges_while_the_codebooks_warm_up_is_followed() -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 4)
-    memory = ProtoKV(small_config(idle_steps=2, warmup_residuals=60), shape, world.rotary)
-    memory.start(*world.sink())
-    for index in range(40):
-        memory.append(world.step(index, 5))
-        state = memory.tensors()
-        if "warmup.owner" in state:
-            owner, held = state["warmup.owner"], state["bank.absorbed"]
-            for head in range(4):
-                owners = owner.flatten(0, 1)[head]
-                counted = torch.bincount(owners[owners >= 0], minlength=state["bank.mass"].shape[2])
-                if int(held.view(-1)[head]) <= 60:
-                    assert torch.equal(counted, state["residual.updates"].flatten(0, 1)[head].long())
-    assert int(state["bank.expired"].min()) > 0
-    assert int(state["bank.merged"].min()) > 0
 
 
 @pytest.mark.parametrize(
