@@ -73,7 +73,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
         (".safetensors", None, 2, 2, True),
         (".safetensors", 3, 2, 2, True),
         (".zarr", None, 7, 1, True),
-        (".zarr", 3, 13, 1, True),
+        (".zarr", 3, 19, 1, True),
         (".zarr", None, 5, 1, False),
         *(pytest.param(one, keep, 1, 40, True, marks=SLOW) for one in FORMS for keep in (None, 1, 3)),
     ],
