@@ -1,1 +1,1 @@
-"""Memories to compare with; each file holds one, names its source and says what differs from it."""
+"""Memories to compare with; each file holds one, names its source and lists the differences."""

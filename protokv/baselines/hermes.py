@@ -54,7 +54,7 @@ class Hermes(CompressedMemory):
         self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
 
     def _compress(self, keep: int) -> None:
-        """Drop the oldest tokens: nobody made room with the pseudo queries."""
+        """Drop the oldest tokens, without scores of the pseudo queries."""
         none = [None] * self._shape.layers
         self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
 

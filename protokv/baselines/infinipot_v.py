@@ -9,7 +9,7 @@ script turns off, is left out. What differs:
 
 - The released code counts in frames of one size and compares token i of a frame with token i of the recent frames.
   After its first compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
-  Here places are matched by their coordinates (`RecentSlots`), whatever was dropped before.
+  Here places are matched by their coordinates (`RecentSlots`), also after tokens were dropped.
 - It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
   so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.

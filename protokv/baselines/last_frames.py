@@ -90,7 +90,7 @@ class PrefixContext(SlotContext):
     shift: int = 0
 
     def far_span(self) -> int:
-        """Nothing is older than what is shown."""
+        """Return 0: no token is older than the shown ones."""
         return 0
 
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:

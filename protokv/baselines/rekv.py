@@ -68,7 +68,7 @@ class ReKV(ExactMemory):
         self._near.append(step)
 
     def recall(self) -> Context:
-        """Return the prefix and what the question will choose. Valid until `append`; each call is for one question."""
+        """Return the prefix and the blocks that a question will choose. Valid until `append`, for one question each."""
         sink = self._slots.sink
         return Retrieval(
             archive=self._archive,

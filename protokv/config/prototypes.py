@@ -25,21 +25,17 @@ class PrototypeConfig(MemoryConfig):
     Attributes:
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
         pseudo_tokens: S, pseudo-tokens that show one prototype.
-        anchor: the rotary position of a prototype: that of the most recently absorbed token, of the first
-            one, or the mean over all of them.
-        residual: whether residual statistics are kept; without them all S pseudo-tokens are the centre.
+        anchor: the rotary position of a prototype: that of its newest token, of its first, or the mean of all.
+        residual: True to keep residual statistics; without them all S pseudo-tokens are the centre.
         subquantizers: G; must divide the head size.
         codewords: C, codewords of each subquantizer.
-        histograms: "independent" counts the codes of keys and of values apart and pairs their modes by rank; "joint"
-            counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
-        allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" deals out the same K * S in proportion
-            to the variance of the residuals of each (`protokv.extras.allocation`).
-        beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
-        smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is the value in its
-            first author's code.
-        warmup_residuals: number of residuals, the first ones of the stream, that the codebooks of a head are fitted to.
-        The paper leaves T_warm open; 512 is the sample size in its first author's scripts. kmeans_iterations: Lloyd
-        iterations of that fit. mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
+        histograms: "independent" counts the codes of keys and of values separately and pairs their modes by rank;
+            "joint" counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
+        allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" distributes the same K * S in
+            proportion to the variance of each prototype's residuals (`protokv.extras.allocation`).
+        warmup_residuals: the first residuals of the stream, to which the codebooks of a head are fitted. The paper
+            leaves T_warm open; 512 is the sample size in its first author's scripts.
+        mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
@@ -47,10 +43,7 @@ class PrototypeConfig(MemoryConfig):
         "pseudo_tokens": (1, 1024),
         "subquantizers": (1, 1024),
         "codewords": (2, 256),
-        "beam_per_mode": (1, 1024),
-        "smoothing": (1e-12, 1),
         "warmup_residuals": (2, 1_000_000),
-        "kmeans_iterations": (0, 1000),
     }
 
     split: tuple[int, int] = (1, 3)
@@ -61,10 +54,7 @@ class PrototypeConfig(MemoryConfig):
     codewords: int = 16
     histograms: Histograms = "independent"
     allocation: Allocation = "fixed"
-    beam_per_mode: int = 4
-    smoothing: float = 1e-5
     warmup_residuals: int = 512
-    kmeans_iterations: int = 10
     mass_bias: MassBias = "log_n"
 
     def check(self) -> None:
@@ -76,7 +66,7 @@ class PrototypeConfig(MemoryConfig):
             )
         if self.allocation == "variance" and not self.residual:
             raise ConfigError(
-                "allocation: 'variance' is that of the residuals, and residual is off",
+                "allocation: 'variance' needs the variance of residuals, and residual is off",
                 hint="turn residual on, or leave allocation at 'fixed'",
             )
         near, far = self.split

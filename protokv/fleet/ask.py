@@ -20,14 +20,9 @@ from protokv.storage.watched import beyond_model
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of a state to a question, or why it cannot be asked at all.
+    """The answer of a state to the question `number`, or the reason why the state cannot be asked at all.
 
-    Attributes:
-        state: where it is.
-        number: of the question.
-        answer: None if the state cannot be asked.
-        failure: why not.
-        beyond: sources of the state that the model cannot make sense of.
+    `beyond` names the sources of the state that the model cannot understand.
     """
 
     state: str
@@ -40,14 +35,7 @@ class Reply:
 def load_backbone_for(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
-    """Load the model of the first state that can be read.
-
-    Args:
-        states: where they are.
-        name: of the model, or its folder; None: the model that the state names, as far as `load_backbone_of` allows.
-        revision: branch, tag or commit of a hub model; None: see `load_backbone_of`.
-        device: where to load it; this and the next as for `load_backbone`.
-        device_map: spread it over several devices instead.
+    """Load the model of the first readable state; arguments as for `load_backbone_of`.
 
     Raises:
         StateError: no state can be read; the first reason is given.
@@ -76,13 +64,7 @@ def ask_all(
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
-    Args:
-        states: where they are.
-        backbone: the model that made them.
-        questions: numbered from 0 in the replies.
-        decoding: how answers are generated.
-        at_s: ask the newest commit of each state that is not after this stream time.
-        verify: check the digests of the tensors.
+    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
 
     Raises:
         ConfigError: a question is empty or contains control tokens.
@@ -100,11 +82,9 @@ def ask_all(
 
 
 def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:
-    """Yield the `k` replies to each question with the greatest mean log probability, each with its rank from 1.
+    """Yield the `k` answered replies to each question with the greatest mean log probability, with their ranks from 1.
 
-    Args:
-        replies: with answers. Of two equally sure ones, the earlier comes first.
-        k: how many per question.
+    Of two equal ones, the earlier comes first.
     """
     by_question: dict[int, list[Reply]] = {}
     for reply in replies:

@@ -1,9 +1,9 @@
 """Workers in a Ray cluster: one actor each, on any machine with room for it.
 
 Ray places actors and notices their deaths; nothing is scheduled here. An actor takes one GPU if the cluster has any,
-one CPU otherwise, and one video at a time. The videos of a machine that is taken away go on elsewhere from their last
-commits; that is no failure of theirs. All machines must reach the sources and the states: an object store, or a shared
-file system. https://docs.ray.io/en/latest/ray-core/actors.html
+one CPU otherwise, and one video at a time. The videos of a machine that is taken away continue elsewhere from their
+last commits, without counting as failed. All machines must reach the sources and the states: an object store, or a
+shared file system. https://docs.ray.io/en/latest/ray-core/actors.html
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RayPool:
         """Connect.
 
         Args:
-            recipe: what is common to all videos.
+            recipe: the options of all videos.
             address: of the cluster; None: of `RAY_ADDRESS`, of one that runs on this machine, or of a new one.
             n: number of actors; None: one per GPU of the cluster, or per CPU if it has none.
 
@@ -109,13 +109,7 @@ class RaySlot:
     """One actor, replaced after it died."""
 
     def __init__(self, recipe: Recipe, needs: dict[str, int], stopped: threading.Event) -> None:
-        """Start nothing yet.
-
-        Args:
-            recipe: of the worker.
-            needs: resources of the actor.
-            stopped: once set, no call waits for room any more.
-        """
+        """Start nothing yet; the actor needs these resources. Once `stopped` is set, no call waits for room."""
         # A second thread of the actor takes `stop` while the first one watches.
         self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
         self._recipe, self._stopped = recipe, stopped
@@ -169,6 +163,6 @@ class RaySlot:
             except Exception:
                 time.sleep(ASK_S)
             else:
-                # It is back, but nobody knows whether it still works on its video.
+                # It is back, but it may have lost its video.
                 return True
         return True

@@ -29,13 +29,7 @@ class LocalPool:
     """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
     def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        """Start nothing yet.
-
-        Args:
-            recipe: what is common to all videos.
-            n: number of processes.
-            devices: as `load_backbone` names them.
-        """
+        """Start nothing yet; `n` processes will use the devices, named as for `load_backbone`."""
         self.size = n
         self._recipe, self._devices = recipe, devices
         # Shared memory without a lock: a worker may be killed at any instant.
@@ -108,7 +102,7 @@ class _Process:
 
 def _begin(recipe: Recipe, device: str, stopped: Any, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Videos from an object store are copied here; the coordinator removes what a killed process leaves.
+    # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
     orphaned = threading.Event()
     from protokv.fleet.worker import Worker

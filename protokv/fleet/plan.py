@@ -11,11 +11,12 @@ In a folder, the state of the key `monday/door` is `monday/door.safetensors`; in
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.object_store import is_object, list_folders, list_objects
@@ -160,21 +161,25 @@ def _without_suffix(name: str) -> str:
     return str(path.with_suffix("")) if path.suffix.lower() in SUFFIXES else str(path)
 
 
+class _Row(msgspec.Struct):
+    """A line of a manifest that is a JSON object."""
+
+    source: str
+    key: str | None = None
+
+
 def _parse(text: str, where: str) -> tuple[str, str | None]:
     if not text.startswith("{"):
         return text, None
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is no JSON object: {error}", hint='write {"source": "..."}, or the path') from error
-    source, key = row.get("source"), row.get("key")
-    if not isinstance(source, str) or not isinstance(key, str | None):
-        raise ConfigError(f"{where}: source and key must be text", hint='write {"source": "...", "key": "..."}')
-    if key is not None and not _is_key(key):
+        row = msgspec.json.decode(text, type=_Row)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}", hint='write {"source": "...", "key": "..."}, or the path') from error
+    if row.key is not None and not _is_key(row.key):
         raise ConfigError(
-            f"{where}: the key {key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
+            f"{where}: the key {row.key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
         )
-    return source, key
+    return row.source, row.key
 
 
 def _is_key(key: str) -> bool:

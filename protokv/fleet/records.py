@@ -1,7 +1,7 @@
-"""The records of a fleet: what is common to its videos (`Recipe`), and what is known of one video.
+"""The records of a fleet: `Recipe` holds the options of all videos, the others describe one video.
 
-`Verdict` and `Looked` are known before the work, `Outcome` after it, `Failure` if it failed. All are plain values that
-travel between processes.
+`Verdict` and `Looked` describe it before the work, `Outcome` after it, `Failure` explains an error. All are plain
+values that travel between processes.
 """
 
 from __future__ import annotations
@@ -62,11 +62,8 @@ class Recipe:
 class Failure:
     """Why a video has no complete, undamaged state.
 
-    Attributes:
-        kind: the class of the error, the one that a single `ingest` would have raised; `Damaged` if the state holds
-            what could be read; `WorkerDied` if the worker died on every attempt.
-        message: what and where.
-        hint: what to do.
+    `kind` is the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
+    part of the video, or `WorkerDied` if the worker died on every attempt.
     """
 
     kind: str
@@ -88,10 +85,8 @@ class Verdict:
     Attributes:
         standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
             is left.
-        steps: of the state.
-        stream_time_s: of the state.
-        file_bytes: of a state that is done.
-        damage: what could not be read of the video of a state that is done; empty if all was read.
+        steps, stream_time_s: of the state.
+        file_bytes, damage: of a finished state; `damage` says which part of the video was unreadable.
     """
 
     standing: Standing
@@ -103,7 +98,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What would be done with a video: a verdict, or why there is none."""
+    """The plan for a video: a verdict, or the reason why there is none."""
 
     job: Job
     state: str
@@ -123,20 +118,17 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a video.
+    """The result of a video.
 
     Attributes:
-        job: the video.
-        state: where its state is, or would be.
+        job, state: the video, and the path of its state.
         status: "watched" to its end by this run, "done" before it, "stopped" on request after a commit, or "failed".
         standing: of the state before the run.
-        steps: of the state.
-        stream_time_s: of the state.
+        steps, stream_time_s, file_bytes: of the state now.
         watched_s: seconds of stream that this run added.
-        file_bytes: of the state.
         elapsed_s: seconds that the worker was busy with it.
         attempts: how often it was begun.
-        failure: why it failed, or what was damaged of a video that was watched or done.
+        failure: why it failed; of a watched or finished video, its damage.
     """
 
     job: Job

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -43,16 +43,10 @@ class Slot(Protocol):
     """A place for one worker (`protokv.fleet.worker`)."""
 
     def call(self, verb: str, *args: Any) -> Any:
-        """Call a method of the worker and wait for it; start a worker if there is none.
-
-        Raises:
-            WorkerDied: the next call starts another one.
-        """
-        ...
+        """Call a method of the worker and wait for it; start a worker if there is none. WorkerDied if it dies."""
 
     def close(self) -> None:
         """End the worker."""
-        ...
 
 
 class Pool(Protocol):
@@ -61,15 +55,12 @@ class Pool(Protocol):
     @property
     def size(self) -> int:
         """The number of slots."""
-        ...
 
     def open(self, index: int) -> Slot:
         """Return the slot of an index below `size`."""
-        ...
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
-        ...
 
 
 def run_fleet(
@@ -96,42 +87,38 @@ def run_fleet(
     Raises:
         ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    yield from _Run(jobs, pool, place, max_failures, should_stop, batch).events(_Run.ingest)
+    yield from _Run(iter(jobs), pool, place, batch, max_failures, should_stop).events(_Run.ingest)
 
 
 def look_fleet(jobs: Iterable[Job], pool: Pool, place: str) -> Generator[Looked, None, None]:
-    """Yield what `run_fleet` would do, without doing it. Raises as it does, if the model cannot be identified."""
-    yield from _Run(jobs, pool, place, None, lambda: False, 1).events(_Run.look)
+    """Yield the plan of `run_fleet` without carrying it out. Raises as it does, if the model cannot be identified."""
+    yield from _Run(iter(jobs), pool, place).events(_Run.look)
 
 
+@dataclass(eq=False)
 class _Run:
     """Jobs on one side, events on the other, and a thread per worker between them."""
 
-    def __init__(
-        self,
-        jobs: Iterable[Job],
-        pool: Pool,
-        place: str,
-        max_failures: int | None,
-        should_stop: Callable[[], bool],
-        batch: int,
-    ) -> None:
-        self._jobs, self._pool, self._place, self._batch = iter(jobs), pool, place, batch
-        self._max_failures, self._should_stop = max_failures, should_stop
-        # Guards the jobs and the counts.
-        self._lock = threading.Lock()
-        self._failed = 0
-        self._postponed: deque[Job] = deque()
-        self._seen_locked: set[str] = set()
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._over = threading.Event()
-        self._fatal: BaseException | None = None
+    jobs: Iterator[Job]
+    pool: Pool
+    place: str
+    batch: int = 1
+    max_failures: int | None = None
+    should_stop: Callable[[], bool] = lambda: False
+    # Guards the jobs and the counts.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _failed: int = 0
+    _postponed: deque[Job] = field(default_factory=deque)
+    _seen_locked: set[str] = field(default_factory=set)
+    _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _fatal: BaseException | None = None
 
     def events(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
-        """Yield what `act` yields for all jobs."""
+        """Yield the events of `act` for all jobs."""
         stopped = False
-        with ThreadPoolExecutor(self._pool.size, "fleet") as threads:
-            running = [threads.submit(self._serve, i, act) for i in range(self._pool.size)]
+        with ThreadPoolExecutor(self.pool.size, "fleet") as threads:
+            running = [threads.submit(self._serve, i, act) for i in range(self.pool.size)]
             try:
                 while True:
                     ended = all(one.done() for one in running)
@@ -140,7 +127,7 @@ class _Run:
                     except queue.Empty:
                         if ended:
                             break
-                    if not stopped and self._should_stop():
+                    if not stopped and self.should_stop():
                         stopped = True
                         self._stop()
             finally:
@@ -150,7 +137,7 @@ class _Run:
 
     def _serve(self, index: int, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> None:
         """Keep one worker busy; runs in its thread."""
-        slot = self._pool.open(index)
+        slot = self.pool.open(index)
         try:
             while jobs := self._next_jobs():
                 for event in act(self, slot, jobs):
@@ -167,7 +154,7 @@ class _Run:
     def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
         """Look at one video."""
         (job,) = jobs
-        state = target_of(self._place, job.key)
+        state = target_of(self.place, job.key)
         try:
             found = slot.call("look", job)
         except WorkerDied as death:
@@ -208,7 +195,7 @@ class _Run:
                     found = slot.call("watch", job, found)
                 return replace(found, attempts=attempt)
             except WorkerDied as death:
-                state = target_of(self._place, job.key)
+                state = target_of(self.place, job.key)
                 if self._over.is_set():
                     return Outcome(job, state, "stopped", attempts=attempt)
                 if attempt == ATTEMPTS and not death.innocent:
@@ -217,8 +204,8 @@ class _Run:
                 attempt += not death.innocent
 
     def _look(self, slot: Slot, job: Job) -> Outcome | Verdict:
-        """Return what is left to do for a video, or its outcome if nothing is or nothing can be done."""
-        state, found = target_of(self._place, job.key), slot.call("look", job)
+        """Return the work left for a video, or its outcome if it is done or failed."""
+        state, found = target_of(self.place, job.key), slot.call("look", job)
         if isinstance(found, Failure):
             return Outcome(job, state, "failed", failure=found)
         verdict: Verdict = found
@@ -251,13 +238,13 @@ class _Run:
         with self._lock:
             if self._over.is_set():
                 return []
-            taken = list(islice(self._jobs, self._batch))
+            taken = list(islice(self.jobs, self.batch))
             return taken or ([self._postponed.popleft()] if self._postponed else [])
 
     def _count(self, status: str) -> None:
         with self._lock:
             self._failed += status == "failed"
-            if self._max_failures is not None and self._failed >= self._max_failures:
+            if self.max_failures is not None and self._failed >= self.max_failures:
                 self._over.set()
 
     def _postpone(self, job: Job, failure: Failure | None) -> bool:
@@ -273,4 +260,4 @@ class _Run:
 
     def _stop(self) -> None:
         self._over.set()
-        self._pool.stop()
+        self.pool.stop()

@@ -55,7 +55,7 @@ class SharedForwards:
 
     @contextmanager
     def member(self) -> Iterator[Backbone]:
-        """Yield the model for one stream, for use in the calling thread; after the block, nobody waits for it."""
+        """Yield the model for one stream in the calling thread; after the block, the others no longer wait for it."""
         kind = type(self._backbone)
         member_kind: Any = type(f"Shared{kind.__name__}", (_Member, kind), {"shared": self})
         member: Backbone = member_kind.__new__(member_kind)

@@ -1,6 +1,6 @@
-"""A worker's part: look at what is left of a video, watch it, and load the model once.
+"""A worker: it checks the work left for a video, watches it, and loads the model once.
 
-Results are values, not exceptions, unless the model is missing: that is wrong for all videos. Knows nothing of
+Results are values, not exceptions, unless the model is missing, which concerns all videos. A worker knows nothing of
 processes, clusters and other workers.
 
 A video is done if its state is committed and complete and its header names the same content, model and memory. To look,
@@ -33,8 +33,8 @@ from protokv.storage.checkpoint import check_fits, config_of
 from protokv.storage.form import is_url
 from protokv.storage.watched import records_of
 from protokv.video import Damage
-from protokv.video.file import fingerprint_of
-from protokv.video.registry import registered_kind
+from protokv.video.address import kind_of
+from protokv.video.registry import fingerprint_of
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -44,17 +44,10 @@ class Worker:
     """One model on one device, and one video at a time, or a few that share its forwards."""
 
     def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] | None = None) -> None:
-        """Load nothing yet.
-
-        Args:
-            recipe: what is common to all videos.
-            device: of the model.
-            should_stop: asked after every step, besides `stop`.
-        """
+        """Load nothing yet. `should_stop` is called after every step; `stop` has the same effect."""
         self._recipe, self._device = recipe, device
         self._asked = should_stop or (lambda: False)
         self._stopped = False
-        self._backbone: Backbone | None = None
 
     @cached_property
     def _identity(self) -> BackboneIdentity:
@@ -64,18 +57,17 @@ class Worker:
         """Let `watch` commit and return after its step. May be called from another thread."""
         self._stopped = True
 
+    @cached_property
+    def _backbone(self) -> Backbone:
+        return self._recipe.load(self._device)
+
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
-        if self._backbone is None:
-            self._backbone = self._recipe.load(self._device)
-
-    def _loaded(self) -> Backbone:
-        self.load()
-        assert self._backbone is not None
-        return self._backbone
+        _ = self._backbone
 
     def look(self, job: Job) -> Verdict | Failure:
-        """Return what is left to do for a video. Raises if the model cannot be identified."""
+        """Return the work left for a video. Raises if the model cannot be identified."""
+        # An error of the model concerns all videos.
         identity = self._identity
         try:
             return look_at(job.source, self._recipe.target_of(job), self._recipe, identity)
@@ -83,12 +75,12 @@ class Worker:
             return Failure.of(error)
 
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
-        """Ingest what is left of a video."""
-        return self._watch(job, verdict, self._loaded())
+        """Ingest the rest of a video."""
+        return self._watch(job, verdict, self._backbone)
 
     def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
-        """Ingest what is left of some videos, a thread each; their steps share forwards of the model."""
-        shared = SharedForwards(self._loaded(), len(pairs))
+        """Ingest the rest of some videos, a thread each; their steps share forwards of the model."""
+        shared = SharedForwards(self._backbone, len(pairs))
 
         def watch(pair: tuple[Job, Verdict]) -> Outcome:
             with shared.member() as backbone:
@@ -105,7 +97,7 @@ class Worker:
             if not is_url(target):
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
-                # It would come for every video, and nobody is there to read it.
+                # It would come for every video, without a reader.
                 warnings.simplefilter("ignore", PositionWarning)
                 for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
@@ -141,7 +133,7 @@ class Worker:
 
 
 def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:
-    """Return what is left to do for a video.
+    """Return the work left for a video.
 
     Raises:
         SourceError: the video is not there, or no file.
@@ -171,13 +163,13 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
 
 
 def damage_of(header: Header) -> str:
-    """Return what could not be read of the last source of a state; empty if all was read."""
+    """Return the damage of the last source of a state; empty if all of it was read."""
     return Damage.from_dict((header.source or {}).get("damage")).message
 
 
 def _has_grown(source: str, header: Header) -> bool:
     """Return True if a file has grown since it was watched to its end."""
-    if registered_kind(source) != "file":
+    if kind_of(source) != "file":
         return False
     return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
 

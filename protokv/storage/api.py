@@ -1,4 +1,4 @@
-"""Save, load and look at a state in any form, with its kept commits; check what may be overwritten.
+"""Save, load and look at a state in any form, with its kept commits; check that a target may be overwritten.
 
 A kept commit counts only if its header says that it is an earlier moment of the same stream: same model, memory, rate
 and sources. Commits of other streams are never answered from, replaced or removed.
@@ -100,7 +100,7 @@ def check_target(path: StatePath) -> None:
 
 
 def check_not_read(target: StatePath, *inputs: object) -> None:
-    """Refuse to overwrite an input, under whatever name. Inputs that are no existing paths are ignored.
+    """Refuse to overwrite an input, also under another name. Inputs that are no existing paths are ignored.
 
     Raises:
         ConfigError: the target is one of the inputs.

@@ -1,4 +1,4 @@
-"""Save sessions and load them again: what of a session goes into a state, and which model a state may load.
+"""Save sessions and load them again: convert between sessions and states, and load the model of a state.
 
 `protokv.save` and `protokv.load` are here. A state identifies its model by architecture and weights, so a model's
 folder may move. The name of the model is untrusted data; `load_backbone_of` says which names are followed.
@@ -34,9 +34,9 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
     """Write a session so that the path holds the old or the new state whole; return the stored bytes.
 
     Args:
-        session: what to save.
-        path: where the state goes.
-        source: what it has been watching, plain JSON.
+        session: to be saved.
+        path: of the state.
+        source: record of the watched source, plain JSON.
         complete: True if the source has ended.
 
     Raises:
@@ -62,7 +62,7 @@ def load(
     """Read a session back.
 
     Args:
-        path: what `save` or `ingest` wrote.
+        path: of a state.
         backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
         revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
         device: where to load it.
@@ -91,7 +91,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     first, so that every saved state loads.
 
     Raises:
-        StateCorrupt: the memory holds what no stream leaves: a fault of this program or of the machine.
+        StateCorrupt: no stream leaves such a memory: a fault of this program or of the machine.
     """
     tensors, specs = session.tensors(), session.memory.specs()
     session.memory.check(session.clock, tensors)

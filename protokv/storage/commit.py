@@ -2,8 +2,8 @@
 
 A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
 names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
-readers and writers call, moves it back if a crash came between the two moves. The next commit removes what a killed
-commit left behind.
+readers and writers call, moves it back if a crash came between the two moves. The next commit removes the
+files of a killed commit.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def recover(target: Path) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what killed commits to `target` left behind, and nothing that belongs to another state."""
+    """Remove the temporary files of killed commits to `target`, and nothing that belongs to another state."""
     ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{8}\.partial")
     for stale in target.parent.iterdir():
         if ours.fullmatch(stale.name):
@@ -106,7 +106,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """Yield a hidden temporary path beside `target`; remove what is there at the end."""
+    """Yield a hidden temporary path beside `target`; remove its file or folder at the end."""
     # The name is unique, so two writers never share a file.
     path = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:

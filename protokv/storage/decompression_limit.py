@@ -82,12 +82,11 @@ class DecompressionLimit:
     def check_all(self) -> None:
         """Check every snapshot and manifest before garbage collection."""
         store, prefix = self._place
-        with _asking(), explained(self._address):
-            found = {
-                kind: {one["path"].rpartition("/")[2]: one["size"] for batch in listed for one in batch}
-                for kind in ("snapshots", "manifests")
-                for listed in [store.list(f"{prefix}/{kind}")]
-            }
+        found: dict[str, dict[str, int]] = {"snapshots": {}, "manifests": {}}
+        for kind, sizes in found.items():
+            with self._asking(kind):
+                for batch in store.list(f"{prefix}/{kind}"):
+                    sizes.update({one["path"].rpartition("/")[2]: one["size"] for one in batch})
         with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
             list(pool.map(self.check_snapshot, found["snapshots"]))
         self._check_sum(sum(self._snapshots.values()), found["manifests"], REPOSITORY_LIMIT_BYTES)
@@ -113,25 +112,23 @@ class DecompressionLimit:
         if not _ID.fullmatch(name):
             raise StateCorrupt(f"the repository is damaged ({shown(key)}: no such name is given)")
         store, prefix = self._place
-        with _asking():
-            try:
-                with explained(f"{self._address}/{key}"):
-                    found = store.get(f"{prefix}/{key}")
-                    if found.meta["size"] > OBJECT_LIMIT_BYTES:
-                        raise _too_large(key, OBJECT_LIMIT_BYTES)
-                    data = memoryview(found.bytes())
-            except SourceNotFound as error:
-                raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
+        with self._asking(key):
+            found = store.get(f"{prefix}/{key}")
+            if found.meta["size"] > OBJECT_LIMIT_BYTES:
+                raise _too_large(key, OBJECT_LIMIT_BYTES)
+            data = memoryview(found.bytes())
         return _counted(key, data)
 
-
-@contextmanager
-def _asking() -> Iterator[None]:
-    """Turn an error of the store into a StateError."""
-    try:
-        yield
-    except SourceError as error:
-        raise StateError(error.message, hint=error.hint) from error
+    @contextmanager
+    def _asking(self, key: str) -> Iterator[None]:
+        """Turn an error of the store into a StateError; the repository is damaged if there is no such object."""
+        try:
+            with explained(f"{self._address}/{key}"):
+                yield
+        except SourceNotFound as error:
+            raise StateCorrupt(f"the repository is damaged ({key} is not there)") from error
+        except SourceError as error:
+            raise StateError(error.message, hint=error.hint) from error
 
 
 def _counted(key: str, data: memoryview) -> int:

@@ -1,7 +1,7 @@
 """The forms of a single file, and the base of all forms in the file system: a lock, and kept commits beside the state.
 
 `video.safetensors` has its kept commits beside it as `video.safetensors@000123.000s`; each is a complete state, and
-`*.safetensors` does not match it. `LocalForm` handles names, locks and reading, `FileForm` what both file forms share.
+`*.safetensors` does not match it. `LocalForm` handles names, locks and reading; `FileForm` is the base of both forms.
 
 A `.pt` file holds `{"protokv": document, "tensors": {name: tensor}}`, written by torch.save: a zip archive with a
 pickle in it, and a pickle can run code. `torch.load(weights_only=True, mmap=True)` runs none and maps every tensor, so
@@ -80,7 +80,7 @@ class LocalForm(Form):
 
     @property
     def target(self) -> Path:
-        """The path with links resolved, so that a commit replaces what a link points to."""
+        """The path with links resolved, so that a commit replaces the target of a link."""
         return Path(os.path.realpath(self.path))
 
     def check_target(self) -> None:
@@ -117,7 +117,7 @@ class LocalForm(Form):
         target = Path(os.path.realpath(path))
 
         def identify() -> tuple[int, ...]:
-            """Return what differs between one state at this path and the next."""
+            """Return numbers that differ between one state at this path and the next."""
             recover(target)
             found = target.stat()
             kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(found.st_mode), "pipe or device")

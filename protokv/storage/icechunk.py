@@ -2,7 +2,7 @@
 
 A commit is one transaction: it uploads changed chunks under new names, and one conditional update of the branch puts
 them in place. The update names the snapshot it builds on and fails if the branch has moved, so there is one writer at
-a time without a lock. A kept commit is a branch of its own. Garbage collection removes what no branch holds. Digests
+a time without a lock. A kept commit is a branch of its own. Garbage collection removes the rest. Digests
 are verified as in every form; `decompression_limit` bounds the memory that Icechunk's own metadata take. Credentials,
 region and endpoint come from the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`).
 Icechunk: https://icechunk.io
@@ -96,7 +96,7 @@ class IcechunkForm(Form):
         self.locked, self._repo = False, None
 
     def replace(self, state: State) -> None:
-        """Upload what changed, and put it in place unless another writer was first."""
+        """Upload the changes, and put them in place unless another writer was first."""
         with self._asking("write"):
             session = self._open_repo.writable_session(MAIN)
             if session.snapshot_id != self._base:
@@ -206,7 +206,7 @@ class IcechunkForm(Form):
     def _lost(self) -> StateLocked:
         return StateLocked(
             f"the state {self._address} was committed to by another writer meanwhile",
-            hint="nothing of it is overwritten; go on from what is there now, or write elsewhere",
+            hint="it is not overwritten; continue from the state that is there now, or write elsewhere",
         )
 
 
@@ -236,7 +236,7 @@ def storage_of(address: str) -> Storage:
             hint="expected s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME",
         )
     if "ICECHUNK_LOG" not in os.environ:
-        # Icechunk raises what it logs.
+        # Icechunk raises everything that it logs.
         icechunk.set_logs_filter("off")
     scheme, bucket, prefix = match[1], match[2], match[3].rstrip("/")
     if scheme == "gs":
@@ -298,7 +298,7 @@ def explained(address: str, doing: str) -> Iterator[None]:
     """Turn errors of Icechunk into one-line errors of ours; `doing` is `read` or `write`.
 
     Raises:
-        StateCorrupt: the repository is damaged: an object is missing or not what was written.
+        StateCorrupt: the repository is damaged: an object is missing or changed.
         StateError: the store cannot be reached, refuses, or has no such bucket.
     """
     try:
@@ -321,10 +321,9 @@ def _cause(text: str) -> str:
 
 
 def collect(repo: Repository, limit: DecompressionLimit, now: datetime | None = None) -> None:
-    """Remove what no branch holds and what was not the current state within the last `GRACE`.
+    """Remove everything that no branch holds and that was not the current state within the last `GRACE`.
 
-    So a reader of a replaced state has that long to finish, and so has an upload before its commit. Clocks that differ
-    by minutes do no harm.
+    This leaves time to readers of a replaced state and to uploads before their commit, even if clocks differ.
 
     Raises:
         StateError: the metadata exceed the decompression limit.

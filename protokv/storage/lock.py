@@ -61,9 +61,8 @@ class Lock:
 
     def __exit__(self, *_: Any) -> None:
         """Release the lock and remove its file."""
-        # Unlink while locked: filelock refuses to lock a file that is gone, so nobody who has it open gets in beside
-        # the next owner. Windows cannot remove an open file; there it stays. A forked child has lost the lock and
-        # removes nothing.
+        # Unlink while locked: filelock does not lock a file that was unlinked, so the next owner is alone. Windows
+        # cannot remove an open file; there it stays. A forked child has lost the lock and removes nothing.
         if self._lock.is_locked or not self.held:
             with suppress(OSError):
                 self.file.unlink()

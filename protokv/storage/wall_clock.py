@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(slots=True)
 class WallClockLog:
-    """When a live stream ran, and what it missed.
+    """The times and the gaps of a live stream.
 
     Attributes:
         stream: identifies this stream; another stream of the same camera has another.

@@ -1,4 +1,4 @@
-"""The records of what a stream has watched, in `Header.source`: each source, its time span and its damage.
+"""The records of the sources of a stream, in `Header.source`: each source, its time span and its damage.
 
 The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
 records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
@@ -96,7 +96,7 @@ def same_stream(a: Header, b: Header) -> bool:
 
 
 def _identity(header: Header) -> str:
-    """Return what never changes within a stream, as JSON: a list and a tuple are the same setting there."""
+    """Return the fields that never change within a stream, as JSON, where a list equals a tuple."""
     model = asdict(header.backbone)
     # A model may have moved.
     del model["name"], model["revision"]

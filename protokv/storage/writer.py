@@ -94,7 +94,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Wait for the write in flight and give the right back. Raise what that write failed with."""
+        """Wait for the write in flight and give the right back. Raise the error of that write."""
         try:
             if self._pool is not None:
                 self._pool.shutdown()
@@ -107,7 +107,7 @@ class Writer:
         """Save a state; its tensors may change as soon as this returns.
 
         Args:
-            state: what to save.
+            state: to be saved.
             wait: return when it is on disk.
 
         Returns:
@@ -128,7 +128,7 @@ class Writer:
         return landed
 
     def landed(self, *, wait: bool = False) -> list[Committed]:
-        """Return the write that was in flight if it has ended. Raise what it failed with."""
+        """Return the write that was in flight if it has ended. Raise its error."""
         if self._in_flight is None or not (wait or self._in_flight.done()):
             return []
         write, self._in_flight = self._in_flight, None

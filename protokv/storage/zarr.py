@@ -164,10 +164,10 @@ def write_state(
     """Write a state into a store; the root's metadata, with the document, come last.
 
     Args:
-        state: what to write.
-        store: where to write it.
+        state: to be written.
+        store: of the zarr library.
         separator: between the numbers in the keys of chunks.
-        there: digests of what the store holds, by key; what is the same is not written again.
+        there: digests of the contents of the store, by key; equal contents are not written again.
 
     Returns:
         The digests of everything but the root's metadata, by key.
@@ -322,7 +322,7 @@ async def _check_array(name: str, metadata: dict[str, Any], sizes: Mapping[str, 
 
 
 class _DigestingStore(WrapperStore[Store]):
-    """A store for writing: it records the digest of everything and skips what is there already."""
+    """A store for writing: it records all digests and skips contents that the store has already."""
 
     def __init__(self, store: Store, there: Mapping[str, str]) -> None:
         super().__init__(store)
@@ -343,7 +343,7 @@ class _DigestingStore(WrapperStore[Store]):
 
 
 class _VerifyingStore(WrapperStore[Store]):
-    """A store for reading: it returns only what was saved, and verifies metadata always, chunks if `verify`."""
+    """A store for reading: it returns only saved keys, and verifies metadata always, chunks if `verify`."""
 
     def __init__(self, store: Store, digests: Mapping[str, str], verify: bool) -> None:
         super().__init__(store)

@@ -14,7 +14,7 @@ __all__ = ["_memory_that_is_not_written_holds_nan"]
 
 
 def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> Session:
-    """A session that watched random frames of these seeds."""
+    """Return a session that watched random frames of these seeds."""
     session = Session.start(backbone, config)
     for frame in frames:
         session.watch(random_frames(frame))

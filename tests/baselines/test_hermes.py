@@ -1,4 +1,4 @@
-"""HERMES equals its literal oracle, makes room by what its probes attend to, and is served by a session."""
+"""HERMES equals its literal oracle, and a session forwards its probes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
 from tests.tolerance import near, tolerance
 
-# A score is a share of attention, products over a head and a softmax over what is held, spread to reach from 0 to 1.
+# A score is a share of attention, scaled to [0, 1]: products over a head, and a softmax over the held tokens.
 TIE = tolerance(torch.float32, 6 + 32, 2.0)
 
 
@@ -86,7 +86,7 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
                 ("values", [token.values[head] for token in held]),
                 ("coordinates", [token.place for token in held]),
             ):
-                # A mean of up to a hundred tokens whose keys are turned from one place to another.
+                # A mean of up to a hundred tokens whose keys are rotated to one position.
                 allowed = near(torch.stack(exact), 100 + 12)
                 torch.testing.assert_close(state[f"kept.{name}"][layer, head, :n], torch.stack(exact), **allowed)
     assert (state["kept.step"][:, :, n:] == -1).all()
@@ -129,7 +129,7 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
             assert query.shape == (tiny.layers, heads, len(tiny.suffix_ids(text)), tiny.head_size)
             assert torch.isfinite(query).all()
     session.memory.check(session.clock)
-    # Asking is read-only, and probes leave nothing behind.
+    # A question changes nothing.
     before = copy_of(session.memory)
     session.ask("what?")
     assert same(before, copy_of(session.memory))

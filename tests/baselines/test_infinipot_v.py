@@ -1,4 +1,4 @@
-"""InfiniPot-V equals its literal oracle, keeps what it says at any size of step, and is full until it must not be."""
+"""InfiniPot-V equals its literal oracle, reports its tokens, and stays within its budget in stream order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.core.streams import World, anchored, copy_of, feed, same, shape_of
 from tests.oracles.infinipot_v import NaiveInfiniPotV
 from tests.tolerance import near, tolerance
 
-# A score is a norm of up to 16 numbers, or a mean of cosines of so many over up to 36 recent steps.
+# A score is a norm of up to 16 numbers, or a mean of their cosines over up to 36 recent steps.
 TIE = tolerance(torch.float32, 16 + 36)
 MIDDLE = torch.tensor([[0.5, 0.5]])
 
 
 def step_on(world: World, index: int, rows: int, columns: int, text: int = 0) -> StepKV:
-    """A step of the world on a grid, with text tokens before it."""
+    """Return a step of the world on a grid, with text tokens before it."""
     places = torch.cat((MIDDLE.expand(text, 2), cell_centres((rows, columns))))
     return replace(world.step(index, text + rows * columns), coordinates=places)
 
@@ -39,7 +39,7 @@ def started(config: InfiniPotVConfig, shape: MemoryShape, world: World) -> Infin
 
 
 def shown(memory: InfiniPotV) -> tuple[SlotContext, Tensor]:
-    """The context, and of each layer and head the times of what it shows behind the prefix, in order of slots."""
+    """Return the context, and the times of its tokens after the prefix for each layer and head, in order of slots."""
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
@@ -113,10 +113,10 @@ def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
         assert places == [list(token.place) for token in oracle.held]
 
 
-def test_places_are_compared_by_their_coordinates_whatever_grid_they_came_from() -> None:
+def test_places_are_compared_by_their_coordinates_across_grids() -> None:
     g = torch.Generator().manual_seed(0)
     recent, key = torch.randn(1, 5, 8, generator=g), torch.randn(1, 1, 8, generator=g).expand(1, 3, 8)
-    # A frame of 2 x 2 with a text token: its middle is no cell, the middle of 3 x 3 is one.
+    # A frame of 2 x 2 has no cell in its middle, where its text token stands; 3 x 3 has one.
     slots = RecentSlots.of(torch.cat((cell_centres((2, 2)), MIDDLE)))
     places = torch.stack((cell_centres((3, 3))[4], cell_centres((3, 3))[0], cell_centres((2, 2))[3]))
     found = slots.similarity(key, places[None], recent)
@@ -156,7 +156,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(components: 
     after = compact.positions()[:, :, 2 : 2 + before.shape[2], 0]
     assert int(after.min()) == 2
     assert int(after.max()) < 29 + 2
-    # Strictly increasing in each other: no two times fall together and none change places.
+    # The order is the same: no two times become equal or change places.
     assert torch.equal(before[..., None] < before[..., None, :], after[..., None] < after[..., None, :])
 
 

@@ -1,4 +1,4 @@
-"""A question sees the last N steps that fit, each encoded as if nothing had come before it."""
+"""A question sees the last N steps that fit, each encoded without the steps before it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
     held: list[list[int]] = []
     for step in steps:
         memory.append(step)
-        # What is expected, written as lists.
+        # The expected steps as lists.
         held = [*held, step.positions[:, 0].tolist()[-budget:]][-last_steps:]
         while sum(map(len, held)) > budget:
             held.pop(0)
@@ -79,7 +79,7 @@ def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: st
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 @pytest.mark.parametrize("recent_frames", [0, 6])
-def test_skipping_what_lies_beyond_its_horizon_changes_no_answer(
+def test_skipping_steps_beyond_the_horizon_changes_no_answer(
     tiny: Backbone, positions: str, recent_frames: int
 ) -> None:
     config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
@@ -102,7 +102,7 @@ def test_skipping_what_lies_beyond_its_horizon_changes_no_answer(
 def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
     session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
     for index, frame in enumerate([3, 1, 4, 1, 5]):
-        # Half a second is one temporal position of this model, so that the next step stands where text would.
+        # Half a second is one temporal position of this model, so steps follow each other without a gap.
         session.watch(random_frames(frame), time_s=index / 2)
     alone = watched(tiny, MemoryConfig.of("full", budget=400), [5])
     expected = alone.prefill(QUESTION)
@@ -110,7 +110,7 @@ def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(t
 
 
 def test_compact_positions_do_not_grow_with_the_stream(tiny: Backbone) -> None:
-    # Also no PositionWarning, which would be an error here.
+    # A PositionWarning would be an error here.
     assert tiny.max_position is not None
     session = Session.start(tiny, LastFramesConfig(budget=400, positions="compact"))
     for step in range(12):

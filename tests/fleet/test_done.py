@@ -119,7 +119,7 @@ def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) 
     assert look(job, recipe).damage == "2 frames lost"
 
 
-def test_a_video_that_is_gone_is_not_found_whatever_its_state(job: Job, recipe: Recipe) -> None:
+def test_a_missing_video_is_not_found_although_it_has_a_state(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     Path(job.source).unlink()
     with pytest.raises(SourceNotFound):

@@ -1,7 +1,6 @@
-"""The oracle: attention as it is written down, one softmax over everything in float32.
+"""Literal attention, equation 3 of the paper: one softmax over everything in float32.
 
-Equation 3 of the paper. It casts keys and values to float32 and holds all logits at once, which is why `fused` exists;
-tests compare the two.
+It casts keys and values to float32 and holds all logits at once. Tests compare the fast attention with it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ def attend(
     tail: tuple[Tensor, Tensor],
     scaling: float,
 ) -> Tensor:
-    """Softmax attention of `T` queries over the slots of all segments and, causally, over the `n` tokens of the tail.
+    """Return softmax attention of `T` queries over all segments and, causally, over the `n` tokens of the tail.
 
     Args:
         query: `[Hq, T, D]`, rotated; query `i` is the token `n - T + i` of the tail.
-        segments: what the layer reads of a context.
+        segments: of the context of the layer.
         tail: keys `[H, n, D]`, values `[H, n, D]`, `n >= T`.
         scaling: the factor on the logits, usually `D ** -0.5`.
 
@@ -43,7 +42,7 @@ def attend(
 
 
 def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> Tensor:
-    """The share of every slot and every token of the tail in what each query reads, `[Hq, T, N + n]` float32.
+    """Return the weight of every slot and every token of the tail for each query, `[Hq, T, N + n]` float32.
 
     Args:
         query: `[Hq, T, D]`, as for `attend`.

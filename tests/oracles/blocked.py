@@ -1,8 +1,7 @@
-"""The blocked rule written out: `NaiveBlocked` is what `blocked` must equal bit for bit. For tests.
+"""`NaiveBlocked`: the literal blocked rule, which the fast rule must equal bit for bit.
 
-One head after the other, one prototype after the other, with no batches, no packed numbers and no state but lists. The
-floats of a step are float32, one operation after the other as there; everything that the choice of merges depends on is
-a comparison of whole numbers or of such floats.
+It takes one head and one prototype at a time, without batches and packed numbers, and its state is lists. Floats of a
+step are float32, in the same order of operations; merges are chosen by comparing whole numbers or such floats.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
 
 
 Proposal = tuple[float, int, int, int]
-"""A cost, the place in its block and the slot of what to go into, and where that was found: no two of a head are
-equal."""
+"""A cost, the place of the target in its block, its slot, and where it was found; unique within a head."""
 
 
 @dataclass(slots=True)
@@ -41,8 +39,7 @@ class Prototype:
 
 @dataclass(slots=True)
 class Head:
-    """The slots of one head that were opened, and what is left of its plan: pairs of a slot that goes and the one that
-    it goes into."""
+    """The opened slots of one head, and the rest of its plan: pairs of a slot and the slot that it is merged into."""
 
     slots: list[Prototype]
     plan: list[tuple[int, int]] | None = None
@@ -64,7 +61,7 @@ class NaiveBlocked:
         self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
-        # In how many plans something goes into what goes itself, and how often only some heads planned.
+        # The number of plans with chains of merges, and of steps in which only some heads planned.
         self.lines, self.turns = 0, 0
 
     def absorb(
@@ -76,8 +73,7 @@ class NaiveBlocked:
         step: int,
         usable: Tensor | None = None,
     ) -> None:
-        """Take tokens: `[B, T, D]`, of all heads `[T, 2]` and `[T, P]`; those that are not `usable` `[T]` leave a slot
-        free."""
+        """Take tokens: `[B, T, D]`, for all heads `[T, 2]` and `[T, P]`. An unusable token leaves its slot free."""
         T = keys.shape[1]
         count = -(-T // self.M)
         for piece in range(count):
@@ -121,7 +117,7 @@ class NaiveBlocked:
                     head.slots[gone] = token
 
     def _merge(self, slots: list[Prototype], merges: list[tuple[int, int]]) -> None:
-        """All merges of one step: first what joins each target, then one mean of it."""
+        """Do all merges of one step: collect the prototypes of each target, then take one mean."""
         for target in dict.fromkeys(into for _, into in merges):
             held = slots[target]
             joining = [slots[gone] for gone, into in merges if into == target]
@@ -148,7 +144,7 @@ class NaiveBlocked:
             held.key, held.value = round_center(held.key, held.value, held.mass)
 
     def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
-        """M merges, cheapest first."""
+        """Return M merges, cheapest first."""
         filled = len(slots)
         slots = slots + [_free(len(slots[0].key), len(slots[0].position))] * (self.K - filled)
         squares = self._squares(slots)
@@ -165,7 +161,7 @@ class NaiveBlocked:
 
         def turn(slot: int) -> tuple[bool, Proposal]:
             own = proposals[slot]
-            # What it would go into goes itself, or something comes into it, at a lower cost.
+            # At a lower cost its target is merged itself, or another slot is merged into it.
             waits = proposals.get(own[2], own) < own or comes.get(slot, own) < own
             return waits, own
 
@@ -180,7 +176,7 @@ class NaiveBlocked:
         return [(slot, end(slot)) for slot in goes]
 
     def sketch_of(self, slots: list[Prototype]) -> list[Tensor]:
-        """Whole numbers `[F]` float64, of free slots too."""
+        """Return whole numbers `[F]` float64 for each slot, free ones too."""
         signs = signs_of(len(slots[0].key), torch.device("cpu"))
         folded = [slot.key + slot.value * signs[0] for slot in slots]
         while len(folded[0]) >= 128 and len(folded[0]) % 2 == 0:
@@ -198,7 +194,7 @@ class NaiveBlocked:
         def place(slot: int) -> tuple[int, int]:
             cell = [int(min(max(float(part), 0.0), SIDE - 1.0)) for part in slots[slot].mean * SIDE]
             bits = [(cell[axis] >> bit & 1) << (2 * bit + axis) for bit in range(4) for axis in range(2)]
-            # The step of a free slot is -1: it stands at the end of the cell before.
+            # The step of a free slot is -1, so it sorts to the end of the cell before.
             return (sum(bits) << 40) + slots[slot].last_step, slot
 
         return sorted(range(len(slots)), key=place)
@@ -216,8 +212,10 @@ class NaiveBlocked:
     def _nearest_heavier(
         self, slots: list[Prototype], costs: list[list[float]], order: list[int], number: int
     ) -> Iterator[tuple[int, Proposal]]:
-        """Each slot with the least cost in its block, of equal ones that of the heaviest partner; the last block is as
-        long as the others, so some slots are in two."""
+        """Yield each slot with the least cost in its block; of equal costs, the heaviest partner wins.
+
+        The last block is as long as the others, so some slots are in two.
+        """
         width = self._width()
         for start in range(0, len(order), width):
             last = start + width >= len(order)
@@ -229,12 +227,12 @@ class NaiveBlocked:
                 yield slot, (cost, before, block[before], at + width * number + 2 * width * last)
 
     def _squares(self, slots: list[Prototype]) -> list[list[float]]:
-        """Squared distances of the sketches: whole numbers."""
+        """Return the squared distances of the sketches, whole numbers."""
         points = torch.stack(self.sketch_of(slots))
         return (points[:, None] - points[None]).square().sum(2).tolist()
 
     def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
-        """Ward's costs, float32 less the lowest bits: as many as the number of a prototype in its block has."""
+        """Return Ward's costs in float32 without the lowest bits, which the fast rule uses for the place in a block."""
         share = torch.stack([1 / self._weight(slot.mass) for slot in slots])
         costs = torch.tensor(squares) / (share[:, None] + share[None])
         bits = (self._width() - 1).bit_length()
@@ -253,7 +251,7 @@ def _free(size: int, components: int) -> Prototype:
 
 
 def _some(points: list[Tensor]) -> list[Tensor]:
-    """As many of the points, evenly spaced, as the greatest power of two that there are, or as SAMPLE."""
+    """Return evenly spaced points; their number is a power of two, at most SAMPLE."""
     count = 1
     while 2 * count <= min(SAMPLE, len(points)):
         count *= 2

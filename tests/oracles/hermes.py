@@ -1,7 +1,6 @@
-"""`Hermes` written out: one layer, one token, one query at a time. The oracle of the fast memory.
+"""The literal `Hermes`: one layer, one token, one query at a time. It shares no code with the fast memory.
 
-Slow on purpose; it shares no code with the fast memory. `margin` says how close a decision was, because rounding may
-turn a close one.
+`margin` tells how close a decision was, because rounding may change a close one.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ class NaiveHermes:
     """
 
     def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor) -> None:
-        """Empty, behind prompt keys `[L, H, P0, D]`."""
+        """Start empty, after the prompt keys `[L, H, P0, D]`."""
         self.config, self.shape, self.rotary, self.sink = config, shape, rotary, sink.float()
         self.held: list[list[Token]] = [[] for _ in range(shape.layers)]
         self.newest = 0
         self.margin = math.inf
 
     def append(self, step: StepKV, queries: Sequence[Tensor] | None) -> None:
-        """Take one step; `queries` of the shallow, middle and deep probe `[L, Hq, t, D]`, if there were any."""
+        """Take one step. `queries` `[L, Hq, t, D]` are those of the shallow, middle and deep probe, if any."""
         M = self.config.budget
         n_step = len(step.positions)
         T = min(n_step, M)
@@ -87,7 +86,7 @@ class NaiveHermes:
             self.held[layer] = self._choose(layer, scores[layer], keep - newest, newest, deep=layer >= last)
 
     def _attention(self, layer: int, queries: Tensor) -> list[float]:
-        """Mean over query heads and tokens of the softmax over prefix and held tokens, of the held ones."""
+        """Return the mean attention of heads and tokens to held tokens; prefix tokens share the softmax."""
         held, (Hq, t, D) = self.held[layer], queries.shape
         group = Hq // self.shape.kv_heads
         total = [0.0] * len(held)

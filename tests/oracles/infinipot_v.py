@@ -1,7 +1,6 @@
-"""`InfiniPotV` written out: one head, one token, one recent step at a time. The oracle of the fast memory.
+"""The literal `InfiniPotV`: one head, one token, one recent step at a time. It shares no code with the fast memory.
 
-Slow on purpose; it shares no code with the fast memory. `margin` says how close a decision was, because rounding may
-turn a close one.
+`margin` tells how close a decision was, because rounding may change a close one.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ class NaiveInfiniPotV:
 
     Attributes:
         chosen: the tokens that compressions have chosen, in stream order.
-        steps: the whole steps behind them.
-        margin: by how much the closest decision was won; of tokens that have nothing to be compared with none is.
+        steps: the whole steps after them.
+        margin: the least difference of scores between a kept and a dropped token; tokens that are compared with no
+            recent token do not count.
     """
 
     def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, layer: int, head: int) -> None:
@@ -45,7 +45,7 @@ class NaiveInfiniPotV:
 
     @property
     def held(self) -> list[Token]:
-        """All tokens in stream order."""
+        """Return all tokens in stream order."""
         return self.chosen + [token for step in self.steps for token in step]
 
     def append(self, step: StepKV) -> None:
@@ -84,7 +84,7 @@ class NaiveInfiniPotV:
     def _best(
         self, tokens: list[Token], n: int, score: Callable[[Token], float], compared: Callable[[Token], bool]
     ) -> set[Token]:
-        """The n of the highest score, the newer of equal ones."""
+        """Return the n tokens with the highest scores; of equal ones the newer."""
         ranked = sorted(enumerate(tokens), key=lambda item: (score(item[1]), item[0]), reverse=True)
         best = [token for _, token in ranked[: max(n, 0)]]
         for (_, last), (_, first_out) in list(pairwise(ranked))[len(best) - 1 : len(best)] if best else []:
@@ -94,6 +94,6 @@ class NaiveInfiniPotV:
 
 
 def _cosines(token: Token, recent: list[list[Token]]) -> list[float]:
-    """Cosine similarity to every recent token in the same place."""
+    """Return the cosine similarity to every recent token at the same place."""
     there = [other for step in recent for other in step if other.place == token.place]
     return [float(token.key @ other.key / (token.key.norm() * other.key.norm())) for other in there]

@@ -1,4 +1,4 @@
-"""Centres of 8 bits written out number by number: what `quantized` must equal bit for bit. For tests."""
+"""Literal rounding of centres to 8 bits, number by number; the fast rounding must equal it bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]:
-    """The centre `[D]`, `[D]` of a prototype of `mass` tokens as 8 bits hold it."""
+    """Return the centre `[D]`, `[D]` of a prototype of `mass` tokens, rounded to 8 bits."""
     numbers = [*key.tolist(), *value.tolist()]
     D = len(key)
     together = math.gcd(D, 32)

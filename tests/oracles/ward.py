@@ -1,7 +1,6 @@
-"""The agglomerative bank written out: one head and one merge at a time, every cost from the members themselves.
+"""The literal agglomerative bank: one head and one merge at a time, every cost from the members themselves.
 
-The oracle that `agglomerative` is tested against; slow on purpose. It shares with it nothing but what `naive` has: the
-near window, the residual statistics and what is shown.
+The near window, the residual statistics and the context are those of `naive`; it shares no code with the fast bank.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.oracles.quantized import round_center
 
 
 class NaiveAgglomerative(NaiveProtoKV):
-    """`NaiveProtoKV` with another way into the bank: tokens stand behind the slots until the step is merged."""
+    """`NaiveProtoKV` with another bank: new tokens follow the slots until the step is merged."""
 
     def _absorb(self, bank: Head, token: Token, now: int) -> None:
         bank.slots.append(None)
@@ -38,7 +37,7 @@ class NaiveAgglomerative(NaiveProtoKV):
                 for i, j in itertools.combinations(range(len(clusters)), 2)
             )
             cost, _, _, one, other = costs[0]
-            # A decision is clear if everything else that could have been merged costs more.
+            # A decision is clear if every other merge costs more.
             margin = min((item[0] - cost for item in costs[1:2]), default=1.0) / max(cost, 1e-30)
             bank.decisions.append((min(one), margin))
             clusters = [cluster for cluster in clusters if cluster not in (one, other)]
@@ -61,7 +60,7 @@ class NaiveAgglomerative(NaiveProtoKV):
             self._count_shared(bank, points[K:])
 
     def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
-        """w v / (w + v) times the squared distance of the centres; of a point of mass n, w is n to the given power."""
+        """Return w v / (w + v) times the squared distance of the centres; w is the mass to the given power."""
         centers, weights = [], []
         for cluster in clusters:
             shares = [member.mass**self.config.merge_mass_power for member in cluster]
@@ -75,7 +74,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         return costs
 
     def _joined(self, members: list[Prototype]) -> Prototype:
-        """One prototype out of many; of the positions the newest or the first one, of equal ones that of the first."""
+        """Return one prototype of many. Its position is the newest or the first; of equal ones the first member's."""
         if len(members) == 1:
             return members[0]
         mass = sum(member.mass for member in members)
@@ -112,7 +111,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         return joined
 
     def _count_shared(self, bank: Head, tokens: Sequence[Prototype | None]) -> None:
-        """The residuals of tokens that came to share a prototype, against its centre after the step."""
+        """Count the residuals of tokens that share a prototype, against its centre after the step."""
         for token in tokens:
             if token is not None and token.merged_into is not None:
                 owner = token.merged_into

@@ -1,4 +1,4 @@
-"""What every form of a state must do: a form's test file subclasses `FormTests` and says where its states go."""
+"""The tests of every form of a state. A form's test file subclasses `FormTests` and chooses the places of states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ names = st.lists(words, min_size=1, max_size=3).map(".".join)
 
 @st.composite
 def tensors(draw):
-    """Any bits at all, so NaNs, infinities and subnormals too."""
+    """Draw any bits, so NaNs, infinities and subnormals too."""
     dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
     count = torch.Size(shape).numel()
     if dtype == torch.bool:
@@ -55,7 +55,7 @@ def moment(make_state, step: int, **changes):
 
 
 def overtaken(path, meanwhile, state) -> None:
-    """Commit after something else has happened."""
+    """Call `meanwhile` between opening a writer and its commit."""
     with Writer(path) as writer:
         meanwhile()
         writer.commit(state, wait=True)
@@ -131,7 +131,7 @@ class FormTests:
             ({"tensors": {"a": torch.zeros(2), "a.b": torch.zeros(2)}}, "a group"),
         ],
     )
-    def test_a_state_that_could_not_be_read_again_is_not_written(self, change, match, at, make_state, same_state):
+    def test_an_unreadable_state_is_not_written(self, change, match, at, make_state, same_state):
         path = at()
         with pytest.raises(StateError, match=match):
             save_state(make_state(**change), path)
@@ -142,7 +142,7 @@ class FormTests:
             save_state(make_state(**change), path)
         assert same_state(load_state(path), make_state())
 
-    def test_of_two_writers_one_commits_and_the_other_is_told(self, at, make_state, same_state):
+    def test_one_of_two_writers_commits_and_the_other_is_refused(self, at, make_state, same_state):
         path = at()
         save_state(moment(make_state, 1), path)
         with Writer(path) as first:
@@ -156,7 +156,7 @@ class FormTests:
         assert committed.file_bytes == stored_bytes(path)
 
     @pytest.mark.parametrize("keep", [1, 3])
-    def test_the_last_commits_are_kept_and_answer_for_their_time(self, keep, at, make_state, same_state):
+    def test_the_last_commits_are_kept_and_found_by_their_time(self, keep, at, make_state, same_state):
         path = at()
         with Writer(path, keep=keep) as writer:
             for step in (2, 5, 9, 14):
@@ -171,7 +171,7 @@ class FormTests:
             load_state(path, at_s=3.0)
         assert "--keep" in caught.value.hint
 
-    def test_without_keep_nothing_is_kept_and_nothing_removed(self, at, make_state):
+    def test_without_keep_no_commit_is_kept_or_removed(self, at, make_state):
         path = at()
         with Writer(path, keep=3) as writer:
             for step in (1, 2, 3):
@@ -215,17 +215,17 @@ def contents(path: Path) -> dict[str, bytes]:
 class LocalFormTests(FormTests):
     """A form in the file system."""
 
-    def test_the_same_state_gives_the_same_bytes_in_whatever_order_it_was_put_together(self, at, make_state):
+    def test_the_same_state_gives_the_same_bytes_in_any_order(self, at, make_state):
         state, (a, b, c) = make_state(), (at(), at(), at())
-        turned = replace(
+        reordered = replace(
             state, tensors=dict(reversed(state.tensors.items())), memory=dict(reversed(state.memory.items()))
         )
         save_state(state, a)
-        save_state(turned, b)
+        save_state(reordered, b)
         save_state(load_state(a), c)
         assert contents(a) == contents(b) == contents(c)
 
-    def test_each_kept_commit_is_a_state_that_anything_reads(self, at, make_state, same_state):
+    def test_each_kept_commit_is_a_state_of_its_own(self, at, make_state, same_state):
         path = at()
         with Writer(path, keep=3) as writer:
             for step in (1, 2, 3, 4):
@@ -235,7 +235,7 @@ class LocalFormTests(FormTests):
         for step, name in zip((2, 3), names, strict=True):
             assert same_state(load_state(path.parent / name), moment(make_state, step))
 
-    def test_a_link_that_leads_to_itself_is_corrupt_and_a_name_that_is_too_long_is_none(self, at, make_state):
+    def test_a_link_to_itself_is_corrupt_and_a_name_that_is_too_long_is_not_found(self, at, make_state):
         path = at()
         path.symlink_to(path.name)
         for read in (load_state, read_header, stored_bytes):
@@ -246,14 +246,14 @@ class LocalFormTests(FormTests):
                 load_state(path.parent / f"{name}{self.suffix}")
 
     @pytest.mark.parametrize("length", [208, 255])
-    def test_a_name_that_leaves_no_room_for_others_beside_it_fails_before_the_work(self, length, at):
+    def test_a_name_too_long_for_temporary_names_fails_before_the_work(self, length, at):
         path = at().parent / f"{'x' * (length - len(self.suffix))}{self.suffix}"
         with pytest.raises(StateError, match="its name takes more than 207 bytes") as caught, Writer(path):
             pass
         assert caught.value.hint == "choose a shorter name"
         assert not list(path.parent.iterdir())
 
-    def test_the_longest_name_has_room_for_all_that_stands_beside_it(self, at, make_state):
+    def test_the_longest_name_leaves_room_for_kept_commits(self, at, make_state):
         path = at().parent / f"{'x' * (207 - len(self.suffix))}{self.suffix}"
         with Writer(path, keep=2) as writer:
             for step in (1, 2, 3):

@@ -43,7 +43,7 @@ class Mutation:
 
 
 def resealed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with the right digest, whatever it says."""
+    """Return a document with the right digest."""
     rest = {k: v for k, v in document.items() if k != "digest"}
     return {**rest, "digest": document_digest(rest)}
 
@@ -136,7 +136,7 @@ def _head(change: Callable[[dict[str, Any]], object], more: bytes = b"") -> Call
 
 
 def _entry(**fields: object) -> Mutation:
-    """Let the entry of a tensor lie."""
+    """Change the entry of a tensor."""
     return Mutation(_head(lambda head: head["bank.mass"].update(fields)))
 
 
@@ -266,7 +266,7 @@ def claim(
     kind: str = "FloatStorage",
     key: str = "0",
 ) -> None:
-    """Write a state of one tensor of four elements with a pickle, as of torch.save, that claims these sizes."""
+    """Write a state of one tensor of four elements whose pickle claims these sizes."""
 
     class Persistent(pickle.Pickler):
         def persistent_id(self, thing):
@@ -357,7 +357,7 @@ def _digests(change: Callable[[dict[str, str]], object]) -> Callable[[Path], Non
 
 
 def _array(match: str, **fields: object) -> Mutation:
-    """Let the metadata of an array lie; their digest is right."""
+    """Change the metadata of an array, with the right digest."""
 
     def apply(path: Path) -> None:
         file = path / "bank" / "mass" / "zarr.json"
@@ -380,7 +380,7 @@ def _root(**fields: object) -> Mutation:
 
 
 def _in_place_of(place: str, target: str) -> Mutation:
-    """Put something else in the place of a file."""
+    """Replace a file by another kind of entry."""
 
     def apply(path: Path) -> None:
         file = path / place

@@ -1,7 +1,7 @@
-"""An S3 server on loopback that takes one request at a time, counts them, and can be told to lose or hold one.
+"""An S3 server on loopback that records its requests and can refuse them or lose their answers.
 
-moto answers; it checks a condition and writes in two steps, so that only one request at a time makes its conditional
-writes what S3's are.
+moto answers. It checks a condition and writes in two steps, so the server takes one request at a time: only then are
+conditional writes atomic, as in S3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUCKET = "bucket"
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked: its key without the bucket, and the bytes that came with it and went back."""
+    """An answered request: its key without the bucket, and the bytes sent and received by the client."""
 
     method: str
     key: str
@@ -41,10 +41,10 @@ class S3Server:
     """A server with one bucket, as a context manager.
 
     Attributes:
-        url: where it is.
-        requests: what was answered, in order.
-        before, after: called with method and key before a request is answered and when it was. What they return, if
-            anything, is the status sent instead of the answer.
+        url: its address.
+        requests: the answered requests, in order.
+        before, after: called with method and key before and after a request is answered. If one returns a status, that
+            is sent instead of the answer.
     """
 
     def __init__(self) -> None:
@@ -71,17 +71,17 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What points a program at this server."""
+        """The variables that point a program at this server."""
         names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
         return {**names, "AWS_ENDPOINT_URL": self.url}
 
     def reset(self) -> None:
-        """Forget the requests and what was to be done about them; the objects stay."""
+        """Forget the requests and the callbacks; the objects stay."""
         self.requests.clear()
         self.before = self.after = lambda method, key: None
 
     def call(self, method: str, path: str, data: bytes = b"", query: str = "") -> bytes:
-        """A request of the test itself, which is not counted. KeyError if it is refused."""
+        """Send a request of the test itself, which is not recorded. KeyError if it is refused."""
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request"}
         with self._one:
             client = self._app.test_client()
@@ -91,7 +91,7 @@ class S3Server:
         return answer.data
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
-        """Every object below a prefix, by key."""
+        """Return every object below a prefix, by key."""
         listed = self.call("GET", f"/{BUCKET}", query=f"list-type=2&prefix={prefix}").decode()
         return {key: self.call("GET", f"/{BUCKET}/{key}") for key in re.findall(r"<Key>([^<]*)</Key>", listed)}
 
@@ -113,7 +113,7 @@ class S3Server:
             self.requests.append(Request(method, key, sent, sum(map(len, body)), int(answers[0][0][:3])))
             status = self.after(method, key)
         else:
-            # What was sent is read, or the connection could not be used again.
+            # An unread body would break the connection for the next request.
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if status is not None:
             codes = {403: "AccessDenied", 500: "InternalError"}

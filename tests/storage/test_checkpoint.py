@@ -1,4 +1,4 @@
-"""Sessions on disk: one that was saved and loaded on the way ends in the bytes of one that was not."""
+"""Sessions on disk: a session that was saved and loaded on the way ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.digest import canonical
-from protokv.core.memory import LocalMemory
 from protokv.core.packing import pack
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateError, StateMismatch
@@ -40,23 +39,14 @@ def watched(backbone: Backbone, config: MemoryConfig, first: int, last: int, ses
 @pytest.mark.parametrize("name", CONFIGS)
 def test_saving_and_loading_on_the_way_gives_the_same_bytes(tiny: Backbone, tmp_path: Path, name: str) -> None:
     whole, half, joined = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "joined"))
-    save(watched(tiny, CONFIGS[name], 0, 24), whole)
+    save(watched(tiny, CONFIGS[name], 0, 16), whole)
     saved, seen = None, 0
-    for stop in (1, 7, 19):
+    for stop in (1, 9):
         saved = watched(tiny, CONFIGS[name], seen, stop, saved)
         seen = stop
         save(saved, half)
-        save(watched(tiny, CONFIGS[name], stop, 24, load(half, tiny)), joined)
+        save(watched(tiny, CONFIGS[name], stop, 16, load(half, tiny)), joined)
         assert joined.read_bytes() == whole.read_bytes(), stop
-
-
-def test_a_loaded_session_answers_as_the_saved_one(tiny: Backbone, tmp_path: Path) -> None:
-    session = watched(tiny, CONFIGS["durable"], 0, 20)
-    save(session, tmp_path / "s.safetensors")
-    later = load(tmp_path / "s.safetensors", tiny)
-    assert torch.equal(later.prefill("what is first ?"), session.prefill("what is first ?"))
-    assert later.clock == session.clock
-    assert later.config == session.config
 
 
 def test_a_loaded_session_forwards_nothing(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,18 +88,7 @@ def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, chang
         from_state(replace(state, **{field: changed}), tiny)
 
 
-def test_the_file_is_as_large_after_a_long_stream_as_after_a_short_one(tiny: Backbone, tmp_path: Path) -> None:
-    config = DurableConfig(budget=40).with_fields({"residual": False})
-    session = watched(tiny, config, 0, 9)
-    save(session, tmp_path / "short.safetensors")
-    save(watched(tiny, config, 9, 40, session), tmp_path / "long.safetensors")
-    short, long = (storage.load_state(tmp_path / f"{name}.safetensors") for name in ("short", "long"))
-    assert {n: (t.shape, t.dtype) for n, t in short.tensors.items()} == {
-        n: (t.shape, t.dtype) for n, t in long.tensors.items()
-    }
-
-
-def test_a_state_is_gathered_once_and_what_is_written_is_what_was_checked(tiny: Backbone) -> None:
+def test_a_state_is_gathered_once_and_the_checked_tensors_are_written(tiny: Backbone) -> None:
     session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
     session.watch(random_frames(1))
     memory, gathered, checked = session.memory, [], []
@@ -123,18 +102,8 @@ def test_a_state_is_gathered_once_and_what_is_written_is_what_was_checked(tiny: 
     assert all(packed[name].equal(tensor) for name, tensor in state.tensors.items())
 
 
-def test_a_state_is_checked_once_when_it_is_verified(tiny: Backbone, tmp_path: Path, monkeypatch) -> None:
-    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
-    session.watch(random_frames(1))
-    save(session, tmp_path / "a.safetensors")
-    times, check = [], LocalMemory._check
-    monkeypatch.setattr(LocalMemory, "_check", lambda self, *arguments: times.append(1) or check(self, *arguments))
-    describe(tmp_path / "a.safetensors", values=True)
-    assert times == [1]
-
-
 def hollow(path: Path, session: Session, shape: list[int]) -> None:
-    """Write a state whose file is nearly all hole: near.keys has a shape that no stream gave it."""
+    """Write a sparse file with a state whose near.keys claim a shape that no stream leaves."""
     save(session, path)
     head, body = split(path.read_bytes())
     end, size = len(body), torch.Size(shape).numel() * 4
@@ -150,7 +119,7 @@ def hollow(path: Path, session: Session, shape: list[int]) -> None:
         file.truncate(file.tell() + end + size)
 
 
-def test_nothing_is_read_of_a_file_with_holes_that_claims_more_than_its_settings_or_the_machine(
+def test_a_sparse_file_that_claims_more_than_its_settings_or_the_machine_is_not_read(
     tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
@@ -164,9 +133,7 @@ def test_nothing_is_read_of_a_file_with_holes_that_claims_more_than_its_settings
         storage.load_state(path)
 
 
-def test_a_budget_that_nothing_was_watched_under_takes_no_memory(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_huge_budget_alone_takes_no_memory(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, state = tmp_path / "a.safetensors", to_state(watched(tiny, CONFIGS["full"], 0, 2))
     storage.save_state(replace(state, memory={**state.memory, "budget": 2**24}), path)
     largest, zeros = [0], torch.zeros

@@ -16,7 +16,7 @@ from protokv.storage.files import SafetensorsForm
 from tests.storage.disk import Failing
 
 
-def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_path):
+def test_an_error_of_the_caller_passes_through_and_leaves_nothing(tmp_path):
     def write(path: Path) -> int:
         path.write_bytes(b"x")
         raise ZeroDivisionError
@@ -27,7 +27,7 @@ def test_an_error_of_the_writer_itself_passes_through_and_leaves_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_the_mode_is_what_the_umask_leaves(umask, make_state, tmp_path):
+def test_the_mode_follows_the_umask(umask, make_state, tmp_path):
     before = os.umask(umask)
     try:
         save_state(make_state(), tmp_path / "a.safetensors")
@@ -82,7 +82,7 @@ def test_a_link_stays_a_link_and_its_target_is_replaced(make_state, same_state, 
 
 def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
     kept = [".a.safetensors.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", "a.safetensors.bak"]
-    # Of a state whose name begins with the whole name of this one.
+    # Of states whose names begin with the whole name of this one.
     kept += [".a.safetensors.zip.77-0123abcd.partial", ".a.safetensors.2.safetensors.77-0123abcd.partial"]
     for name in kept:
         (tmp_path / name).write_text("mine")
@@ -91,7 +91,7 @@ def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors"])
 
 
-def test_a_file_system_that_cannot_sync_folders_is_good_enough(make_state, tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_sync_folders_is_accepted(make_state, tmp_path, monkeypatch):
     real = os.fsync
 
     def fsync(number: int) -> None:

@@ -1,4 +1,4 @@
-"""States of every released format version load, pass every check and hold what they held."""
+"""States of every released format version load, pass every check and keep their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELD: dict[str, str] = json.loads(CONTENTS.read_text())
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_state_of_any_version_passes_every_check_and_holds_what_it_held(name):
+def test_a_state_of_any_version_passes_every_check_and_keeps_its_content(name):
     assert read_header(FOLDER / name).format_version == int(name[1 : name.index("-")])
     document = describe(FOLDER / name, values=True)
     assert document["stream"]["steps"] == STEPS
@@ -32,8 +32,8 @@ def test_a_state_holds_the_same_in_every_form(suffix, tmp_path):
     assert content(path) == HELD["v1-paper.safetensors"]
 
 
-def test_the_current_version_is_there_in_every_form_but_pt_and_the_files_are_small():
-    # A .pt is a pickle, if a harmless one, and none is kept here. Its header and tensors are those of the other forms.
+def test_the_current_version_has_small_files_of_every_form_but_pt():
+    # A .pt is a pickle, so none is kept here. It has the header and the tensors of the other forms.
     assert {path.name for path in FOLDER.glob("v*")} == set(HELD)
     current = {Path(name).suffix for name in HELD if name.startswith(f"v{FORMAT_VERSION}-")}
     assert current == set(FORMS) - {".pt"}, "raise FORMAT_VERSION and run python -m tests.storage.golden.make"

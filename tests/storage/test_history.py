@@ -1,4 +1,4 @@
-"""Earlier commits are states of their own, as many as asked for, and never those of another stream."""
+"""Kept commits are states of their own, no more than asked for, and never of another stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.core.step import StreamClock
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.storage import writer
 from protokv.storage.api import load_state, moments, read_header, save_state
+from protokv.storage.files import SafetensorsForm
 from protokv.storage.form import FORMS, form_of
 from protokv.storage.watched import Segment, fingerprints, is_before, next_segment, segment_of
 from protokv.storage.writer import Writer
@@ -38,18 +38,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_names_tell_the_stream_time_and_sort_by_it(make_state, tmp_path):
-    path = tmp_path / "talk.safetensors"
-    for time_s in (9.5, 1 / 3, 1234567.0, 30.0):
-        state = make_state(clock=StreamClock(1, time_s, 9, 9, 1.0, 2))
-        commit(state, path, 1)
-        commit(replace(state, clock=StreamClock(2, 2e6, 9, 9, 1.0, 2)), path, 2)
-        path.unlink()
-        (found,) = kept(path)
-        assert found.name == f"talk.safetensors@{time_s:010.3f}s"
-    assert names(tmp_path) == ["talk.safetensors@000030.000s"]
-
-
 def test_committing_the_same_moment_again_keeps_it_once(make_state, tmp_path):
     path = tmp_path / "a.safetensors"
     for step, complete in [(1, False), (2, False), (2, True)]:
@@ -68,7 +56,7 @@ def test_committing_the_same_moment_again_keeps_it_once(make_state, tmp_path):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_state, same_state, tmp_path):
+def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_state, same_state, tmp_path):
     path = tmp_path / "a.safetensors"
     if "backbone" in other:
         other = {"backbone": replace(make_state().backbone, weights_digest="other")}
@@ -81,14 +69,17 @@ def test_what_another_stream_left_is_neither_answered_from_nor_kept(other, make_
     commit(at(make_state, 6), path, 3)
     assert moments(path) == [10.0, 12.0]
     assert same_state(load_state(path, at_s=10.0), at(make_state, 5))
-    # It is somebody else's, so it is not removed either.
+    # Commits of others are not removed.
     assert times(path) == [2.0, 4.0, 10.0]
 
 
 @EVERY_FORM
-def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_state, same_state, tmp_path):
-    """A file, a folder, a state under the name of another, and a link, which is not followed."""
+def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, make_state, same_state, tmp_path):
+    """A file, a folder, a state of another time, a link, which is not followed, and files with similar names."""
     path, elsewhere = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    similar = [tmp_path / name for name in (f"a{suffix}@1s", f"ab{suffix}@000001.000s", f"a{suffix}@000001.000s.bak")]
+    for one in similar:
+        one.write_text("mine")
     mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6, 8)]
     mine[0].write_text("mine")
     mine[1].mkdir()
@@ -105,9 +96,10 @@ def test_what_only_has_the_name_of_a_kept_commit_is_left_alone(suffix, make_stat
     assert same_state(load_state(mine[2]), at(make_state, 1))
     assert mine[3].is_symlink()
     assert same_state(load_state(elsewhere), at(make_state, 4))
+    assert all(one.read_text() == "mine" for one in similar)
 
 
-def test_starting_over_drops_what_lies_in_the_future(make_state, tmp_path):
+def test_starting_over_drops_later_commits(make_state, tmp_path):
     path = tmp_path / "a.safetensors"
     for step in range(1, 6):
         commit(at(make_state, step), path, 4)
@@ -132,12 +124,8 @@ def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_
     assert times(path) == []
 
 
-def test_a_commit_that_is_removed_while_it_is_looked_at_is_looked_for_again(
-    make_state, same_state, tmp_path, monkeypatch
-):
-    """A writer goes on between the reader's look and its reading."""
-    from protokv.storage.files import SafetensorsForm
-
+def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state, same_state, tmp_path, monkeypatch):
+    """A writer commits between the reader's listing and its reading."""
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):
         commit(at(make_state, step), path, 3)
@@ -165,7 +153,7 @@ def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
     assert load_state(link, at_s=2.0).clock.steps == 1
 
 
-def test_where_files_have_no_second_names_they_are_copied(make_state, same_state, tmp_path, monkeypatch):
+def test_without_hard_links_a_kept_commit_is_a_copy(make_state, same_state, tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -190,17 +178,8 @@ def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
         Writer(tmp_path / "a.safetensors", keep=0)
 
 
-def test_files_with_like_names_are_left_alone(make_state, tmp_path):
-    mine = ["a.safetensors@1s", "ab.safetensors@000001.000s", "a.pt@000001.000s", "a.safetensors@000001.000s.bak"]
-    for name in mine:
-        (tmp_path / name).write_text("mine")
-    for step in (1, 2, 3):
-        commit(at(make_state, step), tmp_path / "a.safetensors", 1)
-    assert names(tmp_path) == sorted([*mine, "a.safetensors"])
-
-
 def commit_and(state, path: Path, then) -> None:
-    """Commit in the background, and do something before the writer is left."""
+    """Commit in the background, and call `then` before leaving the writer."""
     with Writer(path, background=True) as writer:
         writer.commit(state)
         then(writer)
@@ -208,9 +187,7 @@ def commit_and(state, path: Path, then) -> None:
 
 class TestWriter:
     @EVERY_FORM
-    def test_a_write_behind_the_stream_has_the_bytes_of_one_that_is_waited_for(
-        self, suffix, make_state, same_state, tmp_path
-    ):
+    def test_a_background_write_has_the_bytes_of_one_in_the_foreground(self, suffix, make_state, same_state, tmp_path):
         states = [at(make_state, step) for step in (1, 2, 3)]
         with (
             Writer(tmp_path / f"a{suffix}", keep=3) as now,
@@ -221,7 +198,7 @@ class TestWriter:
                 live = replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
                 assert [one.steps for one in now.commit(state)] == [state.clock.steps]
                 landed += later.commit(live)
-                # The stream goes on and changes the tensors in place while they are being written.
+                # The stream changes the tensors in place while they are written.
                 for tensor in live.tensors.values():
                     tensor.zero_()
             landed += later.landed(wait=True)
@@ -236,7 +213,7 @@ class TestWriter:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    def test_on_a_device_the_copy_is_what_is_written_whatever_the_stream_does_next(
+    def test_on_a_device_the_copy_is_written_although_the_stream_changes_the_tensors(
         self, make_state, same_state, tmp_path
     ):
         host = at(make_state, 1)
@@ -262,40 +239,15 @@ class TestWriter:
         with pytest.raises(ZeroDivisionError):
             commit_and(bad, tmp_path / "a.safetensors", lambda _: 1 / 0)
 
-    def test_at_most_one_write_is_in_flight(self, make_state, tmp_path, monkeypatch):
-        running, most = [], []
-        real = writer.commit
-
-        def counted(*arguments):
-            running.append(1)
-            most.append(len(running))
-            real(*arguments)
-            running.pop()
-
-        monkeypatch.setattr(writer, "commit", counted)
-        with Writer(tmp_path / "a.safetensors", background=True) as one:
-            landed = [it for step in range(1, 30) for it in one.commit(at(make_state, step))]
-            landed += one.landed(wait=True)
-        assert most == [1] * 29
-        assert [it.steps for it in landed] == list(range(1, 30))
-
-    def test_the_lock_is_free_after_a_failure(self, make_state, tmp_path):
-        path = tmp_path / "a.safetensors"
-        with pytest.raises(StateError), Writer(path) as writer:
-            writer.commit(replace(at(make_state, 2), settings={"not": object()}))
-        with Writer(path):
-            pass
-        assert names(tmp_path) == []
-
 
 ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter in "abc")
 
 
 class TestSources:
-    def test_a_state_of_one_source_says_no_more_than_before(self):
+    def test_the_record_of_one_source_is_unchanged(self):
         assert Segment().record(ONE) == ONE
 
-    def test_sources_are_listed_in_order_with_where_each_begins(self, make_state, tmp_path):
+    def test_sources_are_listed_in_order_with_the_beginning_of_each(self, make_state, tmp_path):
         state = at(make_state, 3, source=ONE, complete=True)
         for step, source in [(5, TWO), (9, THREE)]:
             segment = next_segment(state)
@@ -312,7 +264,7 @@ class TestSources:
         ]
         assert (found.source["first_step"], found.source["start_s"]) == (5, 10.0)
 
-    def test_a_state_without_a_source_has_one_that_says_nothing(self, make_state):
+    def test_a_state_without_a_source_has_an_empty_record(self, make_state):
         assert fingerprints(at(make_state, 3, source=None)) == (None,)
         assert next_segment(at(make_state, 3, source=None)).earlier == ({},)
 

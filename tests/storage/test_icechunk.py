@@ -252,9 +252,7 @@ def test_a_writer_that_may_not_list_or_delete_commits_all_the_same(make_state, s
     assert same_state(load_state(address), at(make_state, 3))
 
 
-def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newer_one(
-    make_state, same_state, address, monkeypatch
-):
+def test_a_reader_whose_state_is_collected_meanwhile_reads_the_newer_one(make_state, same_state, address, monkeypatch):
     save_state(at(make_state, 1), address)
     real, steps = hierarchy.Hierarchy.tensors, iter((2,))
 
@@ -268,7 +266,7 @@ def test_a_reader_whose_state_is_replaced_and_collected_meanwhile_reads_the_newe
     assert load_state(address).clock.steps in (1, 2)
 
 
-# What is damaged, hostile, missing or out of reach
+# Damaged, hostile, missing and unreachable repositories
 
 
 def test_every_damaged_object_is_reported_or_does_no_harm(make_state, same_state, store, address):
@@ -361,7 +359,7 @@ def test_an_address_that_names_no_place_is_refused(address, make_state):
             call(address)
 
 
-def test_google_and_azure_are_told_apart_by_the_scheme(monkeypatch):
+def test_the_scheme_chooses_google_or_azure(monkeypatch):
     assert "GcsObjectStoreBackend(bucket=b, prefix=a/c)" in repr(repository.storage_of("gs://b/a/c/"))
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(StateError, match="storage account"):

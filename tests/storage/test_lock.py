@@ -78,7 +78,7 @@ def test_another_process_is_refused_until_the_first_has_ended(do, tmp_path):
     check_free(path)
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once_although_its_file_is_left(tmp_path):
+def test_the_lock_of_a_killed_process_is_free_at_once_although_its_file_stays(tmp_path):
     with holder(tmp_path / "a") as process:
         process.kill()
         process.wait(timeout=60)
@@ -111,7 +111,7 @@ def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
 
 
 def test_a_lock_file_that_its_owner_removes_at_the_last_moment_locks_nothing(tmp_path, monkeypatch):
-    """The owner unlinks between our open and our lock: the file that we locked is gone."""
+    """The owner unlinks the file between our open and our lock."""
     path, real, calls = tmp_path / "a", fcntl.flock, []
 
     def flock(number: int, how: int) -> None:
@@ -128,7 +128,7 @@ def test_a_lock_file_that_its_owner_removes_at_the_last_moment_locks_nothing(tmp
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_said_to_hold_none(number, tmp_path, monkeypatch):
+def test_a_file_system_without_locks_holds_none(number, tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -138,13 +138,13 @@ def test_a_file_system_without_locks_is_said_to_hold_none(number, tmp_path, monk
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_is_not_there_is_one_error(tmp_path):
+def test_a_missing_folder_is_one_error(tmp_path):
     with pytest.raises(StateError, match=r"cannot write the state .*no/a"), Lock(tmp_path / "no" / "a"):
         pass
 
 
 @pytest.mark.parametrize("what", ["link", "link to nothing", "folder"])
-def test_a_lock_file_that_cannot_be_ours_is_refused_and_nothing_is_made_through_it(what, tmp_path):
+def test_a_foreign_lock_file_is_refused_and_not_followed(what, tmp_path):
     mine, lock = tmp_path / "mine.txt", tmp_path / ".a.lock"
     mine.write_text("mine")
     if what == "folder":
@@ -158,7 +158,7 @@ def test_a_lock_file_that_cannot_be_ours_is_refused_and_nothing_is_made_through_
     assert names(tmp_path) == [".a.lock", "mine.txt"]
 
 
-def test_nothing_is_written_to_a_file_that_has_the_name_of_the_lock(tmp_path):
+def test_a_file_with_the_name_of_the_lock_is_not_written_to(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     (tmp_path / ".a.lock").hardlink_to(mine)

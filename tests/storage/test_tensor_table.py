@@ -1,4 +1,4 @@
-"""The page of tensors describes each as it is declared; `python -m tests.storage.test_tensor_table` writes it."""
+"""The page of tensors agrees with their declarations; `python -m tests.storage.test_tensor_table` writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
 
 
 def rows() -> dict[str, tuple[str, str, str]]:
-    """Axes, dtype and meaning of every tensor of every memory, by its name."""
+    """Return axes, dtype and meaning of every tensor of every memory by name."""
     found = {}
     configs = [*(config() for config in CONFIGS.values()), DurableConfig(center_bits=8)]
     for config in configs:
@@ -31,7 +31,7 @@ def table() -> str:
     return "\n".join(f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows().items())
 
 
-def test_every_tensor_is_on_the_page_as_it_is_declared() -> None:
+def test_the_page_has_the_declaration_of_every_tensor() -> None:
     missing = [line for line in table().splitlines() if line not in PAGE.read_text(encoding="utf-8").splitlines()]
     assert not missing
 

@@ -1,4 +1,4 @@
-"""The record of a live stream answers what was when, is bounded, and survives a state; nonsense is refused."""
+"""The log of a live stream converts times, is bounded, and survives a state; nonsense is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_steady_clock_needs_one_anchor_however_often_the_source_is_lost():
     assert len(json.dumps(log.to_dict())) < 8_000
 
 
-def test_a_clock_that_is_never_right_is_bounded_too_and_the_beginning_is_kept():
+def test_a_wrong_clock_is_bounded_too_and_the_beginning_stays():
     log = WallClockLog()
     for i in range(1000):
         log.anchor(10.0 * i, 1e9 + 100.0 * i)
@@ -37,7 +37,7 @@ def test_a_clock_that_is_never_right_is_bounded_too_and_the_beginning_is_kept():
 
 
 @given(STEPS)
-def test_stream_time_and_real_time_lead_to_each_other(steps):
+def test_stream_time_and_real_time_are_inverse(steps):
     log, stream_s, real_s = WallClockLog(), 0.0, 1e9
     for passed_s, adjusted_s in steps:
         log.anchor(stream_s, real_s)
@@ -52,7 +52,7 @@ def test_stream_time_and_real_time_lead_to_each_other(steps):
     assert STEADY_S > 0
 
 
-def test_what_is_lost_twice_is_one_gap():
+def test_a_source_that_is_lost_twice_has_one_gap():
     log = WallClockLog()
     log.lose(5.0, "gone")
     log.lose(6.0, "gone again")
@@ -62,7 +62,7 @@ def test_what_is_lost_twice_is_one_gap():
     assert log.find(10.0) is None
 
 
-def test_it_is_the_same_behind_a_state_and_nonsense_is_refused():
+def test_the_log_survives_a_state_and_nonsense_is_refused():
     log = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
     log.lose(1.0, "x\ny")
     record = json.loads(json.dumps(log.to_dict()))

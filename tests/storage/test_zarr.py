@@ -22,7 +22,7 @@ TENSOR_INFO = {
     "near.keys": TensorSpec(
         "near.keys", ("layer", "kv_head", "token", "feature"), (2, 3, 5, 7), torch.bfloat16, "keys"
     ),
-    # Of another tensor: it explains nothing, and nothing fails.
+    # Of another tensor; it is ignored.
     "near.step": TensorSpec("near.step", _SLOT, (2, 3, 11), torch.int64, "no such thing"),
 }
 
@@ -75,7 +75,7 @@ class TestZarr(LocalFormTests):
         assert same_state(load_state(path), make_state())
 
     @pytest.mark.parametrize("content", ["file", "folder", "other zarr", "a note in a state"])
-    def test_what_is_no_state_of_ours_is_never_overwritten(self, content, at, make_state):
+    def test_foreign_files_are_never_overwritten(self, content, at, make_state):
         path = at()
         if content == "file":
             path.write_text("mine")
@@ -111,20 +111,17 @@ class TestZarr(LocalFormTests):
         assert all(one.stat().st_nlink == 1 for one in elsewhere.rglob("*") if one.is_file())
         assert same_state(load_state(path), make_state(seed=5))
 
-    def test_a_reader_that_is_overtaken_reads_the_newer_state(self, at, make_state, same_state, monkeypatch):
-        from protokv.storage import zarr as module
-
-        path, states, real = at(), iter((1, 2)), module._file_sizes
+    def test_a_reader_reads_again_if_the_state_was_replaced(self, at, make_state, same_state, monkeypatch):
+        path, states, real = at(), iter((1, 2)), hierarchy._file_sizes
         save_state(make_state(seed=0), path)
 
         def files(*arguments):
-            """Another writer commits between the reading of the document and of all else."""
+            """Let another writer commit before the other files are read."""
             if (seed := next(states, None)) is not None:
                 with monkeypatch.context() as nested:
-                    nested.setattr(module, "_file_sizes", real)
+                    nested.setattr(hierarchy, "_file_sizes", real)
                     save_state(make_state(seed=seed), path)
             return real(*arguments)
 
-        monkeypatch.setattr(module, "_file_sizes", files)
-        found = load_state(path)
-        assert same_state(found, make_state(seed=2))
+        monkeypatch.setattr(hierarchy, "_file_sizes", files)
+        assert same_state(load_state(path), make_state(seed=2))

@@ -1,6 +1,7 @@
-"""Write the golden states of the current format version, and what they hold: `python -m tests.storage.golden.make`.
+"""Write the golden states of the current format version and digests of their content.
 
-Run it when `FORMAT_VERSION` is raised, and keep the files of older versions: they stand for what users have.
+Run `python -m tests.storage.golden.make` when `FORMAT_VERSION` is raised. Keep the files of older versions: users have
+such states.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CONFIGS: dict[str, tuple[MemoryConfig, tuple[str, ...]]] = {
 
 
 def content(path: Path) -> str:
-    """Return a digest of all that a state holds; the same in every form."""
+    """Return a digest of the content of a state; it is the same in every form."""
     state = storage.load_state(path)
     header = {name: value for name, value in state.to_json().items() if name not in ("format_version", "created_by")}
     tensors = {n: tensor_digest(str(one.dtype), tuple(one.shape), raw(one)) for n, one in state.tensors.items()}
