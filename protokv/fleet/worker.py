@@ -33,8 +33,8 @@ from protokv.storage.checkpoint import check_fits, config_of
 from protokv.storage.form import is_url
 from protokv.storage.watched import records_of
 from protokv.video import Damage
-from protokv.video.file import fingerprint_of
-from protokv.video.registry import registered_kind
+from protokv.video.address import kind_of
+from protokv.video.registry import fingerprint_of
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -169,7 +169,7 @@ def damage_of(header: Header) -> str:
 
 def _has_grown(source: str, header: Header) -> bool:
     """Return True if a file has grown since it was watched to its end."""
-    if registered_kind(source) != "file":
+    if kind_of(source) != "file":
         return False
     return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
 

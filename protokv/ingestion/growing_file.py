@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protokv.video import SourceInfo
-from protokv.video.fingerprint import fingerprint
+from protokv.video.file import fingerprint
 
 
 class GrowingFile:

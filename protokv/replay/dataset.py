@@ -25,7 +25,7 @@ from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
 from protokv.replay.streams import FileStream, Stream
 from protokv.video import Step
-from protokv.video.fingerprint import fingerprint
+from protokv.video.file import fingerprint
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
 

@@ -1,7 +1,8 @@
-"""Connect to a stream with PyAV, with the options that FFmpeg needs for this kind of address.
+"""Connect to a stream with PyAV: a network address, a device, a pipe, or a file that grows.
 
-FFmpeg may speak only the protocols of that kind, so a playlist or a session description cannot name a file of this
-machine. A user's own options go to FFmpeg unchanged. Errors show the address without its secrets.
+FFmpeg may speak only the protocols of the kind of address, so a playlist or a session description cannot name a file of
+this machine. A user's own options go to FFmpeg unchanged. Errors show the address without its secrets. A pipe or a
+growing file cannot seek, so `Incoming.check` refuses an MP4 whose index comes after its pictures.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import av
 
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
 from protokv.video.container import REFUSED, limit_decoder, reason
-from protokv.video.pipe import Incoming, from_descriptor, growing
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
 _RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
@@ -68,6 +69,12 @@ ANALYSE_US = "1000000"
 
 # HLS delivers whole segments, and the first ones are minutes old.
 HLS_SLACK_S = 60.0
+
+# Seconds between two looks at a growing file.
+LOOK_S = 0.2
+
+_HEADER = 16
+_INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as MPEG-TS with `-f mpegts`"
 
 
 @contextmanager
@@ -186,3 +193,84 @@ def _device(source: str, kind: str) -> str:
             raise ConfigError("screen: is read on Linux", hint="avfoundation: or dshow: name the screen elsewhere")
         return rest or os.environ.get("DISPLAY", ":0")
     return rest
+
+
+class Incoming:
+    """A readable file object over incoming bytes."""
+
+    def __init__(self, read: Callable[[int], bytes], name: str, close: Callable[[], None] = lambda: None) -> None:
+        self._read, self._name, self.close = read, name, close
+        self._held = b""
+
+    def read(self, n: int) -> bytes:
+        """Return up to `n` bytes; none only at the end."""
+        if self._held:
+            given, self._held = self._held[:n], self._held[n:]
+            return given
+        return self._read(n)
+
+    def check(self) -> None:
+        """Refuse a file that cannot be read from front to back.
+
+        Raises:
+            SourceUnreadable: nothing came, or it is an MP4 with its index at the end.
+        """
+        at = 0
+        while True:
+            head = self._peek(at, _HEADER)
+            if not at and not head:
+                raise SourceUnreadable(
+                    f"nothing came from {self._name}", hint="look at what the program before it says"
+                )
+            size, kind = int.from_bytes(head[:4], "big"), head[4:8]
+            if len(head) < _HEADER or (not at and kind != b"ftyp"):
+                return
+            if kind == b"mdat":
+                raise SourceUnreadable(
+                    f"{self._name} is an MP4 whose index comes after its pictures: it cannot be read as it comes in",
+                    hint=_INDEX_FIRST,
+                )
+            if kind not in (b"ftyp", b"free", b"skip", b"wide", b"uuid") or not 8 <= size <= 1 << 20:
+                return
+            at += size
+
+    def _peek(self, at: int, n: int) -> bytes:
+        while len(self._held) < at + n and (more := self._read(1 << 16)):
+            self._held += more
+        return self._held[at : at + n]
+
+
+def from_descriptor(number: int, name: str) -> Incoming:
+    """Read from an open file descriptor. SourceUnreadable if it is closed."""
+    try:
+        os.fstat(number)
+    except OSError as error:
+        raise SourceUnreadable(f"{name} is closed", hint="pipe a video into it") from error
+
+    def read(n: int) -> bytes:
+        try:
+            return os.read(number, n)
+        except OSError as error:
+            raise EOFError from error
+
+    return Incoming(read, name)
+
+
+def growing(path: Path, patience_s: float) -> Incoming:
+    """Read a file, and go on while it grows; it ends once nothing was added for `patience_s`."""
+    try:
+        file: BinaryIO = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise SourceNotFound(f"no video at {path}", hint="check the spelling of the path") from None
+    except OSError as error:
+        raise SourceUnreadable(f"cannot read {path}: {error.strerror or error}") from error
+
+    def read(n: int) -> bytes:
+        until_s = time.monotonic() + patience_s
+        while not (data := file.read(n)):
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(LOOK_S)
+        return data
+
+    return Incoming(read, path.name, file.close)

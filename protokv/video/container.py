@@ -1,6 +1,6 @@
-"""PyAV's demultiplexer: open a video file, and read its packets from a given time on.
+"""PyAV: open a video file with limits on its demultiplexer and decoder, describe it, and convert its frames.
 
-FFmpeg may read only the named file: no network, no playlists, no other files. The sources decode.
+FFmpeg may read only the named file: no network, no playlists, no other files.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import av
+import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.report import DecodeReport
-
-if TYPE_CHECKING:
-    from protokv.video.probe import Probe
+from protokv.video.source import Image, SourceInfo
 
 # Demultiplexers that make pictures of text, or open other files than the named one.
 REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
@@ -26,15 +24,6 @@ SHOWING_MEMORY = {"mjpeg"}
 
 # Characters of a video's comment that are kept.
 COMMENT = 200
-
-# Failures of the demultiplexer in a row, and packets in a row of streams that it does not know.
-MOST_FAILURES, MOST_STRANGERS = 16, 1 << 20
-
-# Bytes of packets that are held while looking for the key frame before a time.
-HELD_BYTES = 256 << 20
-
-# These containers have no index, or none of the whole file.
-WITHOUT_INDEX = {"mpegts", "mpeg", "h264", "hevc", "flv"}
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352
@@ -89,70 +78,6 @@ def too_large(name: object, width: int, height: int, max_pixels: int) -> SourceU
     )
 
 
-def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: DecodeReport) -> Iterator[Any]:
-    """Give the packets of the video stream, from the key frame at or before `from_s` (0: from the start) to the end.
-
-    A demultiplexer that fails in the middle of the file is asked again. At the end the report learns of packets that
-    the file promised and did not hold.
-    """
-    if from_s > 0:
-        container.seek(probe.ticks(from_s), stream=stream, backward=True, any_frame=False)
-    last_dts: int | None = None
-    end_s, failures, strangers = 0.0, 0, 0
-    demux = container.demux(stream)
-    while True:
-        try:
-            packet = next(demux)
-        except StopIteration:
-            break
-        except IndexError:
-            # A packet of a stream that appeared in the middle of the file, which PyAV does not know; it is consumed.
-            strangers += 1
-            if strangers > MOST_STRANGERS:
-                report.failed(None, "packets of unknown streams")
-                break
-            demux = container.demux(stream)
-            continue
-        except Exception as error:
-            failures += 1
-            if failures > MOST_FAILURES:
-                report.failed(None, reason(error))
-                break
-            demux = container.demux(stream)
-            continue
-        if packet.size == 0:
-            continue
-        failures = strangers = 0
-        if packet.dts is not None:
-            last_dts = packet.dts
-        ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
-        if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
-            stated_s = float((packet.duration or 0) * probe.time_base)
-            end_s = max(end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
-        yield packet
-    _check_promises(probe, stream, report, last_dts, end_s)
-
-
-def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
-    """Skip to the last key frame before the first packet that is later than `start_s`.
-
-    This replaces a seek where there is no index: FFmpeg guesses by time stamps, and lands elsewhere in a damaged file.
-    If too much would have to be held, reading begins at the first key frame that is held.
-    """
-    held: list[Any] = []
-    size = 0
-    for packet in packets:
-        time_s = probe.expected_s(packet)
-        if packet.is_keyframe and (time_s is None or time_s <= start_s):
-            held, size = [], 0
-        held.append(packet)
-        size += packet.size
-        if size > HELD_BYTES or (time_s is not None and time_s > start_s):
-            break
-    yield from held
-    yield from packets
-
-
 def comment_of(container: Any) -> str | None:
     """Return the beginning of a video's comment; Matroska's tags are in capitals."""
     tags = {name.lower(): text for name, text in container.metadata.items()}
@@ -184,23 +109,33 @@ def _video_stream(container: Any, path: Path) -> Any:
     )
 
 
-def _check_promises(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | None, end_s: float) -> None:
-    """Count what the index or the declared end of the file promises and the packets did not hold."""
-    why = "the file ends before the end that it declares"
-    rate = probe.rate_fps or 1.0
-    # Honest files are off by up to half a second, or two frames.
-    honest_s = max(0.5, 2.0 / rate)
-    if probe.indexed:
-        after = probe.ticks(report.start_s) - 1 if last_dts is None else last_dts
-        missing = sum(entry.timestamp > after for entry in stream.index_entries)
-        if missing:
-            report.missing(missing, end_s, why)
-            return
-        # Times that jump behind the last edit take frames out of the index. The declared end counts what an edit list
-        # cuts away on purpose, but not to the second.
-        honest_s = max(2.0, 0.25 * (probe.promised_s or 0.0))
-    if probe.promised_s is None:
-        return
-    gap_s = probe.promised_s - max(end_s, report.start_s)
-    if gap_s > honest_s:
-        report.missing(max(1, round(gap_s * rate)), end_s, why)
+def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> SourceInfo:
+    """Return the facts that PyAV's container, its video stream and its first frame tell of a source."""
+    rotation = round(first.rotation / 90) % 4 * 90
+    across = rotation in (90, 270)
+    return SourceInfo(
+        name=name,
+        kind=kind,
+        decoder="pyav",
+        container=container.format.name.split(",")[0],
+        codec=stream.codec_context.codec.canonical_name,
+        pixel_format=str(first.format.name),
+        width=int(first.height if across else first.width),
+        height=int(first.width if across else first.height),
+        rotation=rotation,
+        rate_fps=float(stream.average_rate) if stream.average_rate else None,
+        comment=comment_of(container),
+    )
+
+
+def to_rgb(frame: Any, info: SourceInfo) -> Image:
+    """Return a decoded frame as RGB `[h, w, 3]` uint8 in the size and rotation of the source.
+
+    A stream may change its size on the way; all its frames get one size.
+    """
+    across = info.rotation in (90, 270)
+    width, height = (info.height, info.width) if across else (info.width, info.height)
+    same = (frame.width, frame.height) == (width, height)
+    fitted = frame if same else frame.reformat(width=width, height=height)
+    image: Image = fitted.to_ndarray(format="rgb24")
+    return np.ascontiguousarray(np.rot90(image, info.rotation // 90)) if info.rotation else image

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import opened, packets
-from protokv.video.probe import Probe
+from protokv.video.container import opened
+from protokv.video.probe import Probe, packets
 from protokv.video.pyav_source import PyAVSource
 from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
@@ -56,12 +56,13 @@ def unsuited(probe: Probe) -> str:
     """Return why decord should not read this file; empty if it may."""
     if not is_installed():
         return "decord is not installed"
+    info = probe.info
     if not probe.has_pts:
-        return f"{probe.container} files carry no presentation times"
-    if probe.codec not in CODECS:
-        return f"decord is not known to decode {probe.codec}"
-    if probe.pixel_format not in PIXEL_FORMATS:
-        return f"decord is not known to decode {probe.pixel_format} exactly"
+        return f"{info.container} files carry no presentation times"
+    if info.codec not in CODECS:
+        return f"decord is not known to decode {info.codec}"
+    if info.pixel_format not in PIXEL_FORMATS:
+        return f"decord is not known to decode {info.pixel_format} exactly"
     if probe.interlaced:
         return "decord does not convert interlaced frames exactly"
     return ""
@@ -90,7 +91,7 @@ class DecordSource(PyAVSource):
             return
         self._report = report
         keep = _looked_at(listed, wanted)
-        size = self.probe.width * self.probe.height * 3
+        size = self.info.width * self.info.height * 3
         first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
         keep[first] = True
         if wanted.fps is not None and not listed[-1].duration_s and len(listed) > 1:

@@ -1,43 +1,19 @@
-"""Video files: check a path before a decoder sees it, open it with a decoder, and identify its content."""
+"""Video files: check a path before a decoder sees it, and identify its content."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from importlib import import_module
 from pathlib import Path
 
-from protokv import object_store
 from protokv.errors import SourceNotFound, SourceUnreadable
-from protokv.video.fingerprint import fingerprint
-from protokv.video.registry import DECODERS, registered_kind
-from protokv.video.source import Source
+from protokv.video.address import NETWORK
 
+KIB = 1 << 10
 
-def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None) -> Source:
-    """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
-    from protokv.video.container import MAX_PIXELS
-    from protokv.video.probe import probe
-
-    path = Path(path)
-    check_is_file(path)
-    module, name = DECODERS[decoder]
-    source: Source = getattr(import_module(module), name)(probe(path, max_pixels or MAX_PIXELS))
-    return source
-
-
-def fingerprint_of(source: str) -> str | None:
-    """Return the fingerprint of a source without opening it; None for a source that has none.
-
-    Raises:
-        SourceError: it is not there, or cannot be read.
-    """
-    if object_store.is_object(source):
-        return object_store.fingerprint(source)
-    if registered_kind(source) != "file":
-        return None
-    check_is_file(Path(source))
-    return fingerprint(Path(source))
+# At most 64 MiB are read, whatever the size: a fraction of a second.
+PIECES, PIECE = 1024, 64 * KIB
 
 
 def check_is_file(path: Path) -> None:
@@ -64,10 +40,33 @@ def check_is_file(path: Path) -> None:
 
 
 def _advice(path: Path) -> str:
-    """Say what to do about a missing path; it may be an address that lacks a slash."""
-    scheme, colon, rest = os.fspath(path).partition(":/")
-    if not (colon and scheme.isalnum() and len(scheme) > 1):
-        return "check the spelling of the path"
+    """Return a hint for a missing path, which may be an address that lacks a slash."""
+    scheme, colon, rest = os.fspath(path).partition(":")
+    name = rest.lstrip("/")
     if scheme == "file":
-        return f"write the path itself: /{rest.lstrip('/')}"
-    return f"for an address write two slashes: {scheme}://{rest.lstrip('/')}"
+        return f"write the path itself: /{name}"
+    if scheme.lower() in NETWORK or (colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1):
+        return f"an address has two slashes: {scheme.lower()}://{name}"
+    return "check the spelling of the path"
+
+
+def fingerprint(path: Path, size: int | None = None) -> str:
+    """Return the hex sha256 of size and content; of the first `size` bytes, if given, as of a file that ends there.
+
+    A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly
+    spaced ones between them. A change of the size, or of a run of bytes longer than 1/1022 of the file, is seen; a
+    shorter one may not be.
+    """
+    size = path.stat().st_size if size is None else size
+    digest = hashlib.sha256(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        if size <= PIECES * PIECE:
+            left = size
+            while block := file.read(min(left, KIB * KIB)):
+                digest.update(block)
+                left -= len(block)
+            return digest.hexdigest()
+        for i in range(PIECES):
+            file.seek((size - PIECE) * i // (PIECES - 1))
+            digest.update(file.read(PIECE))
+    return digest.hexdigest()

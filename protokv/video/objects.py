@@ -8,15 +8,14 @@ known without a copy, and differs from that of the same video in a file.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
-from protokv.video.registry import Decoder, open_source
-from protokv.video.source import Damage, Frame, Reading, Wanted
+from protokv.video.source import Damage, Frame, Reading, Source, Wanted
 
 
 class ObjectSource(Reading):
@@ -24,20 +23,20 @@ class ObjectSource(Reading):
 
     Args:
         address: `s3://BUCKET/KEY`, `gs://...` or `az://...`.
-        decoder, max_pixels, isolate: of the file; see `open_source`.
+        open_copy: opens the file into which the object is copied.
 
     Raises:
         SourceError: as for a file, or the store cannot be read.
     """
 
-    def __init__(self, address: str, decoder: Decoder, max_pixels: int | None, isolate: bool) -> None:
+    def __init__(self, address: str, open_copy: Callable[[Path], Source]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
         path = Path(self._folder.name, PurePosixPath(address).name or "video")
         with ExitStack() as on_error:
             on_error.callback(self._folder.cleanup)
             try:
                 fingerprint = fetch(address, path)
-                self._file = open_source(path, decoder, max_pixels=max_pixels, isolate=isolate)
+                self._file = open_copy(path)
             except SourceError as error:
                 raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
             except OSError as error:

@@ -1,14 +1,15 @@
-"""Look into a video file: what it says of itself, and what its first frame shows.
+"""Look into a video file: its header, its first frame, and its packets from a given time on.
 
-The first frame is decoded, so that a file without a picture is refused on opening. Stream time begins at the start of
-the video stream.
+`probe` decodes the first frame, so that a file without a picture is refused on opening. Stream time begins at the start
+of the video stream. The sources decode the packets.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import av
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.container import MAX_PIXELS, comment_of, opened, reason
-from protokv.video.fingerprint import fingerprint
+from protokv.video.container import MAX_PIXELS, describe, opened, reason
+from protokv.video.file import fingerprint
+from protokv.video.report import DecodeReport
+from protokv.video.source import SourceInfo
 from protokv.video.stamps import Timeline
 
 # AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
@@ -29,34 +32,33 @@ DECLARING = {"avi", "matroska"}
 # Packets in a row that may fail before the first frame.
 MOST_FAILURES = 256
 
+# Failures of the demultiplexer in a row, and packets in a row of streams that it does not know.
+MOST_DEMUX_FAILURES, MOST_STRANGERS = 16, 1 << 20
+
+# Bytes of packets that are held while looking for the key frame before a time.
+HELD_BYTES = 256 << 20
+
+# These containers have no index, or none of the whole file.
+WITHOUT_INDEX = {"mpegts", "mpeg", "h264", "hevc", "flv"}
+
 
 @dataclass(frozen=True)
 class Probe:
-    """What opening a file found out. Times and ticks: `time_s = (ticks - origin) * time_base`."""
+    """The facts of a file from its header and its first frame; `time_s = (ticks - origin) * time_base`."""
 
     path: Path
-    container: str
-    codec: str
-    pixel_format: str
-    width: int  # as coded for display, before rotation
-    height: int
-    rotation: int  # degrees counter-clockwise: 0, 90, 180, 270
+    info: SourceInfo  # `duration_s` is the stream time of the end that the file declares
     interlaced: bool
-    rate_fps: float | None
     time_base: Fraction
     origin: int
-    indexed: bool  # the container has an index of all packets, to compare with what was read
-    promised_s: float | None  # stream time of the end that the file declares
-    size_bytes: int
-    fingerprint: str
+    indexed: bool  # the container has an index of all packets, to compare with the packets that were read
     timeline: Timeline
-    comment: str | None = None
     max_pixels: int = MAX_PIXELS
 
     @property
     def has_pts(self) -> bool:
         """Whether the container says when a frame is shown."""
-        return self.container not in WITHOUT_PTS
+        return self.info.container not in WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:
         """Return the stream time of a tick."""
@@ -68,13 +70,13 @@ class Probe:
 
     def stamp(self, frame: Any) -> int | None:
         """Return the presentation ticks of a decoded frame; None if it has none."""
-        return _stamp(self.container, frame)
+        return _stamp(self.info.container, frame)
 
     def expected_s(self, packet: Any) -> float | None:
         """Return the stream time of the frame that a packet should give; None if none is due or it cannot be told."""
         if packet.pts is None or packet.is_discard or not self.has_pts:
             return None
-        if self.codec == "vp8" and not bytes(packet)[0] & 0x10:
+        if self.info.codec == "vp8" and not bytes(packet)[0] & 0x10:
             return None  # a reference frame that is never shown
         return self.time_s(packet.pts)
 
@@ -98,11 +100,9 @@ def probe(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
 
 
 def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
-    context = stream.codec_context
     first = _first_frame(container, stream, path)
-    name = container.format.name.split(",")[0]
-    base = stream.time_base
-    rate = stream.average_rate
+    info = describe(path.name, "file", container, stream, first)
+    name, base = info.container, stream.time_base
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
@@ -117,23 +117,13 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         promised_s = max(0.0, promised_s - max(0.0, float(origin * base)))  # Matroska counts from 0, not from the start
     return Probe(
         path=path,
-        container=name,
-        codec=context.codec.canonical_name,
-        pixel_format=str(first.format.name),
-        width=int(first.width),
-        height=int(first.height),
-        rotation=round(first.rotation / 90) % 4 * 90,
+        info=replace(info, duration_s=promised_s, size_bytes=path.stat().st_size, fingerprint=fingerprint(path)),
         # 0 is unknown, 1 progressive.
-        interlaced=bool(first.interlaced_frame) or context.field_order > 1,
-        rate_fps=float(rate) if rate else None,
+        interlaced=bool(first.interlaced_frame) or stream.codec_context.field_order > 1,
         time_base=base,
         origin=origin,
         indexed=indexed,
-        promised_s=promised_s,
-        size_bytes=path.stat().st_size,
-        fingerprint=fingerprint(path),
         timeline=timeline,
-        comment=comment_of(container),
         max_pixels=max_pixels,
     )
 
@@ -184,3 +174,89 @@ def _promised_end_s(container: Any, stream: Any, whole_s: float | None) -> float
         return own_s if whole_s is None else min(own_s, whole_s)
     # With other streams beside it, the whole may be longer than the video.
     return whole_s if len(container.streams) == 1 else None
+
+
+def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: DecodeReport) -> Iterator[Any]:
+    """Give the packets of the video stream, from the key frame at or before `from_s` (0: from the start) to the end.
+
+    A demultiplexer that fails in the middle of the file is asked again. At the end the report learns of packets that
+    the file promised and did not hold.
+    """
+    if from_s > 0:
+        container.seek(probe.ticks(from_s), stream=stream, backward=True, any_frame=False)
+    last_dts: int | None = None
+    end_s, failures, strangers = 0.0, 0, 0
+    demux = container.demux(stream)
+    while True:
+        try:
+            packet = next(demux)
+        except StopIteration:
+            break
+        except IndexError:
+            # A packet of a stream that appeared in the middle of the file, which PyAV does not know; it is consumed.
+            strangers += 1
+            if strangers > MOST_STRANGERS:
+                report.failed(None, "packets of unknown streams")
+                break
+            demux = container.demux(stream)
+            continue
+        except Exception as error:
+            failures += 1
+            if failures > MOST_DEMUX_FAILURES:
+                report.failed(None, reason(error))
+                break
+            demux = container.demux(stream)
+            continue
+        if packet.size == 0:
+            continue
+        failures = strangers = 0
+        if packet.dts is not None:
+            last_dts = packet.dts
+        ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
+        if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
+            stated_s = float((packet.duration or 0) * probe.time_base)
+            end_s = max(end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
+        yield packet
+    _check_promises(probe, stream, report, last_dts, end_s)
+
+
+def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+    """Skip to the last key frame before the first packet that is later than `start_s`.
+
+    This replaces a seek where there is no index: FFmpeg guesses by time stamps, and lands elsewhere in a damaged file.
+    If too much would have to be held, reading begins at the first key frame that is held.
+    """
+    held: list[Any] = []
+    size = 0
+    for packet in packets:
+        time_s = probe.expected_s(packet)
+        if packet.is_keyframe and (time_s is None or time_s <= start_s):
+            held, size = [], 0
+        held.append(packet)
+        size += packet.size
+        if size > HELD_BYTES or (time_s is not None and time_s > start_s):
+            break
+    yield from held
+    yield from packets
+
+
+def _check_promises(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | None, end_s: float) -> None:
+    """Count what the index or the declared end of the file promises and the packets did not hold."""
+    why = "the file ends before the end that it declares"
+    rate = probe.info.rate_fps or 1.0
+    # Honest files are off by up to half a second, or two frames.
+    honest_s = max(0.5, 2.0 / rate)
+    if probe.indexed:
+        after = probe.ticks(report.start_s) - 1 if last_dts is None else last_dts
+        missing = sum(entry.timestamp > after for entry in stream.index_entries)
+        if missing:
+            report.missing(missing, end_s, why)
+            return
+        # Times that jump behind the last edit take frames out of the index. The declared end counts what an edit list
+        # cuts away on purpose, but not to the second.
+        honest_s = max(2.0, 0.25 * (probe.info.duration_s or 0.0))
+    if probe.info.duration_s is None:
+        return
+    gap_s = probe.info.duration_s - max(end_s, report.start_s)
+    if gap_s > honest_s:
+        report.missing(max(1, round(gap_s * rate)), end_s, why)

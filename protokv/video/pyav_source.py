@@ -6,16 +6,15 @@ Reading goes on after packets that cannot be decoded. Frames are converted to RG
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from protokv.errors import SourceUnreadable
-from protokv.video.container import WITHOUT_INDEX, opened, packets, reason, skip_to_key
-from protokv.video.probe import Probe
+from protokv.video.container import opened, reason, to_rgb
+from protokv.video.probe import WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
@@ -30,23 +29,7 @@ class PyAVSource(Reading):
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self._report = DecodeReport()
-        turned = probe.rotation in (90, 270)
-        self.info = SourceInfo(
-            name=probe.path.name,
-            kind="file",
-            decoder=self.decoder,
-            container=probe.container,
-            codec=probe.codec,
-            pixel_format=probe.pixel_format,
-            width=probe.height if turned else probe.width,
-            height=probe.width if turned else probe.height,
-            rotation=probe.rotation,
-            rate_fps=probe.rate_fps,
-            duration_s=probe.promised_s,
-            size_bytes=probe.size_bytes,
-            fingerprint=probe.fingerprint,
-            comment=probe.comment,
-        )
+        self.info = replace(probe.info, decoder=self.decoder)
 
     @property
     def damage(self) -> Damage:
@@ -77,7 +60,7 @@ class PyAVSource(Reading):
 
     def _from_key(self, wanted: Wanted) -> Iterator[Frame]:
         """Decode from a key frame at or before the start; from the beginning if no seek leads to one."""
-        by_reading = self.probe.container in WITHOUT_INDEX
+        by_reading = self.info.container in WITHOUT_INDEX
         for from_s in (0.0,) if by_reading else _starts(wanted.start_s):
             self._report = report = DecodeReport(wanted.start_s)
             with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
@@ -127,7 +110,7 @@ def decode(
     context.flush_buffers()
     key_s: float | None = None
     last_ticks: int | None = None
-    interval_s = 1 / (probe.rate_fps or 25.0)
+    interval_s = 1 / (probe.info.rate_fps or 25.0)
     clock = FileClock(probe.timeline, report.start_s if drop_leading else 0.0)
     marked: set[float] = set()  # times of frames whose packets the container marked as corrupt
     for packet in chain(packets, [None]):
@@ -151,7 +134,7 @@ def decode(
             ticks = probe.stamp(frame)
             if ticks is None:
                 # AVI gives no times for the last frames: they follow at the stated rate.
-                step = 1 / (probe.rate_fps or 1.0) / float(probe.time_base)
+                step = 1 / (probe.info.rate_fps or 1.0) / float(probe.time_base)
                 ticks = probe.origin if last_ticks is None else last_ticks + max(1, round(step))
             if frame.interlaced_frame:
                 # The two fields of a frame may come in two packets.
@@ -173,11 +156,8 @@ def decode(
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
     def convert() -> Image:
-        # A stream may change its size on the way; all frames get the size of the first.
         try:
-            same = (frame.width, frame.height) == (probe.width, probe.height)
-            fitted = frame if same else frame.reformat(width=probe.width, height=probe.height)
-            return turned(fitted.to_ndarray(format="rgb24"), probe.rotation)
+            return to_rgb(frame, probe.info)
         except Exception as error:
             raise unreadable(probe, error) from error
 
@@ -189,8 +169,3 @@ def unreadable(probe: Probe, error: Exception) -> SourceUnreadable:
     return SourceUnreadable(
         f"{probe.path.name} cannot be read on: {reason(error)}", hint="the file is damaged; copy or repair it"
     )
-
-
-def turned(image: Image, rotation: int) -> Image:
-    """Turn a picture counter-clockwise by `rotation` degrees; the result is contiguous."""
-    return np.ascontiguousarray(np.rot90(image, rotation // 90)) if rotation else image

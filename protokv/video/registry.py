@@ -1,27 +1,28 @@
 """`open_source`, and the registries of kinds of sources and of decoders of files.
 
-A new kind of source is a module with a function that opens it, and a line here. Nothing is imported before it is
+A new kind of source is a module with a function that opens it, and a line here. No decoder is imported before it is
 needed.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.object_store import is_object
+from protokv import object_store
+from protokv.errors import ConfigError, SourceUnreadable
 from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
-
-if TYPE_CHECKING:
-    from protokv.video.source import Source
+from protokv.video.file import check_is_file, fingerprint
+from protokv.video.source import Source
 
 _STREAM = ("protokv.video.stream", "StreamSource")
 
 # kind -> module and function `(source, decoder, max_pixels) -> Source`
 SOURCES = {
-    "file": ("protokv.video.file", "open_file"),
+    "file": (__name__, "open_file"),
     **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
 }
 
@@ -33,13 +34,6 @@ DECODERS = {
 }
 
 Decoder = Literal["auto", "pyav", "decord"]
-
-
-def registered_kind(source: str | os.PathLike[str]) -> str:
-    """Return the kind that a source's text names: one of `SOURCES`, or a scheme that nothing here reads."""
-    text = os.fspath(source)
-    prefix = text.partition(":")[0]
-    return prefix if ":" in text and prefix in SOURCES else kind_of(text)
 
 
 def open_source(
@@ -68,12 +62,12 @@ def open_source(
     """
     if decoder not in DECODERS:
         raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
-    if is_object(source):
+    if object_store.is_object(source):
         from protokv.video.objects import ObjectSource
 
-        return ObjectSource(os.fspath(source), decoder, max_pixels, isolate)
-    _check_slashes(os.fspath(source))
-    kind = registered_kind(source)
+        opened = partial(open_source, decoder=decoder, max_pixels=max_pixels, isolate=isolate)
+        return ObjectSource(os.fspath(source), opened)
+    kind = kind_of(os.fspath(source))
     if kind not in SOURCES:
         raise SourceUnreadable(
             f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
@@ -83,14 +77,30 @@ def open_source(
 
         return IsolatedSource(source, decoder=decoder, max_pixels=max_pixels)
     module, name = SOURCES[kind]
-    opened: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
-    return opened
+    found: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
+    return found
 
 
-def _check_slashes(source: str) -> None:
-    """Refuse an address that lacks a slash, which FFmpeg would guess. SourceNotFound."""
-    scheme, colon, rest = source.partition(":")
-    if colon and scheme.lower() in NETWORK and not rest.startswith("//"):
-        raise SourceNotFound(
-            f"no video at {source}", hint=f"an address has two slashes: {scheme.lower()}://{rest.lstrip('/')}"
-        )
+def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None) -> Source:
+    """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
+    from protokv.video.container import MAX_PIXELS
+    from protokv.video.probe import probe
+
+    check_is_file(Path(path))
+    module, name = DECODERS[decoder]
+    source: Source = getattr(import_module(module), name)(probe(path, max_pixels or MAX_PIXELS))
+    return source
+
+
+def fingerprint_of(source: str) -> str | None:
+    """Return the fingerprint of a source without opening it; None for a source that has none.
+
+    Raises:
+        SourceError: it is not there, or cannot be read.
+    """
+    if object_store.is_object(source):
+        return object_store.fingerprint(source)
+    if kind_of(source) != "file":
+        return None
+    check_is_file(Path(source))
+    return fingerprint(Path(source))

@@ -13,6 +13,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,10 @@ import av
 from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
-from protokv.video.container import MAX_PIXELS, comment_of, reason, too_large
-from protokv.video.fingerprint import fingerprint
-from protokv.video.pyav_source import turned
+from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
+from protokv.video.file import fingerprint
 from protokv.video.report import CORRUPT
-from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
@@ -89,7 +90,6 @@ class StreamSource(Reading):
                 hint="check that it is a video, and that its codec is one that FFmpeg reads",
             )
         self._first: Any = first
-        self._turned = round(first.rotation / 90) % 4 * 90
         self.info = self._describe(first)
 
     @property
@@ -138,7 +138,7 @@ class StreamSource(Reading):
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
                 slot = math.floor(time_s * fps + 1e-6)
-            yield Frame(time_s, self._converter(frame), None, "pyav")
+            yield Frame(time_s, partial(to_rgb, frame, self.info), None, "pyav")
         declared_s = self.info.duration_s
         if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
             self._lost += max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
@@ -202,44 +202,24 @@ class StreamSource(Reading):
         if self._from_s is None:
             self._from_s = time_s
 
-    def _converter(self, frame: Any) -> Callable[[], Image]:
-        width, height = self._size or (self.info.width, self.info.height)
-        if self._turned in (90, 270):
-            width, height = height, width
-
-        def convert() -> Image:
-            same = (frame.width, frame.height) == (width, height)
-            fitted = frame if same else frame.reformat(width=width, height=height)
-            return turned(fitted.to_ndarray(format="rgb24"), self._turned)
-
-        return convert
-
     def _describe(self, first: Any) -> SourceInfo:
-        container, stream = self._container, self._stream
-        form, kind = container.format.name.split(",")[0], address.kind_of(self._source)
-        self._slack_s = HLS_SLACK_S if form == "hls" else KINDS[kind].slack_s if kind in KINDS else math.inf
+        container, stream, kind = self._container, self._stream, address.kind_of(self._source)
+        info = describe(self._name, kind, container, stream, first)
+        hls = info.container == "hls"
+        self._slack_s = HLS_SLACK_S if hls else KINDS[kind].slack_s if kind in KINDS else math.inf
         ends = kind in ("http", "https") and bool(container.duration)
         duration_s = container.duration / av.time_base if ends else None
         rate = stream.average_rate or stream.guessed_rate
-        width, height = self._size or (first.width, first.height)
-        if self._size is None and self._turned in (90, 270):
-            width, height = height, width
-        return SourceInfo(
-            name=self._name,
-            kind=kind,
-            decoder="pyav",
-            container=form,
-            codec=stream.codec_context.codec.canonical_name,
-            pixel_format=str(first.format.name),
-            width=int(width),
-            height=int(height),
-            rotation=self._turned,
+        width, height = self._size or (info.width, info.height)
+        return replace(
+            info,
+            width=width,
+            height=height,
             rate_fps=float(rate) if rate else None,
             duration_s=duration_s,
             size_bytes=self._size_bytes,
             fingerprint=self._fingerprint(duration_s) if ends or self._follow else None,
             seekable=ends or self._follow,
-            comment=comment_of(container),
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:

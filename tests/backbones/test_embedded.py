@@ -23,24 +23,18 @@ from tests.tolerance import forward_terms, near, near_logits
 TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  star\tzebra Xylophone", "it's, 3 stars!"]
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, EMBEDDED_ORDER])
-def name(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
+@pytest.fixture(scope="module")
+def ours() -> Backbone:
+    return load_backbone(EMBEDDED, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def ours(name: str) -> Backbone:
-    return load_backbone(name, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def theirs(name: str) -> Backbone:
-    return load_backbone(str(weights_folder(name)), device="cpu")
+def theirs() -> Backbone:
+    return load_backbone(str(weights_folder(EMBEDDED)), device="cpu")
 
 
 def seen_alike(backbone: Backbone, embeddings: torch.Tensor) -> dict[str, float]:
-    """The tolerance for what a tower makes of a step, whose sums run in another order."""
+    """Return the tolerance for embeddings of a vision tower whose sums run in another order."""
     return near(embeddings, forward_terms(backbone.layers, embeddings.shape[1], len(embeddings)))
 
 
@@ -49,7 +43,7 @@ def test_the_embedded_name_is_its_own_network_and_the_folder_is_transformers(our
     assert type(theirs) is QwenVL
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), [(EMBEDDED, "bfloat16"), (EMBEDDED_ORDER, "float32")])
 def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
     ours = load_backbone(name, device="cpu", dtype=dtype)
     theirs = load_backbone(str(weights_folder(name)), device="cpu", dtype=dtype)
@@ -76,7 +70,7 @@ def test_prompt_and_text_are_those_of_the_chat_template_and_the_tokenizer(ours: 
         assert mine.value.message == other.value.message
 
 
-@given(height=st.integers(5, 400), width=st.integers(5, 400), seed=st.integers(0, 99))
+@given(height=st.integers(5, 240), width=st.integers(5, 240), seed=st.integers(0, 99))
 @torch.inference_mode()
 def test_a_step_of_any_size_is_seen_alike(ours: Backbone, theirs: Backbone, height: int, width: int, seed: int) -> None:
     images = random_frames(seed, 2, height, width)
@@ -112,7 +106,7 @@ def test_the_language_model_gives_the_same_bits(
 def test_a_stream_that_overflows_its_memory_is_answered_alike_and_a_state_goes_on_in_either(
     ours: Backbone, theirs: Backbone
 ) -> None:
-    # Of 8 bits, a centre differs by a whole unit where two sums differ in their last digit.
+    # A centre in 8 bits differs by a whole unit where two sums differ in their last digit.
     config = DurableConfig(budget=60, center_bits=32)
     sessions = [Session.start(backbone, config) for backbone in (ours, theirs)]
     for seed in range(12):

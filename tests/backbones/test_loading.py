@@ -80,7 +80,7 @@ def test_a_byte_in_any_shard_is_another_identity(sharded: Path) -> None:
     assert len(digests) == 1 + len(list(sharded.glob("*.safetensors")))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_dtype_is_that_of_keys_values_and_identity(folder: Path, dtype: str) -> None:
     backbone = on_cpu(folder, dtype=dtype)
     assert backbone.dtype == getattr(torch, dtype)
@@ -374,17 +374,17 @@ def test_modules_stand_where_the_device_map_has_them_or_what_holds_them() -> Non
         assert find_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
 
-@pytest.mark.parametrize("preset", ["paper", "durable", "full"])
+@pytest.mark.parametrize("preset", ["durable", "full"])
 def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     tiny: Backbone, folder: Path, tmp_path: Path, preset: str
 ) -> None:
-    """All on one CPU, and yet different devices to whoever compares them."""
+    """The devices are different for torch, although all are one CPU."""
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
     config = MemoryConfig.of("full", budget=64) if preset == "full" else MemoryConfig.of(preset, budget=40)
     sessions = [Session.start(backbone, config) for backbone in (tiny, spread)]
     assert isinstance(sessions[1].memory, LayerShards)
-    for index in range(10):
+    for index in range(8):
         for session in sessions:
             session.watch(random_frames(index))
     answers = [session.ask(QUESTION, Decoding(max_new_tokens=5)).text for session in sessions]

@@ -18,8 +18,8 @@ from protokv.ingestion import Event, Every, SourceLost, ingest
 from protokv_cli.exits import Exit
 from protokv_cli.ingest_report import show_news
 from protokv_cli.output import Output
+from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, wait_for_commits
-from tests.live.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 

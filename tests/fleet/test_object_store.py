@@ -20,7 +20,7 @@ from protokv.ingestion import Every
 from protokv.object_store import fingerprint, list_objects
 from protokv.storage.lock import Lock
 from protokv.video import open_source
-from protokv.video.file import fingerprint_of
+from protokv.video.registry import fingerprint_of
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 pytest.importorskip("icechunk")

@@ -1,4 +1,4 @@
-"""Several steps in one forward: what each attends to, and that its states are as whole as those of single steps."""
+"""Several steps in one forward: each attends to the memory and the steps before it, and states resume at chunks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from protokv.ingestion import Commit, Every, Progress, ingest
 from protokv.memories import MEMORIES
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
+from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.storage.test_checkpoint import CONFIGS
 from tests.tolerance import near_logits
@@ -26,33 +27,34 @@ SOURCE = Prepared(1, 21)  # eleven steps, the last one short
 QUESTION = "what is the first star ?"
 
 
-def events(path: Path, tiny: Backbone, **options: Any) -> list[object]:
-    return list(ingest(options.pop("source", SOURCE), path, CONFIGS["durable"], backbone=tiny, **options))
+def events(path: Path, **options: Any) -> list[object]:
+    return list(ingest(options.pop("source", SOURCE), path, CONFIGS["durable"], backbone=MockBackbone(), **options))
 
 
-def watched(tiny: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
-    session = Session.start(tiny, config)
-    prepared = [tiny.prepare(random_frames(seed)) for seed in range(n)]
+def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
+    session = Session.start(backbone, config)
+    prepared = [backbone.prepare(random_frames(seed)) for seed in range(n)]
     for first in range(0, n, chunk):
         group = prepared[first : first + chunk]
         session.watch_prepared(group, [float(first + i) for i in range(len(group))])
     return session
 
 
-@pytest.mark.parametrize("positions", ["stream", "compact"])
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize(
+    ("name", "positions"), [*((name, "stream") for name in MEMORIES), ("durable", "compact"), ("rekv", "compact")]
+)
 def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, positions: str, tiny: Backbone) -> None:
     config = MemoryConfig.of(name, budget=400, positions=positions)
-    single, chunked = (watched(tiny, config, 7, chunk) for chunk in (1, 3))
+    single, chunked = (watched(tiny, config, 5, chunk) for chunk in (1, 3))
     assert single.clock == chunked.clock
     expected = single.prefill(QUESTION)
     torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_memory_that_overflows_within_a_chunk_keeps_what_it_promises(name: str, tiny: Backbone) -> None:
-    session = watched(tiny, MemoryConfig.of(name, budget=40), 12, 5)
-    assert session.clock.steps == 12
+def test_a_memory_that_overflows_within_a_chunk_keeps_its_promises(name: str, tiny: Backbone) -> None:
+    session = watched(tiny, MemoryConfig.of(name, budget=40), 9, 5)
+    assert session.clock.steps == 9
     session.memory.check(session.clock)
     assert session.intact
     assert session.ask(QUESTION).context_tokens > 0
@@ -61,21 +63,21 @@ def test_a_memory_that_overflows_within_a_chunk_keeps_what_it_promises(name: str
 def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_far(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oracle forwards the steps one behind the other, in one tail, over the context as the chunk found it."""
+    """The oracle forwards the steps in turn, with one local cache, over the context before the chunk."""
     session = watched(tiny, CONFIGS["durable"], 9, 1)
     prepared = [tiny.prepare(random_frames(seed)) for seed in range(20, 23)]
     expected = []
     with torch.inference_mode():
         tokens = [tiny.embed_steps([one], [0.0])[0] for one in prepared]
-        tail, context, next_position = tiny.new_local_kv(100), session.memory.context(), session.clock.next_position
+        local_kv, context, next_position = tiny.new_local_kv(100), session.memory.context(), session.clock.next_position
         for index, one in enumerate(tokens, start=9):
             stands = tiny.step_positions(
                 one, origin=len(tiny.prefix_ids), start=next_position, index=index, time_s=float(index)
             )
             next_position = max(next_position, max(stands.highest) + 1)
-            before = tail.length
-            tiny.forward(one.embeddings, stands.positions, context, tail, steps=[one])
-            keys, values = (part[:, :, before:] for part in tail.read_all())
+            before = local_kv.length
+            tiny.forward(one.embeddings, stands.positions, context, local_kv, steps=[one])
+            keys, values = (part[:, :, before:] for part in local_kv.read_all())
             expected.append((keys, values, stands.positions, index))
     taken: list[StepKV] = []
     append = session.memory.append
@@ -89,50 +91,42 @@ def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_fa
         assert step.step == index
 
 
-def test_a_chunk_of_one_is_the_stream_as_it_is(tiny: Backbone, tmp_path: Path) -> None:
-    events(tmp_path / "a.safetensors", tiny)
-    events(tmp_path / "b.safetensors", tiny, chunk=1)
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert "chunk" not in (storage.load_state(tmp_path / "a.safetensors").source or {})
-
-
-def test_progress_and_commits_come_behind_whole_chunks(tiny: Backbone, tmp_path: Path) -> None:
-    told = events(tmp_path / "s.safetensors", tiny, chunk=4, every=Every(n_steps=1))
+def test_progress_and_commits_come_behind_whole_chunks(tmp_path: Path) -> None:
+    told = events(tmp_path / "s.safetensors", chunk=4, every=Every(n_steps=1))
     assert [event.steps for event in told if isinstance(event, Progress)] == [4, 8, 11]
     assert [event.steps for event in told if isinstance(event, Commit)] == [4, 8, 11, 11]
 
 
 @pytest.mark.parametrize("stop_after", [1, 2])
-def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(
-    stop_after: int, tiny: Backbone, tmp_path: Path
-) -> None:
+def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: int, tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
-    events(whole, tiny, chunk=4)
+    events(whole, chunk=4)
     told: list[object] = []
     run = ingest(
         SOURCE,
         path,
         CONFIGS["durable"],
-        backbone=tiny,
+        backbone=MockBackbone(),
         chunk=4,
         should_stop=lambda: sum(isinstance(event, Progress) for event in told) >= stop_after,
     )
     for event in run:
         told.append(event)
-    assert storage.load_state(path).clock.steps == 4 * stop_after
+    stopped = storage.load_state(path)
+    assert (stopped.clock.steps, (stopped.source or {})["chunk"]) == (4 * stop_after, 4)
     with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
-        events(path, tiny)
-    events(path, tiny, chunk=4)
+        events(path)
+    events(path, chunk=4)
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_what_stands_in_front_of_an_unreadable_place_is_watched(tiny: Backbone, tmp_path: Path) -> None:
+def test_steps_before_an_unreadable_place_are_watched(tmp_path: Path) -> None:
     source = Breaking(1, 21, 12, SourceUnreadable("it is gone"))
-    *_, summary = events(tmp_path / "s.safetensors", tiny, source=source, chunk=4)
+    *_, summary = events(tmp_path / "s.safetensors", source=source, chunk=4)
     assert (summary.steps, summary.complete, summary.damage) == (5, False, "it is gone")
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 65])
-def test_a_chunk_without_steps_or_with_too_many_is_refused(chunk: int, tiny: Backbone, tmp_path: Path) -> None:
+def test_a_chunk_without_steps_or_with_too_many_is_refused(chunk: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a chunk of"):
-        events(tmp_path / "s.safetensors", tiny, chunk=chunk)
+        events(tmp_path / "s.safetensors", chunk=chunk)

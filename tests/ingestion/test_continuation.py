@@ -29,7 +29,7 @@ A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
 
 
 class Run:
-    """An ingest of a prepared source; `started` and the summary of the last one."""
+    """Ingests a prepared source; `started` is the first event of the last call."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
@@ -82,7 +82,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
         n: t.tolist() for n, t in to_state(session).tensors.items()
     }
     assert fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
-    # A short last step is filled, and the next source begins behind it.
+    # The short last step of a source is filled, and the next source begins after it.
     assert found.source is not None
     assert (found.source["first_step"], found.source["start_s"]) == (8, 8.0)
 
@@ -101,7 +101,7 @@ def test_an_interrupted_one_continues_with_the_same_command(stop_after: int, run
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_how_often_is_committed_changes_nothing_of_the_state(run: Run, tmp_path: Path) -> None:
+def test_the_interval_of_commits_changes_nothing_of_the_state(run: Run, tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
     intervals = (Every(n_steps=1), Every(seconds=2.0), Every(wall_s=1e-9), Every())
     for path, every in zip(paths, intervals, strict=True):
@@ -114,7 +114,7 @@ def test_no_source_is_watched_twice(run: Run, tmp_path: Path) -> None:
     run(path, A)
     run(path, B, append=True)
     before, written = path.read_bytes(), path.stat().st_mtime_ns
-    # The last one, one before it, and the command that made the state in the first place.
+    # The last source, the one before it, and the command that made the state.
     for source, append in [(B, True), (A, True), (A, False)]:
         summary = run(path, source, append=append)
         assert run.started.how == "finished"
@@ -187,7 +187,7 @@ def test_appending_and_starting_over_contradict(run: Run, tmp_path: Path) -> Non
         run(tmp_path / "s.safetensors", A, append=True, overwrite=True)
 
 
-def test_where_there_is_no_state_it_starts_one_unless_there_must_be_one(run: Run, tmp_path: Path) -> None:
+def test_a_missing_state_is_started_unless_it_must_exist(run: Run, tmp_path: Path) -> None:
     with pytest.raises(StateNotFound):
         run(tmp_path / "s.safetensors", A, append=True, resume=True)
     run(tmp_path / "s.safetensors", A, append=True)
@@ -195,7 +195,7 @@ def test_where_there_is_no_state_it_starts_one_unless_there_must_be_one(run: Run
     assert (tmp_path / "s.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes()
 
 
-def test_a_source_without_a_fingerprint_is_no_other_source_and_not_even_itself(run: Run, tmp_path: Path) -> None:
+def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, tmp_path: Path) -> None:
     path, live = tmp_path / "s.safetensors", Prepared(1, 9)
     live.info = replace(live.info, fingerprint=None)
     run(path, live)
@@ -218,14 +218,14 @@ DAMAGED = {
 def test_an_interrupted_run_over_a_damaged_file_ends_in_the_bytes_of_one_run(
     kind: str, deed: str, run: Run, tmp_path: Path
 ) -> None:
-    clip = Clip([40 * i for i in range(150)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
+    clip = Clip([40 * i for i in range(100)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.index(b"mdat") if kind == "mp4" else 600
     path.write_bytes(DAMAGED[deed](data, begin + round((len(data) - begin) * 0.6)))
     with open_source(path) as source:
         whole = run(tmp_path / "whole.safetensors", source)
-        for stop_after in range(1, whole.steps, 3):
+        for stop_after in range(1, whole.steps, 2):
             state = tmp_path / f"{stop_after}.safetensors"
             run(state, source, stop_after=stop_after)
             assert run(state, source).damage == whole.damage

@@ -1,4 +1,4 @@
-"""A live source in a state: its clock, its losses, its pressure, and that it goes on where it was."""
+"""A live source in a state: its clock, its losses, dropped frames, and how it goes on after a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protokv.ingestion import (
 )
 from protokv.ingestion.live.reader import Backoff, Feed, Gone, Sampled
 from protokv.storage.wall_clock import WallClockLog
-from tests.live.cameras import EPOCH, World, gone
+from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -35,7 +35,7 @@ CONFIG = DurableConfig(budget=40)
 
 
 def run(world: World, path: Path, *, until: int | None = None, **options: Any) -> list[Any]:
-    """Ingest until the world has nothing more to give, or so many steps were watched."""
+    """Ingest until the world has nothing more to give, or until this many steps were watched."""
     live = {name: options.pop(name) for name in LiveOptions.__dataclass_fields__ if name in options}
     text = options.pop("text", "rtsp://admin:s3cret@camera/1")
     events: list[Any] = []
@@ -45,7 +45,7 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
         nonlocal quiet
         if until is not None:
             return sum(isinstance(one, Progress) for one in events) >= until
-        # The camera has no more, nothing waits, and what was taken last is done with.
+        # The camera has no more, nothing waits, and the last frame is watched.
         quiet = quiet + 1 if world.idle.is_set() and not source.waiting else 0
         return quiet > 5
 
@@ -83,7 +83,7 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     assert [one.frames_dropped for one in events if isinstance(one, Summary)] == [0]
 
 
-def test_a_camera_that_is_waited_for_at_the_start_is_one_loss_too_and_no_gap(tmp_path: Path) -> None:
+def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     events = run(World([("away", 7.0), gone()], [("away", 5.0), 50, gone()]), path)
     news = [(type(one), one.stream_time_s) for one in events if isinstance(one, SourceLost | SourceRecovered)]
@@ -101,7 +101,7 @@ def test_a_camera_that_is_waited_for_at_the_start_is_one_loss_too_and_no_gap(tmp
         ("tcp://camera:1", {}, [("away", 4.0), gone()], True),
     ],
 )
-def test_who_listens_has_waited_and_does_so_again_at_once(
+def test_a_listening_source_has_waited_and_listens_again_at_once(
     text: str, options: Any, attempt: list[Any], pauses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(*(list(attempt) for _ in range(3)))
@@ -136,7 +136,7 @@ def test_a_silence_that_is_no_loss_is_a_gap_without_repeated_frames(tmp_path: Pa
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0, 86_400.0])
-def test_a_run_that_ended_is_gone_on_with_in_the_same_stream_and_a_gap(away_s: float, tmp_path: Path) -> None:
+def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     first = World([100, gone()])
     run(first, path, until=7)
@@ -167,7 +167,7 @@ def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) 
     assert log_of(path).anchors[0][0] == 5.0
 
 
-def test_a_file_can_be_watched_behind_a_camera_and_a_camera_behind_a_file(tmp_path: Path) -> None:
+def test_a_file_can_be_appended_to_a_camera_and_a_camera_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     list(ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone()))
     run(World([50, gone()]), path, append=True)
@@ -185,14 +185,14 @@ def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_cam
     assert storage.moments(path) == [3.0]
 
 
-def test_given_up_it_is_a_state_and_an_error_in_a_line(tmp_path: Path) -> None:
+def test_a_source_that_is_given_up_leaves_a_state_and_damage(tmp_path: Path) -> None:
     world = World([50, gone()])
     *_, summary = run(world, tmp_path / "s.safetensors", give_up_s=0.0)
     assert (summary.steps, summary.damaged, summary.damage) == (5, True, "rtsp://camera/1 is gone")
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
-def test_what_is_wrong_with_the_address_is_an_error_at_once_unless_it_was_right_before(
+def test_a_wrong_address_is_an_error_at_once_unless_it_was_right_before(
     kind: type[SourceError], tmp_path: Path
 ) -> None:
     with pytest.raises(kind):
@@ -214,12 +214,12 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
     assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
 
 
-def test_every_five_seconds_of_the_clock_is_committed_unless_told_otherwise(
+def test_live_sources_are_committed_by_their_own_interval_and_when_they_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protokv.ingestion.run.LIVE", Every(n_steps=3))
     events = run(World([70, gone()]), tmp_path / "s.safetensors", every=None)
-    # And when the source is lost, so that who asks meanwhile asks about all there was.
+    # A loss commits too, so that a question meanwhile is about all there was.
     assert [one.steps for one in events if isinstance(one, Commit)][:3] == [3, 6, 7]
 
 
@@ -249,7 +249,7 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     assert len(set(pictures)) == len(pictures)
 
 
-def test_a_model_that_is_slower_drops_the_oldest_and_says_so_once_with_both_rates(tmp_path: Path) -> None:
+def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(tmp_path: Path) -> None:
     world, path = World([3000, gone()]), tmp_path / "s.safetensors"
     source = world.source(on_pressure="drop")
     events: list[Any] = []
@@ -266,7 +266,7 @@ def test_a_model_that_is_slower_drops_the_oldest_and_says_so_once_with_both_rate
     assert len(slow) == 1
     assert slow[0].stream_fps > slow[0].watched_fps > 0
     assert max(one.frames_dropped for one in events if isinstance(one, Progress)) == summary.frames_dropped
-    # What is left is the newest.
+    # The newest frames are left.
     assert summary.stream_time_s > 295.0
 
 

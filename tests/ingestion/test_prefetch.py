@@ -22,7 +22,7 @@ BACKBONE = MockBackbone()
 
 
 class Reading:
-    """Steps as `read_steps` gives them; counts what was taken from it, and ends where it is not wanted any more."""
+    """Gives steps like `read_steps`; counts those that were taken, and ends once it is not wanted any more."""
 
     def __init__(self, n: int, error: BaseException | None = None) -> None:
         self.n, self.error, self.given, self.closed = n, error, 0, threading.Event()
@@ -85,7 +85,7 @@ def test_a_frame_that_cannot_be_prepared_is_an_error_at_its_place(monkeypatch: p
         next(steps)
 
 
-def test_a_caller_who_goes_away_ends_the_reading() -> None:
+def test_a_caller_who_closes_the_steps_ends_the_reading() -> None:
     reading = Reading(10**9)
     steps = prefetch(reading, BACKBONE, Stop(never))
     assert next(steps).mark == 0
@@ -109,18 +109,14 @@ def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told()
     stop = Stop(should_stop)
     assert list(prefetch(silent, BACKBONE, stop)) == []
     assert stop.decided
+    # A Yes is remembered.
+    answers = iter([False])
+    assert stop.ask()
     assert asked == {threading.get_ident()}
     assert not running()
 
 
-def test_a_decision_to_stop_is_not_asked_for_again() -> None:
-    answers = iter([True, False])
-    stop = Stop(lambda: next(answers))
-    assert stop.ask()
-    assert stop.ask()
-
-
-def test_what_the_thread_and_the_caller_spend_is_told() -> None:
+def test_the_seconds_of_thread_and_caller_are_measured() -> None:
     timings = Timings()
     list(prefetch(Reading(3), BACKBONE, Stop(never), timings=timings))
     assert timings.seconds.keys() == {"decode", "preprocess", "wait for frames"}

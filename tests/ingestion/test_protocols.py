@@ -1,4 +1,4 @@
-"""Real protocols on loopback: a second process is the camera, and each of them comes, goes and comes again."""
+"""Real protocols on loopback: a thread is the camera, which comes, goes and comes again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import itertools
 import shutil
 import socket
 import socketserver
-import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import av
 import pytest
 
 from protokv import storage
@@ -20,11 +22,52 @@ from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
 from protokv.storage.wall_clock import WallClockLog
-from tests.live.feeder import Camera
 from tests.mock_backbone import MockBackbone
+from tests.video.conftest import burn
 from tests.video.test_stream import Quiet, served
 
 CONFIG = DurableConfig(budget=40)
+
+
+# Seconds to try to connect; frames a second, and the size of the pictures.
+PATIENCE_S, RATE, WIDTH, HEIGHT = 20.0, 10, 128, 96
+
+
+@dataclass
+class Camera:
+    """Encodes numbered frames and sends them to an address, at `pace` times real speed; 0: as fast as it can."""
+
+    url: str
+    format: str = "mpegts"
+    frames: int = 20
+    pace: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Send everything; connect again after an error, until the camera is `gone`."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not self.gone.is_set() and time.monotonic() < until_s:
+            try:
+                with av.open(self.url, "w", format=self.format, options=self.options) as output:
+                    self._send(output)
+                return
+            except av.error.FFmpegError:
+                self.gone.wait(0.02)
+
+    def _send(self, output: Any) -> None:
+        stream = output.add_stream("libx264", rate=RATE, options={"tune": "zerolatency", "preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.codec_context.gop_size = 5
+        stream.codec_context.thread_count = 1
+        began_s = time.monotonic()
+        for i in range(self.frames):
+            frame = av.VideoFrame.from_ndarray(burn(i, WIDTH, HEIGHT), format="rgb24")
+            frame.pts = i
+            output.mux(stream.encode(frame))
+            if self.pace and self.gone.wait(max(0.0, began_s + (i + 1) / RATE / self.pace - time.monotonic())):
+                return
+        output.mux(stream.encode(None))
 
 
 def free_port() -> int:
@@ -34,25 +77,26 @@ def free_port() -> int:
 
 
 @contextmanager
-def sending() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Cameras that were started inside are gone afterwards."""
-    running: list[subprocess.Popen[bytes]] = []
+def sending() -> Iterator[Callable[[Camera], None]]:
+    """Give a function that starts a camera in a thread; all of them are gone afterwards."""
+    running: list[tuple[Camera, threading.Thread]] = []
+
+    def start(camera: Camera) -> None:
+        running.append((camera, threading.Thread(target=camera.run, daemon=True)))
+        running[-1][1].start()
+
     try:
-        yield running
+        yield start
     finally:
-        for one in running:
-            one.kill()
-            one.wait(30)
-
-
-def start(camera: Camera, running: list[subprocess.Popen[bytes]]) -> None:
-    running.append(camera.start(stderr=subprocess.DEVNULL))
+        for camera, thread in running:
+            camera.gone.set()
+            thread.join(30)
 
 
 def watch(
     address: str, path: Path, enough: Callable[[list[Any]], bool], each: Callable[[Any], None] = repr, **live: Any
 ) -> list[Any]:
-    """Ingest until there are enough events, and do something after each; return the events."""
+    """Ingest until there are enough events, and call `each` after each; return the events."""
     events: list[Any] = []
     options = LiveOptions(**{"stall_s": 20.0, "for_s": 60.0, "retry_s": (0.05, 0.1), **live})
     for event in ingest(
@@ -71,18 +115,18 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     address = f"rtsp://127.0.0.1:{free_port()}/1"
     path = tmp_path / "s.safetensors"
     # At real speed: frames far ahead of the clock begin a new count.
-    camera = Camera(address, "rtsp", frames=15, pace=1.0, options={"rtsp_transport": "tcp"})
+    camera = Camera(address, "rtsp", frames=12, pace=1.0, options={"rtsp_transport": "tcp"})
 
     def recovered(events: list[Any]) -> bool:
         return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
 
-    with sending() as running:
-        start(camera, running)
+    with sending() as start:
+        start(camera)
         events = watch(
             address.replace("//", "//admin:s3cret@"),
             path,
             recovered,
-            lambda event: start(camera, running) if isinstance(event, SourceLost) else None,
+            lambda event: start(camera) if isinstance(event, SourceLost) else None,
             input={"rtsp_flags": "listen"},
         )
     kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
@@ -112,8 +156,8 @@ def test_a_stream_from_the_network_is_watched(
     scheme: str, form: str, ours: str, theirs: str, options: dict[str, str], tmp_path: Path
 ) -> None:
     address = f"{scheme}://127.0.0.1:{free_port()}"
-    with sending() as running:
-        start(Camera(address + theirs, form, frames=10**6, pace=1.0), running)
+    with sending() as start:
+        start(Camera(address + theirs, form, frames=10**6, pace=2.0))
         *_, summary = watch(
             address + ours, tmp_path / "s.safetensors", lambda events: steps_in(events) >= 1, input=options
         )
@@ -122,7 +166,7 @@ def test_a_stream_from_the_network_is_watched(
 
 
 class Locked(socketserver.StreamRequestHandler):
-    """A camera at `rtsp://` that wants a password and is never content."""
+    """A camera at `rtsp://` that refuses every password."""
 
     asked: ClassVar[list[str]] = []
 
@@ -140,7 +184,7 @@ class Locked(socketserver.StreamRequestHandler):
             lines = []
 
 
-def test_a_wrong_password_is_one_error_that_does_not_tell_it_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(tmp_path: Path) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Locked) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         address = f"rtsp://admin:s3cret@127.0.0.1:{server.server_address[1]}/1"

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.ingestion.live.mailbox import Mailbox
-from protokv.ingestion.live.reader import Backoff
+from protokv.ingestion.live.reader import Backoff, Mailbox
 
 SENT = st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60)
 
 
 @given(SENT, st.integers(1, 5))
-def test_what_is_dropped_is_the_oldest_and_news_never_is(actions, room):
+def test_the_oldest_frame_is_dropped_and_news_never(actions, room):
     mailbox: Mailbox[tuple[str, int]] = Mailbox(room, wait=False)
     model: list[tuple[str, int]] = []
     dropped = 0
@@ -36,7 +35,7 @@ def test_what_is_dropped_is_the_oldest_and_news_never_is(actions, room):
     assert [mailbox.get(0.0) for _ in model] == model
 
 
-def test_a_sender_that_is_to_wait_goes_on_when_there_is_room_and_when_nobody_reads_any_more():
+def test_a_waiting_sender_goes_on_when_there_is_room_and_when_the_mailbox_closes():
     mailbox: Mailbox[int] = Mailbox(2, wait=True)
     thread = threading.Thread(target=lambda: [mailbox.put(i) for i in range(6)], daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""`ingest` as a program calls it: its events, one model for many sources, and what is saved whatever ends it."""
+"""`ingest` as a program calls it: its events, one model for many sources, and a state whatever ends it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_one_loaded_model_ingests_many_sources(mock: MockBackbone, tmp_path: Pat
         assert protokv.load(tmp_path / f"{steps}.safetensors", mock).clock.steps == steps
 
 
-def test_it_tells_of_the_start_every_step_every_commit_and_the_end(mock: MockBackbone, tmp_path: Path) -> None:
+def test_start_steps_commits_and_end_are_events(mock: MockBackbone, tmp_path: Path) -> None:
     events = list(ingest(A, tmp_path / "s.safetensors", CONFIG, backbone=mock, every=Every(n_steps=2)))
     kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
     assert [type(event) for event in events] == kinds
@@ -63,7 +63,7 @@ def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbon
         ingest(A, path, options=options, evry=NEVER)
 
 
-def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_said(
+def test_the_state_has_the_name_of_the_source_by_default(
     mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_the_state_stands_under_the_name_of_the_source_where_nothing_else_is_sai
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_commits_on_the_way_are_told_in_order_when_they_are_on_disk(
+def test_commits_on_the_way_are_events_in_order_once_they_are_on_disk(
     background: bool, mock: MockBackbone, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.safetensors"
@@ -97,11 +97,11 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
     run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3), background=True)
     with pytest.raises(StateError, match="the disk is gone"):
         seen.extend(event.steps for event in run)
-    # Not at the end, and at the latest where the next commit is due.
+    # The error comes at the latest where the next commit is due.
     assert 3 <= max(seen, default=3) <= 6
 
 
-def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
+def test_a_minute_of_the_clock_commits_by_default(
     mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
@@ -127,7 +127,7 @@ def test_a_minute_of_the_clock_commits_where_nothing_else_is_said(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), MemoryError()], ids=repr)
-def test_what_was_watched_is_saved_whatever_error_ends_the_run(
+def test_watched_steps_are_saved_whatever_error_ends_the_run(
     error: BaseException, mock: MockBackbone, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.safetensors"
@@ -140,7 +140,7 @@ def test_what_was_watched_is_saved_whatever_error_ends_the_run(
     assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_what_was_watched_is_saved_where_the_caller_goes_away(mock: MockBackbone, tmp_path: Path) -> None:
+def test_watched_steps_are_saved_when_the_caller_closes_the_run(mock: MockBackbone, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     run = ingest(A, path, CONFIG, backbone=mock)
     while not (isinstance(event := next(run), Progress) and event.steps == 2):
@@ -166,7 +166,7 @@ def _refuse(*_: object, **__: object) -> None:
     raise RuntimeError("half a step")
 
 
-def test_a_state_that_could_not_be_loaded_again_does_not_replace_one_that_can(
+def test_a_state_that_cannot_be_loaded_does_not_replace_one_that_can(
     mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, sessions = tmp_path / "s.safetensors", []
@@ -207,10 +207,10 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(mock: MockBack
     assert written.source is not None
     assert written.source["damage"] == source.damage.to_dict()
     assert describe(path)["stream"]["damage"] == source.damage.message
-    # What is finished is not read again, so nothing but the state can tell.
+    # A finished source is not read again: only the state knows of the damage.
     *_, again = ingest(A, path, CONFIG, backbone=mock)
     assert (again.damaged, again.damage) == (True, source.damage.message)
-    # And behind another source.
+    # The same holds after another source was appended.
     list(ingest(B, path, CONFIG, backbone=mock, append=True))
     *_, later = ingest(A, path, CONFIG, backbone=mock, append=True)
     assert later.damaged

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from protokv.video import fingerprint as module
-from protokv.video.fingerprint import fingerprint
+from protokv.video.file import fingerprint
 
 
 @pytest.fixture(params=["whole", "in pieces"])
 def way(request, monkeypatch):
     """Read small files whole, or in pieces like large ones."""
     if request.param == "in pieces":
-        monkeypatch.setattr(module, "PIECE", 16)
+        monkeypatch.setattr("protokv.video.file.PIECE", 16)
     return request.param
 
 

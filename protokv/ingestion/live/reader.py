@@ -11,12 +11,12 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
-from protokv.ingestion.live.mailbox import Mailbox
 from protokv.video.source import Image, Source, SourceInfo
 
 # After a connection that held this long, the next pause is a short one again.
@@ -29,6 +29,9 @@ ROOM = 16
 LISTENED_S = 1.0
 
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
+
+
+T = TypeVar("T")
 
 
 class Sampled(NamedTuple):
@@ -220,3 +223,70 @@ class Backoff:
         pause_s = self._next_s
         self._next_s = min(2 * pause_s, self._longest_s)
         return pause_s * (0.5 + 0.5 * self._draw())
+
+
+class Mailbox(Generic[T]):
+    """A bounded queue between the thread that reads a live source and the session that watches it.
+
+    A full mailbox makes the reader wait or drops its oldest frame, so a camera is never blocked and the session watches
+    the newest frames. News of the source is never dropped.
+
+    Attributes:
+        dropped: how many items were dropped so far.
+    """
+
+    def __init__(self, room: int, *, wait: bool) -> None:
+        """Begin empty.
+
+        Args:
+            room: how many items fit.
+            wait: let `put` wait while the mailbox is full, instead of dropping the oldest item.
+        """
+        self._room, self._wait = room, wait
+        self._items: deque[tuple[T, bool]] = deque()
+        self._changed = threading.Condition()
+        self._held = 0
+        self._closed = False
+        self.dropped = 0
+
+    def put(self, item: T) -> None:
+        """Add an item that may be dropped; a closed mailbox drops it."""
+        with self._changed:
+            if self._wait:
+                self._changed.wait_for(lambda: self._held < self._room or self._closed)
+            if self._closed:
+                return
+            if self._held == self._room:
+                oldest = next(i for i, (_, losable) in enumerate(self._items) if losable)
+                del self._items[oldest]
+                self._held -= 1
+                self.dropped += 1
+            self._items.append((item, True))
+            self._held += 1
+            self._changed.notify_all()
+
+    def tell(self, item: T) -> None:
+        """Add an item that must arrive."""
+        with self._changed:
+            self._items.append((item, False))
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float) -> T | None:
+        """Return the oldest item; None if none came in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._items, timeout_s):
+                return None
+            item, losable = self._items.popleft()
+            self._held -= losable
+            self._changed.notify_all()
+            return item
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return len(self._items)
+
+    def close(self) -> None:
+        """Take no more items; a waiting `put` returns."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
