@@ -135,7 +135,7 @@ def test_a_silence_that_is_no_loss_is_a_gap_without_repeated_frames(tmp_path: Pa
     assert not any(isinstance(one, SourceLost) and one.stream_time_s < 17 for one in events)
 
 
-@pytest.mark.parametrize("away_s", [0.0, 3.0, 86_400.0])
+@pytest.mark.parametrize("away_s", [0.0, 86_400.0])
 def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     first = World([100, gone()])
