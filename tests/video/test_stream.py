@@ -38,7 +38,7 @@ def piped(data: bytes) -> Iterator[str]:
         thread.join(20)
 
 
-@pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented", "index in front"])
+@pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented"])
 def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
     with open_source(make_clip(name)) as file:
         whole = [(frame.time_s, number_in(frame.image)) for frame in file.frames()]
