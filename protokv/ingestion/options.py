@@ -23,7 +23,7 @@ MOST_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How to read a source that may wait or be lost.
+    """Options for a source that may wait or be lost.
 
     Attributes:
         stall_s: seconds without a frame after which a source is lost, or a growing file has ended; None: `STALL_S`,
@@ -61,10 +61,14 @@ class LiveOptions:
             return self.stall_s
         return inf if kind == PIPE else STALL_S
 
+    def waits(self, kind: str) -> bool:
+        """Return True if a source of this kind waits for the model, and False if its oldest frames are dropped."""
+        return kind == PIPE if self.on_pressure is None else self.on_pressure == "wait"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """How to watch one source and keep its state.
+    """Options to watch one source and keep its state.
 
     Attributes:
         config: the memory.
@@ -87,7 +91,7 @@ class IngestOptions:
         chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
             whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
             continues.
-        live: how to read a source that may wait or be lost, and when to end. A `LiveSource` brings its own.
+        live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
         ConfigError: chunk is out of range, or two options contradict each other.
@@ -122,11 +126,11 @@ class IngestOptions:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """How to load the model: keywords of `load_backbone`."""
+        """Keywords of `load_backbone` for the model."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
 
     @property
     def is_part(self) -> bool:
-        """Whether only a part of the source is watched."""
+        """True if only a part of the source is watched."""
         return bool(self.start_s) or self.duration_s is not None

@@ -36,7 +36,7 @@ class ReadyStep:
 
 
 class Stop:
-    """Whether to stop: the caller is asked in its own thread only, and its Yes is remembered for all threads."""
+    """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
         self._should_stop = should_stop

@@ -57,7 +57,7 @@ class Probe:
 
     @property
     def has_pts(self) -> bool:
-        """Whether the container says when a frame is shown."""
+        """True if the container has presentation times."""
         return self.info.container not in WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:

@@ -1,4 +1,4 @@
-"""Which time stamps of frames to believe: `Stamps` for streams; `Timeline` and `FileClock` for files.
+"""Credible times of frames: `Stamps` for streams; `Timeline` and `FileClock` for files.
 
 One damaged byte must not turn ten seconds of video into hours of repeated frames. Times are seconds. Knows no decoder.
 """
@@ -98,7 +98,7 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which times of a file are credible. `end_s` is the end that it declares apart from its frames' times, or None."""
+    """The credible times of a file. `end_s` is the end that it declares apart from its frames' times, or None."""
 
     end_s: float | None = None
 
