@@ -134,7 +134,7 @@ class LayerShards(Memory):
             part.check(clock)
 
     def promises(self) -> list[str]:
-        """Return what `check` guarantees, one line each."""
+        """Return the guarantees of `check`, one line each."""
         return self._parts[0].promises()
 
     def nbytes(self) -> dict[str, int]:

@@ -29,7 +29,7 @@ class LiveOptions:
         stall_s: seconds without a frame after which a source is lost, or a growing file has ended; None: `STALL_S`,
             but a pipe is waited for without end.
         give_up_s: seconds to try a lost source again; None: for ever.
-        on_pressure: what to do when the model is slower than the source: `drop` the oldest frames, or make the source
+        on_pressure: if the model is slower than the source, `drop` the oldest frames, or make the source
             `wait`; None: a pipe waits, every other source drops.
         for_s: end after this much stream time.
         until: end at this real time, in seconds since 1970.
@@ -81,7 +81,7 @@ class IngestOptions:
         keep: how many commits to keep, the last one included; None: only the last.
         background: write commits on the way in a thread while the stream goes on; None: only if tensors are on a CUDA
             device. A `Commit` is yielded once it is on disk, at the latest at the next one.
-        append: watch the source after what a finished state has watched; start a state if there is none.
+        append: watch the source after the earlier ones of a finished state; start a state if there is none.
         resume: raise StateNotFound if there is no state.
         overwrite: ignore an existing state; the first commit replaces it.
         start_s: where in the source to begin; stream time begins there.

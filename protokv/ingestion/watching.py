@@ -50,7 +50,7 @@ class Run:
         chunk: int = 1,
         timings: Timings | None = None,
     ) -> None:
-        """Join what the run needs.
+        """Prepare the run; nothing is read.
 
         Args:
             start: session, segment and record to go on with.

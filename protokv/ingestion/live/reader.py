@@ -148,7 +148,7 @@ class Feed:
             end_s = self._next_slot / self._fps
             lost_s = now_s if lost_s is None else lost_s
             pause_s = 0.0 if waited else self._backoff.next_s()
-            # Do not retry a wrong address. Cameras lock out those who try a password again and again.
+            # Do not retry a wrong address. Cameras lock out a client that tries a password again and again.
             hopeless = not self._ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 if not (self._once and frames > 0):
