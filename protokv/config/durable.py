@@ -27,26 +27,21 @@ class DurableConfig(PrototypeConfig):
     Attributes:
         rule: how merges are found. "exact" makes the cheapest merge, again and again; its work grows with the bank and
             with changes in the video. "blocked" plans many merges at once with fixed work (`protokv.durable`). "auto"
-            is exact below `blocked_from` prototypes a head and blocked from there on.
-        blocked_from: see `rule`.
+            is exact below `BLOCKED_FROM` prototypes a head and blocked from there on.
         merge_mass_power: a prototype of mass n weighs n to this power in the cost of a merge. 1 is Ward's cost; 0
             ignores the mass.
         center_bits: bits of each number of a centre. 32 stores float32 and a copy for attention. 8 stores a byte and
             decodes it when it is read: less than a quarter of the memory, slower steps
-            (`protokv.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `blocked_from` prototypes
+            (`protokv.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
             a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
     """
 
     name: ClassVar[str] = "durable"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "merge_mass_power": (0, 1),
-        "blocked_from": (2, 2**31),
-    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1)}
 
     pseudo_tokens: int = 1
     residual: bool = False
     rule: Rule = "auto"
-    blocked_from: int = BLOCKED_FROM
     merge_mass_power: float = 1.0
     center_bits: CenterBits = "auto"
 
@@ -67,7 +62,7 @@ class DurableConfig(PrototypeConfig):
     def is_quantized(self) -> bool:
         """Return True if centres are held in 8 bits."""
         if self.center_bits == "auto":
-            return self._can_be_quantized and 0 < self.prototypes < self.blocked_from
+            return self._can_be_quantized and 0 < self.prototypes < BLOCKED_FROM
         return self.center_bits == 8
 
     @property
@@ -78,7 +73,7 @@ class DurableConfig(PrototypeConfig):
     def is_blocked(self) -> bool:
         """Return True if the blocked rule is in use."""
         if self.rule == "auto":
-            return self.prototypes >= self.blocked_from and not self.residual
+            return self.prototypes >= BLOCKED_FROM and not self.residual
         return self.rule == "blocked"
 
     def resolve(self) -> Self:

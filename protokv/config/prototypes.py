@@ -33,11 +33,8 @@ class PrototypeConfig(MemoryConfig):
             "joint" counts pairs of a key code and a value code (the paper's H^KV), at C / 2 times the bytes.
         allocation: "fixed" shows every prototype as S pseudo-tokens; "variance" distributes the same K * S in
             proportion to the variance of each prototype's residuals (`protokv.extras.allocation`).
-        beam_per_mode: the beam of the decoder is B = beam_per_mode * S.
-        smoothing: epsilon of the histogram probabilities. The paper leaves it open; 1e-5 is its first author's value.
         warmup_residuals: the first residuals of the stream, to which the codebooks of a head are fitted. The paper
             leaves T_warm open; 512 is the sample size in its first author's scripts.
-        kmeans_iterations: Lloyd iterations of that fit.
         mass_bias: the bias added to the logit of a pseudo-token: log n, log(n / S), or 0.
     """
 
@@ -46,10 +43,7 @@ class PrototypeConfig(MemoryConfig):
         "pseudo_tokens": (1, 1024),
         "subquantizers": (1, 1024),
         "codewords": (2, 256),
-        "beam_per_mode": (1, 1024),
-        "smoothing": (1e-12, 1),
         "warmup_residuals": (2, 1_000_000),
-        "kmeans_iterations": (0, 1000),
     }
 
     split: tuple[int, int] = (1, 3)
@@ -60,10 +54,7 @@ class PrototypeConfig(MemoryConfig):
     codewords: int = 16
     histograms: Histograms = "independent"
     allocation: Allocation = "fixed"
-    beam_per_mode: int = 4
-    smoothing: float = 1e-5
     warmup_residuals: int = 512
-    kmeans_iterations: int = 10
     mass_bias: MassBias = "log_n"
 
     def check(self) -> None:

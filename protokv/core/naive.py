@@ -186,9 +186,9 @@ class NaiveProtoKV:
             return
         bank.reservoir.append((key_residual, value_residual, prototype))
         if len(bank.reservoir) == self.config.warmup_residuals:
-            G, C, rounds = self.config.subquantizers, self.config.codewords, self.config.kmeans_iterations
-            bank.key_codebook = quantizer.fit(torch.stack([key for key, _, _ in bank.reservoir]), G, C, rounds)
-            bank.value_codebook = quantizer.fit(torch.stack([value for _, value, _ in bank.reservoir]), G, C, rounds)
+            G, C = self.config.subquantizers, self.config.codewords
+            bank.key_codebook = quantizer.fit(torch.stack([key for key, _, _ in bank.reservoir]), G, C)
+            bank.value_codebook = quantizer.fit(torch.stack([value for _, value, _ in bank.reservoir]), G, C)
             for key, value, owner in bank.reservoir:
                 while owner.merged_into is not None:
                     owner = owner.merged_into
@@ -366,7 +366,7 @@ class NaiveProtoKV:
     def _top_modes(self, counts: Tensor, S: int) -> list[tuple[int, ...]]:
         """The tuples of DecodeTopSResidualModes, with the beam of the paper."""
         G, C = counts.shape
-        epsilon = self.config.smoothing
+        epsilon = quantizer.SMOOTHING
         beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
         for g in range(G):
             total = int(counts[g].sum())
@@ -375,7 +375,7 @@ class NaiveProtoKV:
             score = [round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32) for n in counts[g]]
             longer = [(a + score[c], (*codes, c)) for a, codes in beam for c in range(C)]
             # Python's sort is stable: ties keep the order of the beam, then of the codes.
-            beam = sorted(longer, key=lambda item: -item[0])[: self.config.beam_per_mode * S]
+            beam = sorted(longer, key=lambda item: -item[0])[: quantizer.BEAM_PER_MODE * S]
         best = [codes for _, codes in beam[:S]]
         return [best[s % len(best)] for s in range(S)]
 

@@ -15,9 +15,15 @@ from torch import Tensor
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
 _SCORE_UNIT = 2.0**32
 _GOLDEN = (5**0.5 - 1) / 2
+ITERATIONS = 10
+"""Lloyd iterations of a fit."""
+SMOOTHING = 1e-5
+"""epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
+BEAM_PER_MODE = 4
+"""The paper's beam is B = 4 S. `naive` keeps so many; `top_modes` needs only S."""
 
 
-def fit(samples: Tensor, subquantizers: int, codewords: int, iterations: int) -> Tensor:
+def fit(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
     """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each subspace.
 
     A codeword that no sample chooses moves to the sample that is farthest from its own codeword, the next one to the
@@ -27,7 +33,7 @@ def fit(samples: Tensor, subquantizers: int, codewords: int, iterations: int) ->
     parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
     codebook = _spread_out(parts, C)
     squares = parts.square().sum(2)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(parts, codebook.transpose(1, 2))
         nearest, code = distance.min(2)
         member = torch.nn.functional.one_hot(code, C).to(parts.dtype)
@@ -76,7 +82,7 @@ def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
     return codebook[heads[:, None, None], part, codes].flatten(2)
 
 
-def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
+def top_modes(counts: Tensor, modes: int) -> Tensor:
     """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
 
     This is Algorithm 3 with a beam of S instead of B >= S, which is as good: the score of a tuple is a sum over
@@ -85,8 +91,8 @@ def top_modes(counts: Tensor, modes: int, smoothing: float) -> Tensor:
     to the lower code. Where there are fewer than S tuples in all, they are repeated in order.
     """
     G, C = counts.shape[1:]
-    total = counts.sum(2, keepdim=True).double() + C * smoothing
-    scores = ((counts.double() + smoothing) / total).log().mul_(_SCORE_UNIT).round_().long()
+    total = counts.sum(2, keepdim=True).double() + C * SMOOTHING
+    scores = ((counts.double() + SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
     scores, codes = (part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True))
     beam, chosen = scores[:, 0], codes[:, 0, :, None]
     for g in range(1, G):

@@ -121,9 +121,7 @@ class Residuals(StatePart):
         # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
         for head in heads.tolist():
             for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
-                codebook.flatten(0, 1)[head] = quantizer.fit(
-                    samples[head], config.subquantizers, config.codewords, config.kmeans_iterations
-                )
+                codebook.flatten(0, 1)[head] = quantizer.fit(samples[head], config.subquantizers, config.codewords)
         self.fitted.view(-1)[heads] = True
         waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (owner >= 0)
         self._count(keys, values, owner, waiting)
@@ -183,7 +181,7 @@ class Residuals(StatePart):
         K = self._size[2]
         heads, C = rows // K, self._config.codewords
         held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
-        codes = [quantizer.top_modes(counts, modes, self._config.smoothing) for counts in held]
+        codes = [quantizer.top_modes(counts, modes) for counts in held]
         if len(codes) == 1:
             codes = [codes[0] // C, codes[0] % C]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)

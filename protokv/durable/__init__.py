@@ -15,7 +15,7 @@ of 120 planted rare events that still have a prototype of their own at the end, 
 While the scenes fit, the two keep the same: tests bound the error at 1.1 times the exact rule's, and at 1.15 times on
 noise, from K = 512 on. Where scenes do not fit, the exact rule keeps more.
 
-The blocked rule serves from K = 512 on (`DurableConfig.blocked_from`), where the exact rule becomes too slow. CPU
+The blocked rule serves from K = 512 on (`BLOCKED_FROM`), where the exact rule becomes too slow. CPU
 milliseconds of one layer of 4 heads of 128, one thread of a busy machine, least of five steps, scenes that fit:
 
 | prototypes | 64 | 128 | 256 | 512 | 1024 | 2048 | 3000 | 4096 |

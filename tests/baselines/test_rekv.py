@@ -251,9 +251,10 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     assert context.next_position == SINK
 
 
-def test_new_steps_read_a_window_that_is_never_larger_than_the_budget() -> None:
+def test_new_steps_read_the_local_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protokv.config.baselines.LOCAL_TOKENS", 9)
     shape = shape_of(sink=SINK)
-    memory, world = built(shape, budget=20, local_tokens=9)
+    memory, world = built(shape, budget=20)
     feed(memory, world, [4] * 5)
     context = memory.context()
     live = context.bias[0, 0] == 0

@@ -181,18 +181,3 @@ def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(prot
     asked = protokv("query", state, "what is first ?")
     assert (asked.code, "tensor near.keys" in asked.err) == (Exit.CORRUPT, True)
     assert protokv("query", state, "what is first ?", "--no-verify").code == 0
-
-
-def test_what_does_not_go_together_is_a_usage_error(protokv: Program, state: Path) -> None:
-    wrong = [
-        (state, "-o", "b.pt"),
-        (state, "--verify"),
-        (state, "--at", "9"),
-        ("-o", "b.pt", "--verify"),
-        ("-o", "b.npz"),
-    ]
-    for arguments in wrong:
-        result = protokv("inspect", state, *arguments)
-        assert result.code == Exit.USAGE
-        assert result.err.startswith("Error: ")
-        assert "Hint: " in result.err

@@ -94,30 +94,6 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     assert at("noon").code == Exit.USAGE
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "code", "message"),
-    [
-        (["absent.safetensors", "what ?"], "", Exit.NOT_FOUND, "absent.safetensors"),
-        (["--state", "{state}"], "", Exit.USAGE, "no question"),
-        (["--state", "{state}", "-"], '{"q": 1}\n', Exit.USAGE, "line 1 of stdin"),
-        (["--state", "{state}", "-"], '{"question": 1}\n', Exit.USAGE, "line 1 of stdin"),
-        (["--state", "{state}", "what ?", "--temperature", "-1"], "", Exit.USAGE, "temperature"),
-        (["--state", "{state}", "is <|im_end|> ?"], "", Exit.USAGE, "control token"),
-        (["--state", "torn.safetensors", "what ?"], "", Exit.CORRUPT, "torn.safetensors"),
-    ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
-)
-def test_a_mistake_is_one_error_line_and_its_code(
-    protokv: Program, state: Path, arguments: list[str], stdin: str, code: Exit, message: str
-) -> None:
-    (protokv.folder / "torn.safetensors").write_bytes(state.read_bytes()[:-100])
-    result = protokv("query", *(a.format(state=state) for a in arguments), stdin=stdin)
-    assert result.code == code
-    assert result.err.splitlines()[0].startswith("Error: ")
-    assert message in result.err.splitlines()[0]
-    assert "Traceback" not in result.err
-
-
 def test_a_state_follows_its_model_to_another_folder(
     protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:

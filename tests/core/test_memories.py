@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, s
 
 BUDGET = 29
 # Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
-LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 1, 1, 9, 7, 7, 30, 4, 4, 6, 2, 7, 7, 5, 3]
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 7, 30, 4, 6, 7, 5]
 
 
 def configs() -> list[object]:
@@ -213,7 +213,7 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: Memory
     whole.start(*sink)
     resumed: dict[int, Memory] = {}
     for index, step in enumerate(steps):
-        if index in (0, 1, 6, 15):
+        if index in (1, 9):
             resumed[index], _ = built(config, shape)
             resumed[index].load(copy_of(whole))
             assert same(copy_of(whole), copy_of(resumed[index]))
@@ -292,18 +292,23 @@ def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> N
     json.dumps(fed(config, shape).report(), allow_nan=False)
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(9, 40), st.integers(0, 99))
-def test_any_lengths_of_steps_keep_to_any_budget(lengths: list[int], budget: int, seed: int) -> None:
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(MEMORIES)),
+    st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    st.integers(9, 40),
+    st.integers(0, 99),
+)
+def test_any_lengths_of_steps_keep_to_any_budget(name: str, lengths: list[int], budget: int, seed: int) -> None:
     shape = shape_of(components=1, size=8)
     small = {config.name: config for config in (small_config(budget), small_durable(budget))}
-    for name in MEMORIES:
-        config = small.get(name) or MemoryConfig.of(name, budget=budget)
-        memory, world = built(config, shape, seed)
-        feed(memory, world, lengths)
-        for seen in visible(memory):
-            assert not reads_within_budget(config) or int(seen.sum()) <= budget + shape.sink_tokens
-            exact = seen & (recalled(memory).bias[0, 0] == 0)
-            assert int(exact.sum()) >= min(shape.sink_tokens + 1, int(seen.sum()))
+    config = small.get(name) or MemoryConfig.of(name, budget=budget)
+    memory, world = built(config, shape, seed)
+    feed(memory, world, lengths)
+    for seen in visible(memory):
+        assert not reads_within_budget(config) or int(seen.sum()) <= budget + shape.sink_tokens
+        exact = seen & (recalled(memory).bias[0, 0] == 0)
+        assert int(exact.sum()) >= min(shape.sink_tokens + 1, int(seen.sum()))
 
 
 def test_an_unknown_memory_is_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""The product quantiser against plain loops."""
+"""The product quantizer against plain loops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from tests.tolerance import near, tolerance
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int) -> None:
+def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantizer, "ITERATIONS", 100)
     torch.manual_seed(seed)
     samples = torch.randn(61, 12)
-    codebook = quantizer.fit(samples, 3, 5, 100)
+    codebook = quantizer.fit(samples, 3, 5)
     for g in range(3):
         part = samples[:, g * 4 : g * 4 + 4]
         code = torch.cdist(part, codebook[g]).argmin(1)
@@ -39,13 +40,13 @@ def test_well_separated_clusters_are_found() -> None:
     # misses some.
     which = torch.cat((torch.zeros(200, dtype=torch.int64), torch.arange(7).repeat(8)))
     samples = centers[which] + 0.01 * torch.randn(len(which), 8)
-    codebook = quantizer.fit(samples, 1, 7, 10)[0]
+    codebook = quantizer.fit(samples, 1, 7)[0]
     assert torch.cdist(centers, codebook).min(1).values.max() < 0.05
 
 
 def test_samples_that_are_all_one_vector_give_that_vector() -> None:
     samples = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(9, 1)
-    codebook = quantizer.fit(samples, 2, 4, 3)
+    codebook = quantizer.fit(samples, 2, 4)
     assert torch.equal(codebook, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]).expand(2, 4, 2))
     assert quantizer.encode(codebook[None], samples[None]).unique().numel() == 1
 
@@ -67,8 +68,8 @@ def test_a_code_names_the_nearest_codeword(heads: int, tokens: int, parts: int, 
     st.integers(1, 9),
 )
 def test_the_modes_are_the_likeliest_of_all_code_tuples(counts: list[list[int]], modes: int) -> None:
-    G, C, epsilon = len(counts), 3, 1e-5
-    found = quantizer.top_modes(torch.tensor([counts], dtype=torch.int32), modes, epsilon)[0].tolist()
+    G, C, epsilon = len(counts), 3, quantizer.SMOOTHING
+    found = quantizer.top_modes(torch.tensor([counts], dtype=torch.int32), modes)[0].tolist()
 
     def score(codes: tuple[int, ...]) -> float:
         return sum(math.log((counts[g][c] + epsilon) / (sum(counts[g]) + C * epsilon)) for g, c in enumerate(codes))
@@ -94,9 +95,9 @@ def test_modes_are_those_of_the_paper_s_beam_ties_included(
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, most, (3, parts, codes), generator=generator, dtype=torch.int32)
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))
-    memory = NaiveProtoKV(PaperConfig(budget=64, beam_per_mode=1), shape, PlainRotary(8))
+    memory = NaiveProtoKV(PaperConfig(budget=64), shape, PlainRotary(8))
     expected = [memory._top_modes(one, modes) for one in counts]
-    found = quantizer.top_modes(counts, modes, memory.config.smoothing)
+    found = quantizer.top_modes(counts, modes)
     assert [[tuple(codes) for codes in one] for one in found.tolist()] == expected
 
 
@@ -104,8 +105,8 @@ def test_modes_are_those_of_the_paper_s_beam_ties_included(
 def test_fewer_modes_are_the_first_of_more(seed: int, parts: int, modes: int) -> None:
     # With few different counts there are ties; with more modes than tuples these repeat.
     counts = torch.randint(0, 3, (5, parts, 3), generator=torch.Generator().manual_seed(seed))
-    most = quantizer.top_modes(counts, 30, 1e-5)
-    assert torch.equal(quantizer.top_modes(counts, modes, 1e-5), most[:, :modes])
+    most = quantizer.top_modes(counts, 30)
+    assert torch.equal(quantizer.top_modes(counts, modes), most[:, :modes])
 
 
 def test_decoding_joins_the_codewords_of_a_tuple() -> None:

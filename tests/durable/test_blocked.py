@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -164,6 +164,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     event("lines" if naive.lines else "no lines")
 
 
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 9), min_size=12, max_size=30), st.sampled_from([19, 41]), st.integers(0, 2**16))
 def test_slots_that_dropped_tokens_left_free_are_taken_again(lengths: list[int], K: int, seed: int) -> None:
     shape = shape_of(heads=2)
@@ -274,7 +275,6 @@ def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> No
     # What the embedded model has unless a budget is named, and the least of a 7B model.
     assert Durable.rule_type(DurableConfig(budget=512)) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=1000)) is BlockedRule
-    assert Durable.rule_type(DurableConfig(budget=1000, blocked_from=751)) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=6000, rule="exact")) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=151, rule="blocked")) is BlockedRule
     assert Durable.rule_type(DurableConfig(budget=6000, residual=True)) is Agglomerative

@@ -1,4 +1,7 @@
-"""Centres of 8 bits: as written out, close to what they stand for however often they move, and in fewer bytes."""
+"""Centres of 8 bits stay close to their tokens however often they move, and take fewer bytes.
+
+`test_agglomerative` and `test_blocked` compare them with the rules written out.
+"""
 
 from __future__ import annotations
 
@@ -19,48 +22,6 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.compact import compacted
 from protokv.extras.decoded import DecodedContext
 from tests.core.streams import World, anchored, copy_of, feed, shape_of
-from tests.core.test_oracle import compare_context, compare_state, watched_by_both
-from tests.oracles.ward import NaiveAgglomerative
-
-
-@given(
-    config=st.fixed_dictionaries(
-        {
-            "budget": st.integers(5, 33),
-            "split": st.sampled_from([(1, 3), (1, 1), (0, 1)]),
-            "anchor": st.sampled_from(["recent", "first", "average"]),
-            "merge_mass_power": st.sampled_from([1.0, 0.5, 0.0]),
-            "mass_bias": st.sampled_from(["log_n", "off"]),
-        }
-    ),
-    layers=st.integers(1, 2),
-    heads=st.integers(1, 3),
-    size=st.sampled_from([8, 12, 34, 64]),
-    components=st.sampled_from([1, 3]),
-    seed=st.integers(0, 2**16),
-    lengths=st.lists(st.integers(1, 7), min_size=5, max_size=14),
-    things=st.sampled_from([2, 12]),
-    noise=st.sampled_from([0.05, 0.3, 1.0]),
-)
-def test_the_bank_equals_merging_and_rounding_written_out(
-    config: dict[str, object],
-    layers: int,
-    heads: int,
-    size: int,
-    components: int,
-    seed: int,
-    lengths: list[int],
-    things: int,
-    noise: float,
-) -> None:
-    settings = DurableConfig(center_bits=8).with_fields(config)
-    shape = shape_of(layers=layers, heads=heads, size=size, components=components)
-    world = World(shape, seed, noise=noise, things=things)
-    fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
-    fast.start(*world.sink())
-    if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
-        compare_state(fast, naive)
-        compare_context(fast, naive)
 
 
 def drawn(rows: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
