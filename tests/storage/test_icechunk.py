@@ -15,7 +15,7 @@ from zarr.core.sync import sync
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound
 from protokv.storage import zarr as hierarchy
-from protokv.storage.api import check_target, load_state, moments, read_header, save_state, stored_bytes
+from protokv.storage.api import check_target, load_state, moments, save_state
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
@@ -23,6 +23,7 @@ pytest.importorskip("moto.server")
 from protokv.storage import icechunk as repository
 from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.writer import Writer
+from tests.storage.conftest import READS, failure
 from tests.storage.form_tests import FormTests
 from tests.storage.form_tests import moment as at
 from tests.storage.s3 import BUCKET
@@ -57,18 +58,6 @@ class TestIcechunk(FormTests):
     @pytest.fixture
     def at(self, store):
         return lambda: f"s3://{BUCKET}/{next(_numbers)}/a"
-
-
-READS = (load_state, read_header, moments, stored_bytes)
-
-
-def failing(call, *arguments) -> StateError | None:
-    """Return the error of a call, if any."""
-    try:
-        call(*arguments)
-    except StateError as error:
-        return error
-    return None
 
 
 # Transactions
@@ -166,7 +155,7 @@ def test_a_writer_that_dies_at_any_request_leaves_the_old_or_the_new_state(
         new = replace(at(make_state, 2 + n), tensors={"a": torch.arange(4 + n)})
         left = itertools.count(n, -1)
         store.before = lambda method, key, left=left: 403 if next(left) <= 0 else None
-        error = failing(save_state, new, path)
+        error = failure(save_state, new, path)
         store.before = lambda method, key: None
         try:
             committed.append(same_state(load_state(path), new))
@@ -279,7 +268,7 @@ def test_every_damaged_object_is_reported_or_does_no_harm(make_state, same_state
         # The first object of a kind is damaged in every way, the others in one.
         for damage in (bytes(flipped), None, data[: len(data) // 2])[: 1 if kind in kinds_seen else 3]:
             store.delete(key) if damage is None else store.put(key, damage)
-            errors = [error for read in READS if (error := failing(read, address)) is not None]
+            errors = [error for read in READS if (error := failure(read, address)) is not None]
             if not errors:
                 assert same_state(load_state(address), state)
             for error in errors:
