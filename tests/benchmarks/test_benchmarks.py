@@ -115,7 +115,7 @@ def test_every_memory_names_tests_that_exist() -> None:
         assert test in [part.name for part in tree.body if isinstance(part, ast.FunctionDef)]
 
 
-def test_the_arithmetic_agrees_with_what_is_known_of_a_7b_model() -> None:
+def test_the_arithmetic_agrees_with_a_7b_model() -> None:
     shape, window = MODELS["qwen2.5-vl-7b"], MemoryConfig.of("sliding-window", budget=24_000)
     work = work_of(shape, window, 24_014, torch.bfloat16)
     # 6.53 billion weights outside of embedding and head, two operations each for a token; and attention.

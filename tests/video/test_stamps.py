@@ -135,7 +135,7 @@ def test_no_frame_of_a_file_is_far_behind_its_declared_end():
     assert (found, leaps) == (pytest.approx([0.0, 0.04, 0.08, 0.08]), 1)
 
 
-def test_a_timeline_believes_what_is_near_the_declared_end_and_nothing_beyond_it():
+def test_a_timeline_believes_times_near_the_declared_end_and_none_beyond_it():
     declared, open_ended = Timeline(100.0), Timeline()
     assert not declared.leaps(99.0, 119.0)
     assert declared.leaps(119.0, 121.0)
