@@ -39,7 +39,7 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sharded(tiny_folder: Path, tmp_path: Path) -> Path:
-    """The same model in several files and an index."""
+    """Write the same model in several files and an index."""
     folder = shutil.copytree(tiny_folder, tmp_path / "sharded")
     (folder / "model.safetensors").unlink()
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_folder)

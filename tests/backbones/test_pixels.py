@@ -39,7 +39,7 @@ def expected_patches(image: np.ndarray, low: int, high: int) -> tuple[Tensor, li
 
 
 def expected_frame(image: np.ndarray) -> Tensor:
-    """The first tile of transformers' image processor: the whole image at the size of a tile."""
+    """Return the first tile of transformers' image processor: the whole image at the size of a tile."""
     processor = LlavaOnevisionImageProcessorPil(**SIGLIP)
     return processor(images=[image], input_data_format="channels_last", return_tensors="pt")["pixel_values"][0, 0]
 

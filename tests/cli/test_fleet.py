@@ -181,7 +181,7 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert result.err.splitlines()[-1] == "1 of 3 states cannot be asked"
 
 
-def test_what_is_for_one_state_is_refused_for_many(protokv: Program) -> None:
+def test_options_for_one_state_are_refused_for_many(protokv: Program) -> None:
     Path("states").mkdir()
     assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
     assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE

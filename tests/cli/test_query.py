@@ -203,5 +203,5 @@ def test_an_answer_says_what_it_stood_on_where_that_is_asked(protokv: Program, s
         (Evidence((Moment(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
     ],
 )
-def test_what_stands_out_is_told_in_one_line(evidence: Evidence, said: str) -> None:
+def test_moments_that_stand_out_are_told_in_one_line(evidence: Evidence, said: str) -> None:
     assert evidence_text(evidence) == said

@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize("output", [("-o", "v.mp4"), ("--html", "q.jsonl"), ("--plot", "v.mp4")])
-def test_what_is_read_is_never_written_over(protokv: Program, output: tuple[str, str]) -> None:
+def test_an_input_is_never_written_over(protokv: Program, output: tuple[str, str]) -> None:
     for name in ("v.mp4", "q.jsonl"):
         (protokv.folder / name).write_text("mine")
     result = protokv("replay", "v.mp4", "--questions", "q.jsonl", *output, "--force")

@@ -23,7 +23,7 @@ NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
 
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
-    """Which phrasing a question is and the words that were filled in, read back from its English alone."""
+    """Read a question back from its English alone: return the number of its phrasing and the words filled in."""
     for number, template in enumerate(TEMPLATES[kind]):
         pattern = re.escape(template)
         for name, choice in NAMED.items():

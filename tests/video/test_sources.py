@@ -66,7 +66,7 @@ def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_step
         *((name, "pyav") for name in ("a still", "transport stream", "open groups", "open groups of h264")),
     ],
 )
-def test_decord_reads_what_it_counts_right_pyav_the_rest_and_the_steps_say_which(name, reader, make_clip):
+def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(name, reader, make_clip):
     with open_source(make_clip(name), "decord") as source:
         assert source.info.decoder == "decord"
         assert {frame.decoder for frame in source.frames()} == {reader}
@@ -159,7 +159,7 @@ def test_reading_from_a_later_time_begins_with_the_frame_shown_then(name, decode
             assert source.damage.ok
 
 
-def test_a_frame_that_nobody_looks_at_is_not_converted(make_clip):
+def test_a_frame_is_converted_on_first_use(make_clip):
     with open_source(make_clip("constant rate"), "pyav") as source:
         frame = next(source.frames())
         assert not isinstance(frame._image, np.ndarray)
