@@ -28,9 +28,8 @@ from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.extras import allocation as _allocation  # noqa: F401, adds a layout
-from protokv.extras.compact import CompactPlacement
+from protokv.extras.compact import CompactPlacement, PositionLimit
 from protokv.extras.evidence import AttentionEvidence
-from protokv.extras.position_limit import PositionLimit
 from protokv.extras.queries import ProbeListener, Probing
 from protokv.extras.recent import RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards

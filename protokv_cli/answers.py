@@ -55,7 +55,7 @@ class Answers:
         """Ask every question, and note how many answers were as expected.
 
         `age_s` is that of the last commit of a live stream. A question that is `alone` is not repeated before its
-        answer. `at_prompt`, a refused question does not end the loop.
+        answer. A refused question at the prompt does not end the loop.
         """
         asked = right = 0
         for question in questions:

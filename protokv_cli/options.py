@@ -73,7 +73,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME_OR_FOLDER",
-        help="Model: a hub name, a local folder, or protokv/mini (embedded; -order and -time read more).",
+        help="Model: a hub name, a local folder, or protokv/mini (embedded; protokv/mini-order reads more).",
     ),
 ]
 Revision = Annotated[

@@ -71,20 +71,10 @@ TopP = Annotated[float, typer.Option("--top-p", help="Draw from this share of th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
-    """How to ask.
+    """The options of a query: `placement` has keywords of `load_backbone`, `sampling` has fields of `Decoding`.
 
-    Attributes:
-        model: name or folder; None: the model that the state names.
-        placement: how to load the model: keywords of `load_backbone`.
-        sampling: the fields of `protokv.core.decoding.Decoding`.
-        at: the time as the user wrote it; None: the last commit.
-        watch_s: ask all questions again at this interval; None: once.
-        verify: check the digests of the state.
-        top: how many answers of many states to show; None: all.
-        evidence: show the moments that each answer stood on.
-        timings: show where the time went.
-        at_prompt: questions are typed as they are asked.
-        alone: there is one question, which is not repeated before its answer.
+    `at` is the text of the user. With `at_prompt`, questions are typed. A question that is `alone` is not
+    repeated before its answer.
     """
 
     model: str | None

@@ -18,8 +18,8 @@ from typing import Final
 
 from protokv.errors import ProtoKVError
 from protokv.mini import WORLD_MARK
-from protokv.mini.questions import make_questions
 from protokv.mini.world import World, WorldConfig
+from samples.questions import make_questions
 
 VIDEO_FPS: Final = 8
 VIDEO_SIDE: Final = 336

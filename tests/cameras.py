@@ -1,4 +1,4 @@
-"""Live sources without a camera: each connection is a script, and time passes only when the script says so."""
+"""Scripted live sources: each connection is a script, and time passes only in the script."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EPOCH = 1.8e9
 
 
 class World:
-    """The clock on the wall, and what the camera does: one script a connection, and then nothing more ever.
+    """The clock on the wall, and a camera with one script a connection; then every connection is refused.
 
-    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for so long; an error.
-    Before these `("away", s)`: it takes so long to connect.
+    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for `s` seconds; an error.
+    `("away", s)` before these: connecting takes `s` seconds.
     """
 
     def __init__(self, *scripts: list[Any], began_s: float = 0.0) -> None:

@@ -56,7 +56,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         library, name = func._schema.name.split("::")
         if library == "prim":
-            # What a fake tensor is asked about itself.
+            # Questions to a fake tensor about itself.
             return func(*args, **(kwargs or {}))
         if name in WAITS or (name in INDEXING and _by_mask(args[1])):
             self.waits[name] += 1

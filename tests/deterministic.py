@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _memory_that_is_not_written_holds_nan() -> Iterator[None]:
-    """Whatever reads `torch.empty` before it is written reads NaN, and a nondeterministic kernel raises."""
+    """Fill the memory of `torch.empty` with NaN, and let a nondeterministic kernel raise."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -60,7 +60,7 @@ def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tu
 
 
 @pytest.mark.parametrize("name", ["durable", "continuity"])
-def test_what_keeps_evidence_forgets_nothing_by_age_and_counts_no_token_twice(name: str) -> None:
+def test_memories_that_keep_evidence_forget_nothing_by_age_and_count_no_token_twice(name: str) -> None:
     config = MemoryConfig.of(name, budget=512)
     settings = config.to_dict()
     assert (settings["pseudo_tokens"], settings["residual"]) == (1, False)

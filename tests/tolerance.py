@@ -1,4 +1,4 @@
-"""How far apart two results may be that differ in the order of their sums and in nothing else."""
+"""The largest distance of two results that differ only in the order of their sums."""
 
 from __future__ import annotations
 

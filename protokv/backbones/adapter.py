@@ -1,4 +1,4 @@
-"""What families of transformers share: the language model behind a chat prompt.
+"""The common part of families of transformers: the language model behind a chat prompt.
 
 `Adapter` runs the language model; a family adds its vision tower and positions. `ChatPrompt` is the model's own chat
 template, cut at the video: the prefix before it is forwarded once and kept as the sink of every memory, the suffix

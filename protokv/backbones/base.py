@@ -1,4 +1,4 @@
-"""What a vision-language model must offer to be streamed: the `Backbone` interface.
+"""`Backbone`, the interface of a vision-language model that reads a stream.
 
 A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
 `Context` and a `LocalKV` (`protokv.core.attention`). It knows no memories, snapshots or command line. A family is one
@@ -27,11 +27,11 @@ from protokv.extras.precise_rotary import PreciseRotary
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """The frames of one step as the vision tower takes them.
+    """The frames of one step, prepared for the vision tower.
 
     Attributes:
         pixels: float32 on the host, in the shape of the family.
-        grid: rows and columns of the visual tokens that they become.
+        grid: rows and columns of their visual tokens.
     """
 
     pixels: Tensor
@@ -39,21 +39,21 @@ class PreparedStep:
 
 
 class Backbone(ABC):
-    """A vision-language model that reads steps and text at positions of our choice.
+    """A vision-language model that reads steps and text at given positions.
 
     Attributes:
-        identity: which model this is.
+        identity: name, family and digests of the model.
         layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of its keys and values.
         frames_per_step: sampled frames that make one step.
-        default_fps: the sampling rate it was trained at, in frames per second.
+        default_fps: the sampling rate of its training, in frames per second.
         stop_ids: tokens that end an answer.
-        moving: the position components that grow with the stream; the others stay within one step's grid.
-        max_position: the positions that the model was trained on; None where its config does not say.
-        reading_layers: the layers whose attention tells what an answer stands on; None: not measured.
+        moving: the position components that grow with the stream; the others stay within the grid of a step.
+        max_position: number of positions that the model was trained on; None if its config does not say.
+        reading_layers: the layers whose attention shows the evidence of an answer; None: not measured.
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
-        layer_devices: device of each layer where the model is spread over several; None: all on `device`.
-        settings: how frames are prepared, plain JSON; `inspect` shows them.
+        layer_devices: device of each layer if the model is spread over several; None: all on `device`.
+        settings: of the preparation of frames, plain JSON; `inspect` shows them.
     """
 
     identity: BackboneIdentity
@@ -79,7 +79,7 @@ class Backbone(ABC):
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-        """Return the identity that `load` would give it, without loading its weights."""
+        """Return the identity of the model that `load` gives, without loading its weights."""
         from protokv.backbones.loading import identify
 
         return identify(path, name, config, placement)
@@ -119,13 +119,13 @@ class Backbone(ABC):
 
     @abstractmethod
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return the tokens of some steps, which pass the vision tower together without seeing each other.
+        """Run steps through the vision tower together; they do not see each other there.
 
-        One by one they are equal up to the order of sums.
+        The tokens equal those of single steps up to the order of sums.
 
         Args:
             steps: the steps, prepared.
-            times_s: mean stream time of the frames of each, for families that write it down.
+            times_s: mean stream time of the frames of each step, for families that write it as text.
         """
 
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
@@ -150,7 +150,7 @@ class Backbone(ABC):
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
 
-        In proportion to the stream so far: exact while all steps have one size and none is left out.
+        The default is proportional to the stream so far: exact if all steps have one size and none is left out.
         """
         origin = len(self.prefix_ids)
         passed = (positions[..., 0].double() - origin + 0.5) / max(1, clock.next_position - origin)
@@ -160,12 +160,12 @@ class Backbone(ABC):
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, `[..., D]` float32, of positions `[..., P]`, half-split as in transformers.
 
-        They are on the device of the positions.
+        Both are on the device of the positions.
         """
 
     @cached_property
     def precise_rotary(self) -> PreciseRotary:
-        """The same angles, such that they add up at any position."""
+        """The same angles, without their rounding: they add up at any position."""
         return PreciseRotary(self.rotary, self.position_components)
 
     @abstractmethod
@@ -183,8 +183,8 @@ class Backbone(ABC):
         Args:
             embeddings: `[T, E]`.
             positions: `[T, P]` int64.
-            context: what they attend to besides themselves and the local tokens.
-            local_kv: the tokens forwarded since the context was taken.
+            context: the memory that they attend to, besides themselves and the local tokens.
+            local_kv: keys and values of the tokens forwarded since the context was taken.
             steps: the consecutive steps that the embeddings belong to, for families that feed more than embeddings to
                 the layers.
 

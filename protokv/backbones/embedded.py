@@ -51,7 +51,7 @@ class Embedded(Backbone):
             config: `config.json` of the checkpoint.
             weights: all weights by name, on one device and in one dtype.
             tokenizer: the checkpoint's tokenizer.
-            pixels: how frames are prepared.
+            pixels: settings of the preparation of frames.
             identity: the model's identity.
         """
         text = config["text_config"]

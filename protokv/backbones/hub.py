@@ -80,7 +80,7 @@ def require(name: str, revision: str | None = None) -> None:
     from huggingface_hub import errors
 
     with _quiet_hub():
-        if not _is_cached(name, revision) and not _is_reachable(name, revision):
+        if cached_folder(name, revision) is None and not _is_reachable(name, revision):
             raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
 
 
@@ -95,18 +95,12 @@ def _is_reachable(name: str, revision: str | None) -> bool:
     try:
         HfApi().model_info(name, revision=revision, timeout=PATIENCE_S)
     except errors.HfHubHTTPError:
-        if not _is_cached(name, revision):
+        if cached_folder(name, revision) is None:
             raise
         return False
     except Exception:  # the hub client may raise any error of its HTTP library
         return False
     return True
-
-
-def _is_cached(name: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_cente
 
 @dataclass(frozen=True, slots=True)
 class FrameConfig:
-    """How frames are prepared; the defaults are those of transformers' video processor.
+    """Settings of the preparation of frames; the defaults are those of transformers' video processor.
 
     Attributes:
         height, width: pixels of a resized frame.

@@ -28,12 +28,12 @@ _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and how a family loads its model.
+    """Device, dtype and quantisation of a model.
 
     Attributes:
         dtype: of weights, keys and values; a quantised model computes in it.
         device: of the model, or of the parts that `device_map` does not place.
-        device_map: how layers are spread over several devices; None: they are not.
+        device_map: spreads layers over several devices; None: it does not.
         quantization: of the weights, by bitsandbytes; None: none.
     """
 

@@ -22,7 +22,7 @@ MAX_ASPECT_RATIO = 200
 
 @dataclass(frozen=True, slots=True)
 class PixelConfig:
-    """How a Qwen family prepares frames, read from its preprocessor files.
+    """Settings of the preparation of frames of a Qwen family, read from its preprocessor files.
 
     Attributes:
         patch_size, merge_size, temporal_patch_size: pixels per patch side, patches per token side, frames per token.

@@ -1,6 +1,6 @@
 """Qwen3-VL as a backbone: a step begins with its time as text, and feeds the first layers of the language model.
 
-A step is what transformers' processor writes for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
+A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
 The time is the mean over the patch's frames. This text belongs to the step: a memory holds it like the rest, and the
 length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
 components, visual tokens stand at the next position plus their row and column, and later tokens stand behind the

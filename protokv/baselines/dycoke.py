@@ -49,6 +49,9 @@ from protokv.extras.compact import Anchoring, compacted, far_span, next_position
 
 GROUP = 4  # frames
 
+# Tokens are chosen again if the cosine between the attention of two decode steps is lower.
+SIMILARITY = 0.9
+
 
 class DyCoke(SlidingWindow):
     """A sliding window whose steps are thinned out before the model reads them."""
@@ -144,7 +147,6 @@ class DyCokeDecode(FullCache):
             tokens=len(self._near),
             kept=self._kept(),
             first_layer=self._config.first_pruned_layer,
-            similarity=self._config.similarity,
         )
 
     def report(self) -> dict[str, Any]:
@@ -167,7 +169,6 @@ class DecodePruning(Context):
         sink, tokens: the number of these.
         kept: the number of visual tokens that pruned layers read.
         first_layer: the first pruned layer, at least 1.
-        similarity: below this cosine, tokens are chosen again.
     """
 
     whole: Context
@@ -175,7 +176,6 @@ class DecodePruning(Context):
     tokens: int
     kept: int
     first_layer: int
-    similarity: float
     shift: int | Tensor = 0
     next_position: int | Tensor | None = None
     _forwards: int = field(default=0, init=False)
@@ -222,5 +222,5 @@ class DecodePruning(Context):
         weights = torch.cat(logits, -1).softmax(-1).mean((0, 1))
         attention = weights[self.sink : self.sink + self.tokens]
         before, self._attention = self._attention, attention
-        if before is None or float(functional.cosine_similarity(attention, before, dim=0)) < self.similarity:
+        if before is None or float(functional.cosine_similarity(attention, before, dim=0)) < SIMILARITY:
             self._chosen = attention.argsort(descending=True, stable=True)[: self.kept].sort().values

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from protokv.config.base import MOST_TOKENS, MemoryConfig, Positions
-from protokv.errors import ConfigError
+
+LOCAL_TOKENS: Final = 15_000
+"""The local window of ReKV's released code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +71,14 @@ class DyCokeDecodeConfig(MemoryConfig):
     Attributes:
         prune_share: p, fraction of the visual tokens that pruned layers leave out. 0.7 is the released README's; its
             code has 0.8.
-        first_pruned_layer: l, index of the first layer that is pruned; the layer before it decides what is read.
-        similarity: choose tokens again if the cosine between this decode step's attention and the last one's is lower.
+        first_pruned_layer: l, index of the first layer that is pruned; the layer before it chooses the tokens.
     """
 
     name: ClassVar[str] = "dycoke-decode"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "prune_share": (0, 1),
-        "first_pruned_layer": (1, 10_000),
-        "similarity": (-1, 1),
-    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"prune_share": (0, 1), "first_pruned_layer": (1, 10_000)}
 
     prune_share: float = 0.7
     first_pruned_layer: int = 3
-    similarity: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +101,9 @@ class CompressedConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HermesConfig(CompressedConfig):
-    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
-
-    Attributes:
-        shallow_share: fraction of the layers, from the first on, that rank by recency alone.
-        deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
-    """
+    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between."""
 
     name: ClassVar[str] = "hermes"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"shallow_share": (0, 1), "deep_share": (0, 1)}
-
-    shallow_share: float = 0.1
-    deep_share: float = 0.3
-
-    def check(self) -> None:
-        """Refuse bands that overlap."""
-        if self.shallow_share + self.deep_share > 1:
-            raise ConfigError(
-                f"shallow_share and deep_share: expected 1 together at most, got {self.shallow_share} and "
-                f"{self.deep_share}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +133,13 @@ class ReKVConfig(MemoryConfig):
 
     Attributes:
         positions: as for every memory. "compact", as published, packs the retrieved tokens behind the prompt prefix.
-        local_tokens: tokens of the window that new steps attend to, never more than the budget. 15000 is the released
-            code's.
     """
 
     name: ClassVar[str] = "rekv"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"local_tokens": (1, MOST_TOKENS)}
 
     positions: Positions = "compact"
-    local_tokens: int = 15_000
 
     @property
     def near_tokens(self) -> int:
         """W, tokens of the window that new steps attend to."""
-        return min(self.local_tokens, self.budget)
+        return min(LOCAL_TOKENS, self.budget)

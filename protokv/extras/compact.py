@@ -1,6 +1,6 @@
 """Compact positions (`positions="compact"`): a stream of any length shown at the positions a model was trained on.
 
-What a memory holds is bounded, so it can be shown at bounded positions. The near window moves as a block and keeps the
+A memory is bounded, so it can be shown at bounded positions. The near window moves as a block and keeps the
 distances inside it; older tokens stand before it, every distinct time one position apart, the newest next to the
 window. Near keys stay as they are: queries are rotated by one angle instead. Far keys are rotated in each layer when it
 is first read. Only the device knows how far anything moves, and nothing waits for it.
@@ -8,6 +8,7 @@ is first read. Only the device knows how far anything moves, and nothing waits f
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,13 +17,15 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment, SlotContext
-from protokv.core.parts import Placement
+from protokv.core.parts import Placement, PositionedStep, SessionListener
 from protokv.core.rotary import rotate
 from protokv.core.step import StreamClock
+from protokv.errors import PositionWarning
 from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
+    from protokv.core.session import Session
 
 
 class CompactPlacement(Placement):
@@ -58,7 +61,7 @@ class CompactPlacement(Placement):
 
 @dataclass(frozen=True, slots=True)
 class Anchoring:
-    """What compact positions must know of the model and the stream.
+    """Facts of the model and the stream that compact positions need.
 
     Attributes:
         rotary: angles that add up at any position.
@@ -121,13 +124,13 @@ def next_position_of(context: Context) -> int | Tensor | None:
 
 
 def _is_zero(shift: int | Tensor) -> bool:
-    """Return whether tokens are forwarded at their stream positions, as far as the host knows."""
+    """Return True if the host knows that tokens are forwarded at their stream positions."""
     return isinstance(shift, int) and not shift
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Where the slots of a context stand in the stream.
+    """The positions of a context's slots in the stream.
 
     Attributes:
         time: `[L, H, F]` int64 of the far slots, the first position component.
@@ -275,3 +278,57 @@ class CompactContext(Context):
             keys = keys.clone(memory_format=torch.contiguous_format)
             rotate_by_moves_(keys[:, far], self.moves[layer], self.angles)
         return Segment(keys, values, bias[:, shown])
+
+
+class PositionLimit(SessionListener):
+    """Warns once if steps are forwarded beyond the positions that the model was trained on.
+
+    At compact positions only the device knows how far a step stands; it is asked when the host waits for it anyway.
+    """
+
+    def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
+        """Start at the beginning of a stream.
+
+        Args:
+            limit: positions that the model was trained on; None: unknown.
+            moving: the position components that grow with the stream.
+            advice: appended to the warning.
+        """
+        self._limit, self._moving, self._advice = limit, moving, advice
+        self._furthest: Tensor | None = None
+
+    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
+        """Follow a step of a session."""
+        self.follow(session.clock.steps, step.highest, shift_of(context))
+
+    def before_read(self, session: Session) -> None:
+        """Warn of steps whose positions only the device knew."""
+        if self._furthest is not None:
+            self._warn(session.clock.steps, int(self._furthest))
+            self._furthest = None
+
+    def follow(self, step: int, highest: Sequence[int], shift: int | Tensor) -> None:
+        """Note a step with highest stream positions `[P]`, forwarded `shift` positions earlier.
+
+        Warns:
+            PositionWarning: it is beyond the limit; now, or at `before_read` if the shift is a tensor.
+        """
+        if self._limit is None or max(highest) < self._limit:
+            return
+        fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
+        moved = max(highest[component] for component in self._moving) - shift
+        if isinstance(moved, int):
+            self._warn(step, max(fixed, moved))
+        else:
+            reached = moved.clamp(min=fixed)
+            self._furthest = reached if self._furthest is None else torch.maximum(self._furthest, reached)
+
+    def _warn(self, step: int, position: int) -> None:
+        if self._limit is None or position < self._limit:
+            return
+        trained, self._limit = self._limit, None
+        warnings.warn(
+            f"step {step} stands at position {position}, and the model was trained on {trained}{self._advice}",
+            PositionWarning,
+            stacklevel=5,
+        )

@@ -1,11 +1,11 @@
-"""Evidence: the times of the stream that the model read when it chose the first word of an answer.
+"""Evidence: the times of the stream that the model read for the first word of an answer.
 
 The attention of the last token of the question is computed again in the layers that read memory, and the share of each
 slot is credited to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens counts for its
 anchor's time with one n-th of its share: the rest is of tokens from anywhere in the past.
 
-`samples/studies/evidence/` measures how good this is on the embedded model. Which layers read memory is the backbone's
-to say (`Backbone.reading_layers`); without that all layers are averaged, and a low share says nothing.
+`samples/studies/evidence/` measures how good this is on the embedded model. The backbone names the
+layers that read memory (`Backbone.reading_layers`); without them all layers are averaged, and a low share says nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Evidence:
 
     Attributes:
         moments: the strongest first, at most three; none where no step stands out.
-        measured: whether a low share says anything about this model.
+        measured: True if a low share says anything about this model.
     """
 
     moments: tuple[Moment, ...]
@@ -60,7 +60,7 @@ class Evidence:
 
     @property
     def faint(self) -> bool | None:
-        """Whether the evidence may no longer be in memory; None: not measured for this model."""
+        """True if the evidence may no longer be in memory; None: not measured for this model."""
         if not self.measured:
             return None
         return not self.moments or self.moments[0].share < FAINT
@@ -138,7 +138,7 @@ def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scali
 
     Args:
         query: `[Hq, D]`, rotated.
-        segments: what the layer read of a context, `N` slots together.
+        segments: the parts of a context that the layer read, `N` slots together.
         local_keys: `[H, n, D]` of the local tokens; the token sees all of them.
         scaling: the factor on the logits.
 
@@ -153,7 +153,7 @@ def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scali
         logits = torch.matmul(rotated.view(H, -1, D), segment.keys.float().transpose(1, 2))
         parts.append(logits + segment.bias[:, None])
     parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
-    # As attention over disjoint sets is merged: each by its own sum of exponentials.
+    # Merge attention over disjoint sets by the sum of exponentials of each.
     total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(-1, keepdim=True)
     *slots, local = [(part - total).exp().mean(1) for part in parts]
     return torch.cat([local[:, :0], *slots], 1), local

@@ -18,7 +18,7 @@ from protokv.core.context import Context
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream's part of a joint forward: its number of tokens, and what they attend to."""
+    """One stream's part of a joint forward: its number of tokens, their context and their local cache."""
 
     tokens: int
     context: Context

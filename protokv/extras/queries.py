@@ -1,4 +1,4 @@
-"""Record the queries of a forward, and hand them to a memory that makes room by what some texts look for (HERMES)."""
+"""Record the queries of a forward, and hand them to a memory that makes room by the queries of texts (HERMES)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protokv.extras.recent import WithRecent
 
 @dataclass(frozen=True, slots=True)
 class RecordedContext(Context):
-    """Shows what another context shows, and keeps the queries that read it.
+    """Shows another context, and keeps the queries that read it.
 
     Attributes:
         inner: the other context.
@@ -29,7 +29,7 @@ class RecordedContext(Context):
     queries: list[Tensor] = field(default_factory=list)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Keep the query; return what the inner context shows."""
+        """Keep the query; return the segments of the inner context."""
         self.queries.append(query)
         return self.inner.at(layer, query)
 
@@ -44,7 +44,7 @@ class RecordedContext(Context):
 
 @runtime_checkable
 class Probing(Protocol):
-    """A memory that makes room before a step by what some texts attend to."""
+    """A memory that makes room before a step by the attention of some texts."""
 
     def probes_for(self, tokens: int) -> Sequence[str]:
         """Return the texts whose queries `compact` needs before a step of this many tokens; often none."""

@@ -1,6 +1,6 @@
 """`RecentSteps` and `WithRecent`: any memory, and besides it the last steps as the vision tower gave them.
 
-A question reads these steps again behind the memory, in place of what the memory made of them when they came: the
+A question reads these steps again behind the memory, in place of the tokens that the memory has of them: the
 largest gain of DSCache (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317) in real-time questions. The embeddings
 and positions of at most `recent_frames` frames are a part of the state like any other. The memory sees everything as
 without this; for a question its exact tokens and prototypes of one token from the time of these steps are hidden.
@@ -185,7 +185,7 @@ class WithRecent(Memory):
         self._check(own, clock)
 
     def promises(self) -> list[str]:
-        """Return what `check` guarantees, one line each."""
+        """Return the guarantees of `check`, one line each."""
         return [*self.inner.promises(), self._recent.promise]
 
     @staticmethod

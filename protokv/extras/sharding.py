@@ -1,6 +1,6 @@
 """`LayerShards`: the memory of a model whose layers stand on several devices, one part for each run of layers.
 
-Every memory treats layers apart, so a part does to some layers what the whole memory would do to them. Steps are split
+Every memory treats layers apart, so a part does the same to its layers as the whole memory. Steps are split
 by layers, and states and contexts are joined: a state has the names, shapes and bytes of the memory of all layers, and
 one may load what the other saved. Knows no kind of memory; `TensorSpec` says which tensors have layers.
 """
@@ -63,7 +63,7 @@ class LayerShards(Memory):
             part.start(keys[run.layers].to(run.device), values[run.layers].to(run.device))
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Return what the first part selects. All are asked, so that all see the same stream."""
+        """Return the selection of the first part. All parts are asked, so that all see the same stream."""
         chosen = [part.select(features.to(run.device), grid) for run, part in zip(self._runs, self._parts, strict=True)]
         return None if chosen[0] is None else chosen[0].to(features.device)
 
@@ -90,7 +90,7 @@ class LayerShards(Memory):
         return ShardedContext(self._runs, [part.context() for part in self._parts])
 
     def recall(self) -> Context:
-        """Return what a question attends to in all parts."""
+        """Return the contexts of a question in all parts."""
         return ShardedContext(self._runs, [part.recall() for part in self._parts])
 
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -134,7 +134,7 @@ class LayerShards(Memory):
             part.check(clock)
 
     def promises(self) -> list[str]:
-        """Return what `check` guarantees, one line each."""
+        """Return the guarantees of `check`, one line each."""
         return self._parts[0].promises()
 
     def nbytes(self) -> dict[str, int]:
@@ -180,7 +180,7 @@ class ShardedContext(Context):
         return max((int(end) for end in ends if end is not None), default=None)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Return what the layer's part shows it."""
+        """Return the segments of the layer's part."""
         run, part = self._part_of(layer)
         return part.at(layer - run.start, query)
 

@@ -129,9 +129,8 @@ def key_of(source: str) -> str:
 
 
 def _below(folder: Path) -> Iterator[tuple[str, str]]:
-    for where, _, names in os.walk(folder):
-        for name in names:
-            path = Path(where, name)
+    for path in folder.rglob("*"):
+        if path.is_file():
             yield path.relative_to(folder).as_posix(), str(path)
 
 

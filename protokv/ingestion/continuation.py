@@ -1,4 +1,4 @@
-"""Whether a source, a memory and a model may continue a saved state, and where in its stream the source stands.
+"""Check that a source, a memory and a model may continue a saved state, and find the source in its stream.
 
 A continuation ends in the bytes of one uninterrupted run. So it needs the same source, model, memory and sampling rate,
 and is refused with the difference named. A finished state can be continued with another source: times and positions go
@@ -125,7 +125,7 @@ def _compare(path: StatePath, field: str, found: object, wanted: object) -> None
 
 
 def record_of(state: State, fingerprint: str | None, file: GrowingFile) -> Mapping[str, Any]:
-    """Return what a state says of the source with this fingerprint, or of what it has grown from; empty if nothing."""
+    """Return a state's record of the source with this fingerprint, or of the file it has grown from; empty if none."""
     last = state.source or {}
     if file.has_grown_from(last):
         return last

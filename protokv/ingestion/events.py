@@ -89,7 +89,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How the run ended.
+    """The end of a run.
 
     Attributes:
         stream_time_s: at the end of the last step.

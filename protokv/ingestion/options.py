@@ -23,13 +23,13 @@ MOST_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How to read a source that may wait or be lost.
+    """Options for a source that may wait or be lost.
 
     Attributes:
         stall_s: seconds without a frame after which a source is lost, or a growing file has ended; None: `STALL_S`,
             but a pipe is waited for without end.
         give_up_s: seconds to try a lost source again; None: for ever.
-        on_pressure: what to do when the model is slower than the source: `drop` the oldest frames, or make the source
+        on_pressure: if the model is slower than the source, `drop` the oldest frames, or make the source
             `wait`; None: a pipe waits, every other source drops.
         for_s: end after this much stream time.
         until: end at this real time, in seconds since 1970.
@@ -61,10 +61,14 @@ class LiveOptions:
             return self.stall_s
         return inf if kind == PIPE else STALL_S
 
+    def waits(self, kind: str) -> bool:
+        """Return True if a source of this kind waits for the model, and False if its oldest frames are dropped."""
+        return kind == PIPE if self.on_pressure is None else self.on_pressure == "wait"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """How to watch one source and keep its state.
+    """Options to watch one source and keep its state.
 
     Attributes:
         config: the memory.
@@ -77,7 +81,7 @@ class IngestOptions:
         keep: how many commits to keep, the last one included; None: only the last.
         background: write commits on the way in a thread while the stream goes on; None: only if tensors are on a CUDA
             device. A `Commit` is yielded once it is on disk, at the latest at the next one.
-        append: watch the source after what a finished state has watched; start a state if there is none.
+        append: watch the source after the earlier ones of a finished state; start a state if there is none.
         resume: raise StateNotFound if there is no state.
         overwrite: ignore an existing state; the first commit replaces it.
         start_s: where in the source to begin; stream time begins there.
@@ -87,7 +91,7 @@ class IngestOptions:
         chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
             whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
             continues.
-        live: how to read a source that may wait or be lost, and when to end. A `LiveSource` brings its own.
+        live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
         ConfigError: chunk is out of range, or two options contradict each other.
@@ -122,11 +126,11 @@ class IngestOptions:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """How to load the model: keywords of `load_backbone`."""
+        """Keywords of `load_backbone` for the model."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
 
     @property
     def is_part(self) -> bool:
-        """Whether only a part of the source is watched."""
+        """True if only a part of the source is watched."""
         return bool(self.start_s) or self.duration_s is not None

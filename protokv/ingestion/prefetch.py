@@ -1,6 +1,6 @@
 """Prefetch the next steps of a source: a thread reads and prepares them while the model works on the last ones.
 
-The thread does what `read_steps` and the backbone's `prepare` do, in the same order; a queue bounds how far it is
+The thread runs `read_steps` and the backbone's `prepare` in the usual order; a queue bounds how far it is
 ahead. An error of the thread is raised where its step would have come. Knows no sessions and no states.
 """
 
@@ -36,7 +36,7 @@ class ReadyStep:
 
 
 class Stop:
-    """Whether to stop: the caller is asked in its own thread only, and its Yes is remembered for all threads."""
+    """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
         self._should_stop = should_stop

@@ -1,6 +1,6 @@
 """`ingest`: stream a source through a session into a state, with commits on the way.
 
-Owns what comes before the first step: open the source, lock the state, start a session or continue the saved one. The
+Owns the work before the first step: open the source, lock the state, start a session or continue the saved one. The
 run itself is in `watching` and, for live sources, in `live.run`.
 """
 
@@ -58,7 +58,7 @@ def ingest(
     timings: Timings | None = None,
     **settings: Any,
 ) -> Generator[Event, None, None]:
-    """Watch a source, or what is left of it, and keep the state on disk.
+    """Watch a source, or the rest of it, and keep the state on disk.
 
     An existing state at `target` is continued. The steps that were watched are committed whatever ends the run: a
     damaged source, a request to stop, an error, or the caller who closes this iterator. The source is opened when the
@@ -74,7 +74,7 @@ def ingest(
         settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of `options`.
 
     Yields:
-        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, what happens to a live source,
+        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, news of a live source,
         and last a `Summary`.
 
     Raises:

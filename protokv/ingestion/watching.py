@@ -1,7 +1,7 @@
 """One run over one source: prefetch its steps, watch them, commit the state, and give the events.
 
-Owns the order of these, and what is saved whatever ends the run. Knows neither where the session comes from nor how a
-state is written.
+Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the writer
+writes states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protokv.video.sampling import Step
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: a session, the part of the stream that its source fills, and the state's record of it."""
+    """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it."""
 
     session: Session
     segment: Segment
@@ -39,7 +39,7 @@ class Start:
 
 
 class Run:
-    """One run over one source: what is watched, what is committed, what is damaged."""
+    """One run over one source: watches steps, commits states, and adds up damage."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Run:
         chunk: int = 1,
         timings: Timings | None = None,
     ) -> None:
-        """Join what the run needs.
+        """Prepare the run; nothing is read.
 
         Args:
-            start: where the source is read on.
+            start: session, segment and record to go on with.
             source: the source to watch.
-            file: what is known of the source as a file.
+            file: identity of the source as a file.
             writer: of the state, entered.
             chunk: steps of a forward.
             timings: adds up seconds by stage.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
-
 TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
     "colour": (
         "What color was the {shape}?",
@@ -127,23 +125,3 @@ _MIDDLE: Final = ("middle_first", "middle_last", "middle_before", "middle_after"
 ORDER_TYPES: Final = ("before", "after", "third", "tenth", *_MIDDLE)
 TIME_TYPES: Final = ("times", "where_first", "where_last")
 TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES))
-
-# The answer to these questions is one of the two shapes that they name.
-_OF_TWO: Final = ("which_first", "which_last", "middle_first", "middle_last")
-_YES_NO: Final = ("yes", "no")
-ANSWERS: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("shape", "at", "first", "last", *_OF_TWO), SHAPES),
-    **dict.fromkeys(("whether", "anything_now", "before", "after", "middle_before", "middle_after"), _YES_NO),
-    **dict.fromkeys(("where", "where_first", "where_last"), PLACES),
-    **dict.fromkeys(("count", "times"), NUMBERS[1:]),
-    "colour": COLOUR_NAMES,
-    "now": (*SHAPES, "nothing"),
-    "third": PARTS,
-    "tenth": TENTHS,
-}
-"""Type -> every answer it can have."""
-
-CHANCE: Final[dict[str, float]] = {
-    kind: 0.5 if kind in _OF_TWO else 1 / len(answers) for kind, answers in ANSWERS.items()
-}
-"""Type -> accuracy of a uniform guess."""

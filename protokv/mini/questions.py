@@ -51,9 +51,8 @@ import numpy as np
 
 from protokv.errors import ConfigError
 from protokv.mini.events import Event
-from protokv.mini.phrases import TEMPLATES, TYPES
+from protokv.mini.phrases import TEMPLATES
 from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
-from protokv.mini.world import World
 
 MOST_COUNTED: Final = 4
 APART_S: Final = 2
@@ -81,17 +80,6 @@ class Fact:
     evidence: tuple[int, ...]
     evidence_s: float
     slots: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question in English; times in seconds from the start of the stream."""
-
-    question: str
-    answer: str
-    type: str
-    evidence_s: float
-    ask_s: float
 
 
 def find_facts(kind: str, events: Sequence[Event], ask_s: float) -> list[Fact]:
@@ -228,17 +216,3 @@ def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))
     return templates[phrasing].format(**fact.slots)
-
-
-def make_questions(
-    world: World, ask_s: float, *, per_type: int = 1, types: Sequence[str] = TYPES, seed: int = 0
-) -> list[Question]:
-    """Make up to `per_type` different questions of each type about `world` at `ask_s`; deterministic."""
-    events = world.events_until(ask_s)
-    rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
-    made: dict[tuple[str, str], Question] = {}
-    for kind in types:
-        for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
-            text = phrase(rng, kind, fact)
-            made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
-    return list(made.values())

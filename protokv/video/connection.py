@@ -30,7 +30,7 @@ _RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a kind of address is opened.
+    """Options to open one kind of address.
 
     Attributes:
         protocols: that FFmpeg may speak.

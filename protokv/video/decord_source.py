@@ -146,7 +146,7 @@ class DecordSource(PyAVSource):
         except (self._decord.DECORDError, OSError, RuntimeError, ValueError):
             return None
         due_s = np.array([one.time_s for one in listed])
-        # float32, from whatever decord holds for the beginning.
+        # decord gives float32, from an origin of its own.
         off_s = np.abs((shown_s - shown_s[0]) - (due_s - due_s[0]))
         return reader if off_s.max() <= 1e-3 + due_s[-1] * 1e-6 else None
 

@@ -1,8 +1,8 @@
 """Read videos from object stores: copy the object into a temporary file and read that file.
 
 Decoders seek, and FFmpeg's own readers of object stores do not know our credentials and endpoints. So the disk must
-hold one video per open source. The fingerprint comes from what the store says of the object, not from its bytes: it is
-known without a copy, and differs from that of the same video in a file.
+hold one video per open source. The fingerprint comes from metadata of the store, not from the bytes of the object:
+it is known without a copy, and differs from that of the same video in a file.
 """
 
 from __future__ import annotations

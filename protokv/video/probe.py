@@ -57,7 +57,7 @@ class Probe:
 
     @property
     def has_pts(self) -> bool:
-        """Whether the container says when a frame is shown."""
+        """True if the container has presentation times."""
         return self.info.container not in WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:
@@ -241,7 +241,7 @@ def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterato
 
 
 def _check_promises(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | None, end_s: float) -> None:
-    """Count what the index or the declared end of the file promises and the packets did not hold."""
+    """Count frames that the index or the declared end of the file promises and the packets did not hold."""
     why = "the file ends before the end that it declares"
     rate = probe.info.rate_fps or 1.0
     # Honest files are off by up to half a second, or two frames.

@@ -1,4 +1,4 @@
-"""Read a video file with PyAV: one pass, which decodes and counts what is lost.
+"""Read a video file with PyAV: one pass, which decodes and counts losses.
 
 Reading goes on after packets that cannot be decoded. Frames are converted to RGB only when somebody looks at them.
 """
@@ -43,7 +43,7 @@ class PyAVSource(Reading):
             return
         given_s = -1.0
         for frame in self._from_key(wanted):
-            # A decoder conceals damage by what it has seen before, so only the whole way gives the same frames.
+            # A decoder conceals damage by earlier frames, so only a reading from the beginning gives the same frames.
             if self._report.met:
                 break
             given_s = frame.time_s
@@ -103,7 +103,7 @@ def decode(
     """Decode packets in order, to the last one or until told to stop, and tell the report.
 
     With `drop_leading`, after a seek, frames shown before the first key frame are dropped: they need packets that are
-    not here, and never count as lost. A frame marked as corrupt may show what the decoder's memory held before: that
+    not here, and never count as lost. A frame marked as corrupt may show old memory of the decoder: that
     depends on which frames the caller still keeps.
     """
     context = stream.codec_context
@@ -165,7 +165,7 @@ def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
 
 
 def unreadable(probe: Probe, error: Exception) -> SourceUnreadable:
-    """Turn what PyAV raised in the middle of a file into an error for users."""
+    """Turn an error of PyAV in the middle of a file into an error for users."""
     return SourceUnreadable(
         f"{probe.path.name} cannot be read on: {reason(error)}", hint="the file is damaged; copy or repair it"
     )

@@ -12,7 +12,7 @@ CORRUPT = "a frame is marked as corrupt"
 
 
 class DecodeReport:
-    """Counts what is lost at or after `start_s`. One report a reading.
+    """Counts the losses at or after `start_s`. One report a reading.
 
     Attributes:
         start_s: where the reading begins.
@@ -68,7 +68,7 @@ class DecodeReport:
         self._awaited.clear()
 
     def failed(self, time_s: float | None, why: str) -> None:
-        """Note that a decoder refused a packet. If frames are matched, the frame that stays away is what counts."""
+        """Note that a decoder refused a packet. If frames are matched, the missing frame counts, not the packet."""
         self.met = True
         if time_s is None or time_s >= self.start_s:
             self._why = self._why or why

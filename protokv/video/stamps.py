@@ -1,4 +1,4 @@
-"""Which time stamps of frames to believe: `Stamps` for streams; `Timeline` and `FileClock` for files.
+"""Credible times of frames: `Stamps` for streams; `Timeline` and `FileClock` for files.
 
 One damaged byte must not turn ten seconds of video into hours of repeated frames. Times are seconds. Knows no decoder.
 """
@@ -19,7 +19,7 @@ TICK_S = 1e-3
 # A longer gap in the stamps of a stream with a clock of its own begins a new count.
 LONGEST_HOLE_S = 600.0
 
-# A frame may say that it stays for this long, whatever end the file declares.
+# A frame may say that it stays for this long, even after the end that the file declares.
 HOLE_S = 2.0
 
 # The longest gap between two frames of a file that declares its end, and of one that does not.
@@ -98,7 +98,7 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which times of a file are credible. `end_s` is the end that it declares apart from its frames' times, or None."""
+    """The credible times of a file. `end_s` is the end that it declares apart from its frames' times, or None."""
 
     end_s: float | None = None
 
@@ -113,7 +113,7 @@ class Timeline:
         return time_s > self.limit_s or time_s - before_s > longest_s
 
     def duration_s(self, time_s: float, stated_s: float | None) -> float | None:
-        """Return how long the frame at `time_s` stays; None if it does not say, or says what cannot be."""
+        """Return how long the frame at `time_s` stays; None if it does not say, or says something impossible."""
         if stated_s is None or stated_s <= 0:
             return None
         declared = self.end_s is not None and time_s + stated_s <= self.end_s + HOLE_S

@@ -1,4 +1,4 @@
-"""Read a stream with PyAV: one connection, its frames as they come, and a count of what could not be decoded.
+"""Read a stream with PyAV: one connection, its frames as they come, and a count of losses.
 
 Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. With `fps`, only the
 first frame of each `1 / fps` is given, so that none waits for the next one. A video on a web server, which declares an
@@ -80,7 +80,7 @@ class StreamSource(Reading):
         self._from_s: float | None = None
         self._why = ""
         self._decoded = self._connect()
-        # A growing file is identified by what it held when it was opened.
+        # A growing file is identified by its content when it was opened.
         self._size_bytes = Path(self._source).stat().st_size if follow else None
         first = next(self._decoded, None)
         if first is None:

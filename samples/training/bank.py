@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.seeds import TRAINING_STREAM
+from samples.seeds import TRAINING_STREAM
 from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE, make_clip
 from samples.training.forward import encode_steps, to_patches
 from samples.training.model import TOKENS, make_model

@@ -22,10 +22,11 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.phrases import CHANCE, TYPES
+from protokv.mini.phrases import TYPES
 from protokv.mini.questions import find_facts, phrase, pick
-from protokv.mini.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from protokv.mini.world import World, WorldConfig
+from samples.questions import CHANCE
+from samples.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from samples.training.model import TOKENS

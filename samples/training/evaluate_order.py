@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
-from protokv.mini.phrases import CHANCE, TEMPLATES, TIME_TYPES
-from protokv.mini.questions import Question
+from protokv.mini.phrases import TEMPLATES, TIME_TYPES
 from protokv.mini.world import World
+from samples.questions import CHANCE, Question
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from samples.training.model import TOKENS

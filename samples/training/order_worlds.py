@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from protokv.mini.phrases import ORDER_TYPES
-from protokv.mini.questions import Question, find_facts, phrase, pick_different
-from protokv.mini.seeds import ORDER_CARD
+from protokv.mini.questions import find_facts, phrase, pick_different
 from protokv.mini.world import World, WorldConfig
+from samples.questions import Question
+from samples.seeds import ORDER_CARD
 
 PLACES: Final = ("start", "middle", "end")
 TWICE: Final = "twice"

@@ -13,9 +13,10 @@ import numpy as np
 
 from protokv.mini.events import BLOCK_S
 from protokv.mini.phrases import TIME_TYPES
-from protokv.mini.questions import Question, find_facts, phrase
-from protokv.mini.seeds import TIME_CARD
+from protokv.mini.questions import find_facts, phrase
 from protokv.mini.world import World, WorldConfig
+from samples.questions import Question
+from samples.seeds import TIME_CARD
 from samples.training.order_worlds import DISTRACTORS, LENGTHS_S
 
 COUNTED: Final = 3

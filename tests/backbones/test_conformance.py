@@ -53,7 +53,7 @@ def backbone(folder: Path) -> Backbone:
 
 @pytest.fixture(scope="module", params=HALF)
 def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Backbone]:
-    """A family, its folder, and the model in bfloat16."""
+    """Return a family, its folder, and the model in bfloat16."""
     folder = BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
     return request.param, folder, load_backbone(str(folder), device="cpu", dtype="bfloat16")
 
@@ -91,7 +91,7 @@ def test_every_family_has_a_row() -> None:
     assert BUILDERS.keys() == FAMILIES.keys()
 
 
-def test_the_model_is_what_its_config_says(backbone: Backbone, family: str, upstream: Upstream) -> None:
+def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
     text = upstream.model.config.text_config
     assert backbone.identity.family == family
     assert (backbone.layers, backbone.kv_heads) == (text.num_hidden_layers, text.num_key_value_heads)
@@ -170,7 +170,7 @@ def test_logits_equal_the_whole_model_at_other_groupings(
     assert_logits(session, expected)
 
 
-def test_a_greedy_answer_is_what_transformers_generates(
+def test_a_greedy_answer_is_that_of_transformers(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = video(backbone, 3)

@@ -130,11 +130,6 @@ def test_steps_seen_together_are_those_seen_one_by_one(ours: Backbone) -> None:
             torch.testing.assert_close(one.embeddings, alone.embeddings, **seen_alike(ours, alone.embeddings))
 
 
-def test_frames_of_another_shape_are_refused(ours: Backbone) -> None:
-    with pytest.raises(ValueError, match="a step is"):
-        ours.prepare(random_frames(0, 3))
-
-
 def test_quantised_or_spread_it_goes_through_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QwenVL, "load", lambda path, name, config, placement: (name, placement.quantization))
     assert load_backbone(device="cpu", quantization="8bit") == ("protokv/mini", "8bit")

@@ -117,6 +117,6 @@ def test_frames_of_another_size_than_the_tower_takes_are_refused(folder: Path, t
     ],
     ids=["two frames", "one channel", "no frame axis", "not bytes", "no rows"],
 )
-def test_what_is_not_one_step_of_frames_is_refused(backbone: Backbone, images: np.ndarray, said: str) -> None:
+def test_images_of_another_shape_than_one_step_are_refused(backbone: Backbone, images: np.ndarray, said: str) -> None:
     with pytest.raises(ValueError, match=rf"a step is \[1, height, width, 3\] uint8 RGB, {said}"):
         backbone.embed_step(images)

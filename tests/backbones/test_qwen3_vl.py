@@ -37,7 +37,7 @@ def backbone(folder: Path) -> Backbone:
 
 
 def stamp_of(backbone: Backbone, folder: Path, time_s: float) -> list[str]:
-    """The text in front of a step's visual tokens, token by token."""
+    """Return the text in front of a step's visual tokens, token by token."""
     tokens = backbone.embed_step(random_frames(0), time_s)
     vocabulary = Upstream("qwen3_vl", folder).tokenizer.get_vocab()
     names = {backbone.embed_text([i])[0].numpy().tobytes(): name for name, i in vocabulary.items()}

@@ -79,7 +79,7 @@ def save_random(model: torch.nn.Module, folder: Path) -> Path:
 
 
 def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) -> dict[str, Any]:
-    """The language model that all tiny models share but for its rotary embedding."""
+    """Return the config of the language model of all tiny models, with this rotary embedding."""
     return {
         "vocab_size": VOCABULARY,
         "hidden_size": heads * HEAD_SIZE,
@@ -96,7 +96,7 @@ def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) ->
 
 
 def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
-    """Fields of a Qwen-VL config that name control tokens."""
+    """Return the fields of a Qwen-VL config that name control tokens."""
     return {
         "image_token_id": vocabulary["<|image_pad|>"],
         "video_token_id": vocabulary["<|video_pad|>"],
@@ -106,7 +106,7 @@ def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
 
 
 def write_qwen2_vl(folder: Path, **changes: int) -> Path:
-    """A random Qwen2-VL of a few thousand parameters."""
+    """Write a random Qwen2-VL of a few thousand parameters."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     tower = {"embed_dim": 16, "hidden_size": changes.get("heads", 4) * HEAD_SIZE, "mlp_ratio": 2}
@@ -114,7 +114,7 @@ def write_qwen2_vl(folder: Path, **changes: int) -> Path:
 
 
 def write_qwen2_5_vl(folder: Path, *, tokens_per_second: int = 2, **changes: int) -> Path:
-    """A random Qwen2.5-VL of a few thousand parameters."""
+    """Write a random Qwen2.5-VL of a few thousand parameters."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tower = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": changes.get("heads", 4) * HEAD_SIZE}
@@ -131,7 +131,7 @@ def write_qwen(
     kv_heads: int = 2,
     max_positions: int = 32768,
 ) -> Path:
-    """A Qwen-VL with frames of 4 to 9 tokens."""
+    """Write a Qwen-VL with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
     limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(limits))
@@ -147,7 +147,7 @@ def write_qwen(
 def write_qwen3_vl(
     folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, experts: int = 0
 ) -> Path:
-    """A random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
+    """Write a random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
     import transformers
 
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE, digits=True)
@@ -176,7 +176,7 @@ def write_qwen3_vl(
 
 
 def write_qwen3_vl_moe(folder: Path, **changes: int) -> Path:
-    """The mixture of experts."""
+    """Write the mixture of experts."""
     return write_qwen3_vl(folder, experts=4, **changes)
 
 
@@ -191,7 +191,7 @@ def write_llava_onevision(
     feature_layer: int | list[int] = -1,
     select: str = "full",
 ) -> Path:
-    """A random LLaVA-OneVision of a few thousand parameters.
+    """Write a random LLaVA-OneVision of a few thousand parameters.
 
     Frames of 72 pixels make 5 patches a side with 2 pixels to spare, pooled to 3: as odd as 384, 27 and 14.
     """

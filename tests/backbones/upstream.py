@@ -1,4 +1,4 @@
-"""transformers' own whole models over the same video and question: what the adapters are compared with.
+"""transformers' own whole models over the same video and question, to compare the adapters with.
 
 Nothing of an adapter is used here but its rate: pixels come from transformers' PIL processors, text from the chat
 template, placeholders are merged by the model itself, and positions are its own but for text behind a Qwen video,
@@ -39,14 +39,14 @@ class Upstream:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def chat(self, question: str) -> tuple[list[int], list[int]]:
-        """Token ids before and behind the placeholder of the video."""
+        """Return token ids before and after the placeholder of the video."""
         content = [{"type": "video"}, {"type": "text", "text": question}]
         ids = self.tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
 
     def inputs(self, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
-        """Arguments of the model's forward, in its dtype. Every step of the video has frames of one size."""
+        """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size."""
         found = INPUTS[self.family](self, video, question, step_seconds)
         return {
             name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in found.items()
@@ -54,11 +54,11 @@ class Upstream:
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
-        """Logits of the last tokens."""
+        """Return logits of the last tokens."""
         return self.model(**inputs).logits[0, -n_last:]
 
     def generate(self, inputs: dict[str, Tensor], n_tokens: int) -> tuple[list[int], float]:
-        """Greedy continuation by the model's own `generate`, past any end of the answer.
+        """Continue greedily with the model's own `generate`, past any end of the answer.
 
         Returns:
             The tokens, and the least difference between the logit of a chosen token and that of the next best one.
@@ -69,7 +69,7 @@ class Upstream:
         return found.sequences[0, inputs["input_ids"].shape[1] :].tolist(), float((first - second).min())
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
+        """Return keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
         text = self.model.model.language_model
         module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
         where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
@@ -100,7 +100,7 @@ def qwen_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds
 
 
 def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor, tuple[int, int]]:
-    """Patches of all steps in order, and rows and columns of patches.
+    """Return patches of all steps in order, and rows and columns of patches.
 
     The PIL processor takes still images and repeats each: the second frame of a step replaces the copy.
     """
@@ -156,7 +156,7 @@ def llava_onevision_inputs(upstream: Upstream, video: Video, question: str, step
 
 
 def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
-    """Frames `[F, 3, height, width]`: of each image the first tile of the PIL processor, which is the whole image."""
+    """Return frames `[F, 3, height, width]`: the first tile of the PIL processor shows the whole image."""
     raw = json.loads((folder / "processor_config.json").read_text())["video_processor"]
     settings = {name: raw[name] for name in ("size", "resample", "rescale_factor", "image_mean", "image_std")}
     processor = LlavaOnevisionImageProcessorPil(**settings)

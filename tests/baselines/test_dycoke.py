@@ -239,26 +239,18 @@ def test_decode_steps_read_what_a_literal_computation_chooses(
             assert (bias == 0).all()
 
 
-def deciding_layer() -> tuple[Memory, Tensor, Tensor]:
-    """Return a memory of twelve tokens, and their keys and the prefix's in the layer whose attention decides."""
+def test_slow_drift_of_attention_leads_to_no_new_choice() -> None:
     memory, world = built(DyCokeDecodeConfig(prune_share=0.5), shape_of(layers=4, heads=1, sink=3))
     steps = feed(memory, world, [6, 6])
-    return memory, torch.cat([step.keys for step in steps], 2)[2], memory.tensors()["sink.keys"][2]
-
-
-def read_by_the_last_layer(memory: Memory, queries: list[Tensor]) -> list[Tensor]:
-    """Return the keys that the last layer reads for a question, the first query, and for the decode steps after it."""
-    context = memory.recall()
-    return [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in queries]
-
-
-def test_slow_drift_of_attention_leads_to_no_new_choice() -> None:
-    memory, keys, sink = deciding_layer()
+    # The attention of the third layer decides.
+    keys, sink = torch.cat([step.keys for step in steps], 2)[2], memory.tensors()["sink.keys"][2]
     drift = [keys[:, 2:3] * (1 - k / 40) + keys[:, 9:10] * (k / 40) for k in range(41)]
     _, times = literal_pruning(drift, keys, sink, 0.5, 0.9)
     _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5, 0.9)
     assert (times, jumps) == (1, 2)
-    read = read_by_the_last_layer(memory, [drift[0], *drift])
+    context = memory.recall()
+    # The first query is the question; the last layer reads what the decode steps chose.
+    read = [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in (drift[0], *drift)]
     assert all(torch.equal(later, read[1]) for later in read[2:])
 
 

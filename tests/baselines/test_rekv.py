@@ -134,58 +134,55 @@ def test_a_long_stream_is_searched_from_its_oldest_block_to_its_newest() -> None
     assert min(chosen_ever) < len(own) // 4 < 3 * len(own) // 4 < max(chosen_ever)
 
 
-@given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 3]), st.integers(0, 99))
+@given(
+    LENGTHS | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
+    st.integers(3, 40),
+    st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]),
+    st.integers(0, 99),
+)
 def test_packed_blocks_follow_each_other_and_the_question_follows_them(
-    lengths: list[int], budget: int, components: int, seed: int
+    lengths: list[int], budget: int, axes: tuple[int, tuple[int, ...]], seed: int
 ) -> None:
+    components, moving = axes
     shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
     memory, world = built(shape, seed, budget=budget)
     blocks = blocks_of(feed(memory, world, lengths), budget)
     stream, bare = recalled(memory), question(shape, 2, seed)
-    packed = stream.compacted(anchored(world, SINK), stream.far_span())
+    packed = stream.compacted(anchored(world, SINK, moving=moving), stream.far_span())
     if sum(lengths) <= budget:
         assert packed is stream
         return
-    ends = []
+    ends, newest = [], int(blocks[-1][2][:, 0].max())
+    assert newest + 1 - packed.shift == packed.packed_end
     for layer in range(shape.layers):
         keys, values, bias = shown_to(packed, layer, rotated(packed, world, bare[layer]))
         own = [(k[layer], v[layer], p) for k, v, p in blocks]
         # The question's position does not change the choice.
         chosen = literal_choice(own, bare[layer], world, budget)
-        times = [p[:, 0] for _, _, p in (own[index] for index in chosen)]
-        spans = [int(time.max() - time.min()) + 1 for time in times]
+        moved = [own[index][2][:, list(moving)] for index in chosen]
+        spans = [int(one.max() - one.min()) + 1 for one in moved]
         start = packed.packed_end - sum(spans)
         assert start >= SINK
+        if moving == (0,) and len(set(lengths)) == 1 and lengths[0] <= budget:
+            # Blocks of one size fill the room from the prefix on.
+            assert start == SINK
         expected = []
-        for index, time, span in zip(chosen, times, spans, strict=True):
+        for index, one, span in zip(chosen, moved, spans, strict=True):
             here = own[index][2]
             there = here.clone()
-            there[:, 0] += start - int(time.min())
+            there[:, list(moving)] += start - int(one.min())
             start += span
             expected.append(rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there)))
             ends.append(int(there.max()) + 1)
-        n = sum(len(time) for time in times)
-        moved = torch.cat(expected, 1)
-        torch.testing.assert_close(keys[:, SINK : SINK + n], moved, **near_rotated(moved, sum(lengths)))
+        n = sum(map(len, moved))
+        packed_keys = torch.cat(expected, 1)
+        allowed = near_rotated(packed_keys, sum(lengths))
+        torch.testing.assert_close(keys[:, SINK : SINK + n], packed_keys, **allowed)
         assert torch.equal(values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1))
         assert (bias[:, SINK + n :] == -torch.inf).all()
     assert packed.next_position >= max(ends)
     if components == 1:
         assert packed.next_position == max(ends) <= SINK + budget
-
-
-@pytest.mark.parametrize("components", [1, 3])
-def test_blocks_of_one_size_are_packed_without_a_gap_from_the_prefix_to_the_question(components: int) -> None:
-    shape = shape_of(components=components, sink=SINK)
-    memory, world = built(shape, budget=20)
-    feed(memory, world, [6] * 9)
-    stream = recalled(memory)
-    packed = stream.compacted(anchored(world, SINK), stream.far_span())
-    # Three blocks fit: of six positions each, or with M-RoPE of one (and rows and columns up to 2).
-    assert packed.packed_end == SINK + (18 if components == 1 else 3)
-    assert packed.next_position == packed.packed_end
-    newest = int(memory.context().positions()[..., 0].max())
-    assert newest + 1 - packed.shift == packed.packed_end
 
 
 def test_what_does_not_move_stays_below_the_question() -> None:
@@ -196,32 +193,6 @@ def test_what_does_not_move_stays_below_the_question() -> None:
     # One block of ten rows fits; its time takes one position.
     assert packed.packed_end == SINK + 1
     assert packed.next_position == SINK + 10
-
-
-def test_all_moving_components_of_a_block_move_together() -> None:
-    shape = shape_of(components=3, sink=SINK)
-    memory, world = built(shape, budget=9)
-    memory.start(*world.sink())
-    for index in range(4):
-        step = world.step(index, 9)
-        # Some families place a grid where the text before it ends.
-        cell = torch.arange(9)
-        corner = SINK + 3 * index
-        places = torch.stack((torch.full((9,), corner), corner + cell // 3, corner + cell % 3), 1)
-        keys = rotate(unrotate(step.keys, *world.rotary(step.positions)), *world.rotary(places))
-        memory.append(StepKV(keys, step.values, places, step.coordinates, index))
-    stream = recalled(memory)
-    packed = stream.compacted(anchored(world, SINK, moving=(0, 1, 2)), stream.far_span())
-    assert packed.next_position == packed.packed_end == SINK + 3
-    bare = question(shape, 1, 0)
-    keys, _, _ = shown_to(packed, 0, rotated(packed, world, bare[0]))
-    chosen, _, _ = shown_to(stream, 0, rotated(stream, world, bare[0]))
-    state = memory.tensors()
-    first = state["archive.positions"][:9]
-    blocks = state["archive.keys"][0].split(9, 1)
-    index = next(i for i, block in enumerate(blocks) if torch.equal(block, chosen[:, SINK:]))
-    expected = rotate(unrotate(blocks[index], *world.rotary(first + 3 * index)), *world.rotary(first))
-    torch.testing.assert_close(keys[:, SINK:], expected, **near_rotated(expected, 15))
 
 
 def test_the_question_chooses_and_the_answer_reads_on() -> None:
@@ -251,9 +222,10 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     assert context.next_position == SINK
 
 
-def test_new_steps_read_a_window_that_is_never_larger_than_the_budget() -> None:
+def test_new_steps_read_the_local_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protokv.config.baselines.LOCAL_TOKENS", 9)
     shape = shape_of(sink=SINK)
-    memory, world = built(shape, budget=20, local_tokens=9)
+    memory, world = built(shape, budget=20)
     feed(memory, world, [4] * 5)
     context = memory.context()
     live = context.bias[0, 0] == 0

@@ -16,13 +16,10 @@ from protokv.errors import ConfigError
         ("dycoke", {"merge_share": 1.1}, "merge_share"),
         ("dycoke-decode", {"prune_share": -0.1}, "prune_share"),
         ("dycoke-decode", {"first_pruned_layer": 0}, "first_pruned_layer"),
-        ("dycoke-decode", {"similarity": 1.5}, "similarity"),
-        ("hermes", {"shallow_share": 0.8, "deep_share": 0.3}, "together"),
         ("infinipot-v", {"kept_share": -0.1}, "kept_share"),
         ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
         ("infinipot-v", {"recent_share": float("nan")}, "recent_share"),
         ("last-frames", {"last_steps": 0}, "last_steps"),
-        ("rekv", {"budget": 8, "local_tokens": 0}, "local_tokens"),
     ],
 )
 def test_an_impossible_setting_is_refused_by_name(kind: str, settings: dict[str, Any], said: str) -> None:

@@ -114,7 +114,7 @@ class Program:
 
 
 def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
-    """Read what a process says until it has committed this often."""
+    """Read the lines of a process until it has committed `n_commits` times."""
     for line in process.stdout or ():
         n_commits -= '"type": "commit"' in line
         if not n_commits:
@@ -123,7 +123,7 @@ def wait_for_commits(process: subprocess.Popen[str], n_commits: int) -> None:
 
 
 def read_to_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return the rest of stdout and of stderr once the process has ended. What it says on stderr fits into a page."""
+    """Return the rest of stdout and stderr once the process has ended; its stderr fits into a page."""
     out, err = process.stdout.read(), process.stderr.read()
     process.wait(timeout=120)
     return out, err
@@ -144,6 +144,6 @@ def embedded(protokv: Program) -> Program:
 
 @pytest.fixture
 def mocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model is loaded in this process: whatever is named is the mock."""
+    """Load the mock in place of every model in this process."""
     for home in ("protokv.ingestion.run", "protokv.storage.checkpoint", "protokv.backbones"):
         monkeypatch.setattr(f"{home}.load_backbone", MockBackbone)

@@ -24,13 +24,13 @@ ROWS, COLUMNS = 24, 100
 
 @dataclass(frozen=True)
 class Seen:
-    """How a command ended, and everything that was written to its terminal, control sequences included."""
+    """The exit code of a command, and everything written to its terminal, control sequences included."""
 
     code: int
     screen: str
 
     def lines(self) -> list[str]:
-        """What stands on the terminal in the end, without the empty lines."""
+        """Return the lines on the terminal at the end, without empty ones."""
         screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
         pyte.Stream(screen).feed(self.screen)
         above = ["".join(row[i].data for i in range(COLUMNS)) for row in screen.history.top]

@@ -30,7 +30,7 @@ SUBCOMMANDS = GROUP.commands  # type: ignore[attr-defined]
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """Calls of the program: what stands between its name and the end of its part of a pipeline."""
+    """Yield the calls of the program: the words between its name and the end of its part of a pipeline."""
     text = text.replace("\\\n", " ")
     for found in re.finditer(r"(?:^|[`$;&|] ?|-m )protokv ((?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*)", text, re.MULTILINE):
         yield found[1].strip()
@@ -60,7 +60,7 @@ ALL = sorted({command for found in EXAMPLES.values() for command in found})
 
 
 def arguments_of(command: str) -> list[str]:
-    """Its arguments as a shell would split them, without redirections and what a text leaves out."""
+    """Return the arguments as a shell splits them, without redirections and ellipses."""
     command = re.sub(r"\s*[<>]+ ?\S+", "", command)
     return [part for part in shlex.split(command) if part not in ("...", "…")]
 
@@ -114,7 +114,7 @@ def test_an_option_that_a_text_names_is_one_of_some_command(path: Path) -> None:
 
 
 def runnable(command: str) -> bool:
-    """Whether an example needs nothing but a sample video, its questions and the embedded model, and is quick."""
+    """Return True if an example is quick and needs only a sample video, its questions and the embedded model."""
     arguments = arguments_of(command)
     options = set(arguments)
     heavy = {"--model", "--device", "-m", "--dataset", "--world", "--study", "--html", "--report", "--at"}

@@ -127,7 +127,7 @@ def test_a_signal_is_heard_where_nobody_can_be_told() -> None:
         assert stop.exit is Exit.HUNG_UP
 
 
-def test_who_ignores_the_hang_up_goes_on_ignoring_it(hang_up: None) -> None:
+def test_an_ignored_hang_up_stays_ignored(hang_up: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with stopping(lambda _: None) as stop:
         signal.raise_signal(signal.SIGHUP)

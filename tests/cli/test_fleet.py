@@ -156,31 +156,6 @@ def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -
     assert sorted(result.out.splitlines()) == ["states/named/so.safetensors", "states/one.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("a.mp4", "b.mp4", "-o", "s.safetensors"), Exit.USAGE, "s.safetensors is the name of one"),
-        (("a.mp4", "x/a.mkv"), Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
-        (("a.mp4", "b.mp4", "--append", "-o", "s"), Exit.USAGE, "--append: for one video only"),
-        (("a.mp4", "b.mp4", "--chunk", "8", "--follow"), Exit.USAGE, "--chunk and --follow: for one video only"),
-        (("a.mp4", "b.mp4", "--timings"), Exit.USAGE, "--timings: for one video only"),
-        (("a.mp4", "--batch", "2", "--ray", "auto"), Exit.USAGE, "--batch and --ray: for several videos only"),
-        ((), Exit.USAGE, "there is no video to ingest"),
-        (("a.mp4", "b.mp4", "--ray", "auto", "--devices", "0"), Exit.USAGE, "--devices are those of one machine"),
-        (("--from", "gone.txt"), Exit.NOT_FOUND, "cannot read gone.txt"),
-        (("*.mp4",), Exit.NOT_FOUND, "there is no video in *.mp4"),
-    ],
-)
-def test_what_makes_no_sense_is_one_line_and_a_hint(
-    arguments: tuple[str, ...], code: Exit, said: str, protokv: Program
-) -> None:
-    result = protokv("ingest", *arguments, *SMALL)
-    assert result.code == code
-    error, hint = result.err.splitlines()
-    assert said in error
-    assert hint.startswith("Hint: ")
-
-
 @pytest.mark.usefixtures("pools", "mocked")
 def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, folder: Path) -> None:
     assert protokv("ingest", folder, "-o", "states/", *SMALL).code == Exit.PARTIAL
@@ -206,7 +181,7 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert result.err.splitlines()[-1] == "1 of 3 states cannot be asked"
 
 
-def test_what_is_for_one_state_is_refused_for_many(protokv: Program) -> None:
+def test_options_for_one_state_are_refused_for_many(protokv: Program) -> None:
     Path("states").mkdir()
     assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
     assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE

@@ -78,58 +78,6 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
     assert [row["type"] for row in again.rows()] == ["started", "summary"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["absent.mp4"], Exit.NOT_FOUND, "absent.mp4"),
-        (["notes.mp4"], Exit.FAILURE, "notes.mp4"),
-        (["{video}", "--budget", "lots"], Exit.USAGE, "budget"),
-        (["{video}", "--every", "often"], Exit.USAGE, "often"),
-        (["{video}", "--every", "0s"], Exit.USAGE, "0s"),
-        (["{video}", "--keep", "0"], Exit.USAGE, "keep 0"),
-        (["{video}", "--append"], Exit.USAGE, "append"),
-        (["{video}", "--append", "--force", "-o", "x.safetensors"], Exit.USAGE, "append"),
-        (["{video}", "--memory", "elephant"], Exit.USAGE, "there is no memory 'elephant'"),
-        (["{video}", "--set", "anchor"], Exit.USAGE, "NAME=VALUE"),
-        (["{video}", "--set", "anchor=middle"], Exit.USAGE, "anchor: expected one of"),
-        (["{video}", "--set", "pseudo_tokens=soon"], Exit.USAGE, "pseudo_tokens: expected int"),
-        (["{video}", "--set", "decay=off"], Exit.USAGE, "decay: there is no such setting of durable"),
-        (["{video}", "--positions", "folded"], Exit.USAGE, "positions: expected one of stream, compact"),
-        (["{video}", "--fps", "0"], Exit.USAGE, "fps"),
-        (["{video}", "--fps", "1e9"], Exit.USAGE, "fps"),
-        (["{video}", "--budget", "1000000000"], Exit.USAGE, "budget"),
-        (["{video}", "--model", "./absent-model"], Exit.FAILURE, "absent-model"),
-        (["{video}", "--decoder", "vhs"], Exit.USAGE, "vhs"),
-        (["{video}", "--device", "abacus"], Exit.USAGE, "abacus"),
-        (["{video}", "-o", "x.npz"], Exit.USAGE, "expected a path that ends in one of"),
-        (["{video}", "-o", "absent/x.safetensors", "--budget", "24"], Exit.FAILURE, "absent"),
-        (["{video}", "--start", "1h"], Exit.USAGE, "1"),
-        (["rtsp:/camera/1"], Exit.NOT_FOUND, "rtsp:/camera/1"),
-        (["{video}", "--resume"], Exit.NOT_FOUND, "clip.safetensors"),
-    ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
-)
-def test_a_mistake_is_one_error_line_one_hint_and_its_code(
-    protokv: Program, video: Path, arguments: list[str], code: Exit, message: str
-) -> None:
-    (protokv.folder / "notes.mp4").write_text("not a video\n" * 100)
-    result = protokv("ingest", *(a.format(video=video) for a in arguments))
-    assert result.code == code
-    lines = result.err.splitlines()
-    assert lines[0].startswith("Error: ")
-    assert message in lines[0]
-    assert len(lines) <= 2
-    assert all(line.startswith("Hint: ") for line in lines[1:])
-    assert result.out == ""
-    assert not list(protokv.folder.glob("*.safetensors"))
-
-
-def test_the_slash_that_an_address_lacks_is_named(protokv: Program) -> None:
-    for address in ("rtsp:/camera/1", "RTSP:camera/1"):
-        assert "rtsp://camera/1" in protokv("ingest", address).err.splitlines()[1]
-    assert "spelling" in protokv("ingest", "c:/absent.mp4").err.splitlines()[1]
-
-
 def test_a_stream_beyond_the_positions_of_the_model_is_told_once_and_goes_on(
     protokv: Program, video: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -173,9 +173,7 @@ def test_inspect_shows_what_was_missed_and_nothing_secret_and_shows_it_again_whe
     assert [row["stream"]["duration_s"] for row in result.rows()] == [150.0, 10.0]
 
 
-def test_what_is_piped_in_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
-    embedded: Program, tmp_path: Path
-) -> None:
+def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded: Program, tmp_path: Path) -> None:
     data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
     with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
         process.stdin.buffer.write(data)

@@ -31,12 +31,12 @@ TAG, TAGGED = "v1.0", "b" * 40
 
 @dataclass
 class Hub:
-    """What of a hub's interface a download needs, for one model.
+    """The part of a hub's interface that a download of one model needs.
 
     Attributes:
-        folder: the model as its main branch has it.
-        tagged: as its tag has it; None: there is no tag.
-        requests: paths that were asked for.
+        folder: the model of the main branch.
+        tagged: the model of the tag; None: there is no tag.
+        requests: requested paths.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class Hub:
     requests: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, bytes, str]:
-        """Status, body and ETag."""
+        """Return status, body and ETag."""
         route, _, _ = path.partition("?")
         if route in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
             return 200, json.dumps({"id": NAME, "sha": SHA, "siblings": []}).encode(), ""
@@ -106,7 +106,7 @@ def hub(tiny_folder: Path) -> Iterator[Hub]:
 
 
 def environment_of(protokv: Program, endpoint: str) -> dict[str, str]:
-    """Online, with an empty cache of its own."""
+    """Return the environment of an online program with an empty cache of its own."""
     kept = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
     return kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
 

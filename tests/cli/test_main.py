@@ -22,7 +22,7 @@ from tests.cli.conftest import Program
 
 COMMANDS = ["ingest", "query", "inspect", "replay"]
 
-# What takes long to import, and what it is for.
+# Packages that take long to import, and their uses.
 HEAVY = {
     "transformers": "other models than the embedded one",
     "huggingface_hub": "other models than the embedded one",

@@ -29,18 +29,17 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("store", "mocked")
 def test_a_state_is_written_asked_and_inspected_there_as_on_disk(protokv: Program, video: Path) -> None:
     url = "s3://bucket/shelf/clip"
-    for command in (("query", url, "what is first ?"), ("inspect", url)):
-        result = protokv(*command)
-        assert result.code == Exit.NOT_FOUND
-        assert result.err.splitlines()[0] == f"Error: no state at {url}"
+    result = protokv("inspect", url)
+    assert result.code == Exit.NOT_FOUND
+    assert result.err.splitlines()[0] == f"Error: no state at {url}"
     for target in (url, "clip.safetensors"):
-        result = protokv("ingest", video, "-o", target, *SMALL, "--every", "3s", "--keep", "3")
+        result = protokv("ingest", video, "-o", target, *SMALL, "--every", "6s", "--keep", "2")
         assert result.code == 0, result.err
         assert result.rows()[-1]["state"] == target
     assert protokv("inspect", url, "clip.safetensors").code == 0
     (document,) = protokv("inspect", url, "--verify", "--json").rows()
-    assert document["stream"]["commits_s"] == [6.0, 9.0, 12.0]
-    for time, answered in [("6s", 6.0), ("11s", 9.0), ("1h", 12.0)]:
+    assert document["stream"]["commits_s"] == [6.0, 12.0]
+    for time, answered in [("11s", 6.0), ("1h", 12.0)]:
         rows = [
             protokv("query", state, "what is first ?", "--at", time).rows()[0] for state in (url, "clip.safetensors")
         ]

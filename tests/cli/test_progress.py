@@ -44,7 +44,7 @@ def test_a_run_that_goes_on_reckons_with_its_own_speed_and_a_stream_without_an_e
 
 
 @given(parts=st.lists(st.text(max_size=20), min_size=1, max_size=6), room=st.integers(-5, 80))
-def test_what_does_not_fit_is_left_out_from_the_end(parts: list[str], room: int) -> None:
+def test_parts_that_do_not_fit_are_left_out_from_the_end(parts: list[str], room: int) -> None:
     text = fit(parts, room)
     assert len(text) <= room or text == parts[0]
     assert "  ".join(parts).startswith(text)
@@ -125,7 +125,7 @@ DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def obeyed(text: str) -> set[str]:
-    """Characters that a terminal would act on; line feeds are the program's own."""
+    """Return the characters that a terminal would act on; line feeds are the program's own."""
     return {c for c in text if unicodedata.category(c) in DANGEROUS and c not in "\n\t\u200c\u200d"}
 
 
@@ -137,7 +137,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
-def test_what_is_printable_is_left_as_it_is(text: str) -> None:
+def test_printable_text_stays_unchanged(text: str) -> None:
     assert printable(text) == text
 
 

@@ -94,30 +94,6 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     assert at("noon").code == Exit.USAGE
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "code", "message"),
-    [
-        (["absent.safetensors", "what ?"], "", Exit.NOT_FOUND, "absent.safetensors"),
-        (["--state", "{state}"], "", Exit.USAGE, "no question"),
-        (["--state", "{state}", "-"], '{"q": 1}\n', Exit.USAGE, "line 1 of stdin"),
-        (["--state", "{state}", "-"], '{"question": 1}\n', Exit.USAGE, "line 1 of stdin"),
-        (["--state", "{state}", "what ?", "--temperature", "-1"], "", Exit.USAGE, "temperature"),
-        (["--state", "{state}", "is <|im_end|> ?"], "", Exit.USAGE, "control token"),
-        (["--state", "torn.safetensors", "what ?"], "", Exit.CORRUPT, "torn.safetensors"),
-    ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
-)
-def test_a_mistake_is_one_error_line_and_its_code(
-    protokv: Program, state: Path, arguments: list[str], stdin: str, code: Exit, message: str
-) -> None:
-    (protokv.folder / "torn.safetensors").write_bytes(state.read_bytes()[:-100])
-    result = protokv("query", *(a.format(state=state) for a in arguments), stdin=stdin)
-    assert result.code == code
-    assert result.err.splitlines()[0].startswith("Error: ")
-    assert message in result.err.splitlines()[0]
-    assert "Traceback" not in result.err
-
-
 def test_a_state_follows_its_model_to_another_folder(
     protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -227,5 +203,5 @@ def test_an_answer_says_what_it_stood_on_where_that_is_asked(protokv: Program, s
         (Evidence((Moment(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
     ],
 )
-def test_what_stands_out_is_told_in_one_line(evidence: Evidence, said: str) -> None:
+def test_moments_that_stand_out_are_told_in_one_line(evidence: Evidence, said: str) -> None:
     assert evidence_text(evidence) == said

@@ -91,29 +91,6 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("x.mp4",), Exit.USAGE, "no questions"),
-        (("x.mp4", "--world", "3"), Exit.USAGE, "either SOURCE or --world"),
-        (("absent.mp4", "--questions", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
-        ((*SMALL[:-4], "--memory", "elephant"), Exit.USAGE, "no memory 'elephant'"),
-        ((*SMALL[:4], "--study", "everything"), Exit.USAGE, "no study 'everything'"),
-        (("--world", "7:x"), Exit.USAGE, "expected SEED or SEED:COUNT, got '7:x'"),
-        ((*SMALL, "--delays", "later"), Exit.USAGE, "expected a length of time, got 'later'"),
-        ((*SMALL, "--cuts", "fast"), Exit.USAGE, "cuts: expected"),
-        ((*SMALL, "--delays", "1h"), Exit.USAGE, "nothing to show: no question could be asked"),
-        (("--report", "absent.jsonl"), Exit.NOT_FOUND, "absent.jsonl"),
-    ],
-)
-def test_what_cannot_be_replayed_is_one_clear_line(
-    protokv: Program, arguments: tuple[str, ...], code: int, said: str
-) -> None:
-    result = protokv("replay", *arguments)
-    assert result.code == code
-    assert said in result.err.splitlines()[0]
-
-
-@pytest.mark.parametrize(
     ("change", "fact"),
     [
         (("--length", "40s"), "world length_s 20 and now has world length_s 40"),
@@ -191,7 +168,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize("output", [("-o", "v.mp4"), ("--html", "q.jsonl"), ("--plot", "v.mp4")])
-def test_what_is_read_is_never_written_over(protokv: Program, output: tuple[str, str]) -> None:
+def test_an_input_is_never_written_over(protokv: Program, output: tuple[str, str]) -> None:
     for name in ("v.mp4", "q.jsonl"):
         (protokv.folder / name).write_text("mine")
     result = protokv("replay", "v.mp4", "--questions", "q.jsonl", *output, "--force")
@@ -201,7 +178,6 @@ def test_what_is_read_is_never_written_over(protokv: Program, output: tuple[str,
 
 
 STUDIES = Path(__file__).parents[2] / "samples" / "studies"
-TABLE_1 = str(STUDIES / "paper-table-1.toml")
 OF_DATA_SET = ("--memory", "durable", "--budget", "36", "--fps", "2")
 
 
@@ -268,25 +244,3 @@ def test_a_table_of_the_paper_lists_what_it_would_run_and_what_is_not_there(
     assert mlvu["estimate_s"] > 0
     shown = protokv("replay", *wanted, "--format", "table")
     assert "offline benchmarks (table 3 of the paper)" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--dataset", "imagenet"), Exit.USAGE, "no data set 'imagenet'"),
-        (("--dataset", "mlvu"), Exit.USAGE, "where is mlvu"),
-        (("--data-root", "."), Exit.USAGE, "--data-root is the folder"),
-        (("--dataset", "mlvu", "--data-root", "absent"), Exit.NOT_FOUND, "no folder absent"),
-        (("--dataset", "mlvu", "--data-root", "."), Exit.NOT_FOUND, "no annotations of mlvu"),
-        (("--dataset", "mlvu", "--data-root", ".", "--world", "3"), Exit.USAGE, "either --dataset or sources"),
-        (("--dataset", "mlvu", "--data-root", ".", "--prompt", "x"), Exit.USAGE, "no prompt 'x'"),
-        (("--study", TABLE_1), Exit.USAGE, "add --dataset"),
-        (("--study", TABLE_1, "--dataset", "mlvu", "--data-root", "."), Exit.USAGE, "has no mlvu"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_clear_line(
-    protokv: Program, arguments: tuple[str, ...], code: int, said: str
-) -> None:
-    result = protokv("replay", *arguments)
-    assert result.code == code
-    assert said in " ".join(result.err.splitlines()[:2])

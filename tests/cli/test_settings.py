@@ -50,7 +50,7 @@ from tests.cli.conftest import Program
         ("a = " + "[" * 5000 + "]" * 5000, "cannot be read", "mend it"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_was_meant(protokv: Program, text: str, said: str, hint: str) -> None:
+def test_a_wrong_setting_is_named_with_a_suggestion(protokv: Program, text: str, said: str, hint: str) -> None:
     (protokv.folder / "protokv.toml").write_text(text)
     result = protokv("query", "x.safetensors", "what ?")
     assert result.code == Exit.USAGE
@@ -164,7 +164,7 @@ def test_a_time_is_shown_to_the_nearest_tenth() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_none_of_these_is_refused(parse: Callable[[str], object], texts: tuple[str, ...], said: str) -> None:
+def test_any_other_text_is_refused(parse: Callable[[str], object], texts: tuple[str, ...], said: str) -> None:
     for text in texts:
         with pytest.raises(ConfigError, match=said):
             parse(text)

@@ -23,7 +23,7 @@ from tests.cli.conftest import Program
 
 
 def saved(folder: Path, path: Path, **identity: str) -> Path:
-    """A state of the model in a folder that says something else of its model."""
+    """Save a state of the model in a folder, with other fields in the identity of its model."""
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     save(Session.start(backbone, DurableConfig(budget=24)), path)
     state = storage.load_state(path)
@@ -99,7 +99,7 @@ def test_a_model_in_the_cache_is_followed_without_a_connection(
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a", "a/b/c", "/a/b", "./a", "../b", "~/b", "a/..", "a--b/c", "a/b\n"])
-def test_what_is_no_name_on_the_hub_is_nowhere_in_the_cache(name: str) -> None:
+def test_an_impossible_name_of_the_hub_is_nowhere_in_the_cache(name: str) -> None:
     assert cached_folder(name) is None
 
 

@@ -1,4 +1,4 @@
-"""How the far slots are dealt out, and that what stands in them is a function of the state."""
+"""Far slots are dealt out by variance, and their content is a function of the state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protokv.core.near import Slots
 from protokv.core.prototypes import ProtoKV
 from protokv.errors import ConfigError
 from protokv.extras.allocation import VarianceLayout, by_variance, variances
-from tests.core.streams import World, copy_of, feed, shape_of, small_config
+from tests.core.streams import World, copy_of, shape_of, small_config
 from tests.tolerance import near
 
 
@@ -36,7 +36,7 @@ def test_shares_are_proportional_with_one_slot_for_everyone_alive(held: list[tup
     sharing = {k for k in range(len(held)) if alive[k] and variance[k]}
     assert [count > 0 for count in found] == alive
     assert sum(found) == (slots if sharing else sum(alive))
-    # Whoever would have less than one slot has one; the others share the rest by what is left.
+    # A prototype that would have less than one slot has one; the others share the rest.
     while True:
         left = slots - (sum(alive) - len(sharing))
         quota = {k: Fraction(left * variance[k], sum(variance[j] for j in sharing)) for k in sharing}
@@ -110,12 +110,12 @@ def test_the_variance_is_that_of_the_residuals_that_were_counted(histograms: str
 
 
 def _streamed(*, reads: int = 1, **changes: object) -> tuple[ProtoKV, dict[str, Tensor]]:
-    """A memory after a stream whose context was looked at every `reads` steps, and its state."""
+    """Return a memory after a stream whose context was read every `reads` steps, and its state."""
     shape = shape_of(heads=2, components=3)
     world = World(shape, 6)
     memory = ProtoKV(_config(**changes), shape, world.rotary)
     memory.start(*world.sink())
-    for index in range(26):
+    for index in range(18):
         memory.append(world.step(index, 4 + index % 3))
         if index % reads == 0:
             memory.context()
@@ -127,7 +127,7 @@ def _config(**changes: object) -> MemoryConfig:
 
 
 @pytest.mark.parametrize("histograms", ["independent", "joint"])
-def test_what_is_shown_is_a_function_of_the_state(histograms: str) -> None:
+def test_a_context_is_a_function_of_the_state(histograms: str) -> None:
     often, state = _streamed(histograms=histograms)
     never, _ = _streamed(histograms=histograms, reads=100)
     shape = shape_of(heads=2, components=3)
@@ -154,7 +154,7 @@ def test_the_bias_and_the_position_of_a_slot_are_those_of_its_owner() -> None:
         torch.testing.assert_close(bias[head, :n], share, **near(share, 3, 6.0))
         assert torch.equal(positions[head, :n], anchors[head].long()[owner])
         assert (bias[head, n:] == -torch.inf).all()
-        # What everybody has of a prototype is its mass, however many slots show it.
+        # The slots of a prototype weigh its mass together, however many they are.
         whole = mass[head].sum().float()
         torch.testing.assert_close(bias[head].exp().sum(), whole, **near(whole, n + 3, 6.0 * float(whole)))
 
@@ -178,14 +178,3 @@ def test_one_slot_each_leaves_nothing_to_deal_out() -> None:
 def test_a_variance_of_residuals_that_are_not_kept_is_refused() -> None:
     with pytest.raises(ConfigError, match="allocation"):
         PaperConfig(allocation="variance", residual=False)
-
-
-def test_pairs_cost_half_as_many_bytes_as_there_are_codewords_times_more() -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 1)
-    memories = [
-        ProtoKV(small_config(histograms=name, codewords=6), shape, world.rotary) for name in ("independent", "joint")
-    ]
-    feed(memories[0], World(shape, 1), [4] * 9)
-    apart, joint = (memory.nbytes()["residual"] - memory._bank.mass.numel() * 4 for memory in memories)
-    assert joint == apart * 6 // 2

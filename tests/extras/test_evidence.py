@@ -17,8 +17,8 @@ from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
 from protokv.extras.evidence import FAINT, NOTICED, AttentionEvidence, Evidence, Moment, find_moments
 from protokv.extras.queries import RecordedContext
-from protokv.mini.seeds import DEMONSTRATION
 from protokv.replay.worlds import Worlds, WorldStream
+from samples.seeds import DEMONSTRATION
 from tests.conftest import random_frames
 from tests.oracles import attention as plain
 

@@ -38,7 +38,7 @@ def watched(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200
 
 
 @pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")])
-def test_while_nothing_was_evicted_reading_afresh_is_what_reading_the_keys_is(tiny: Backbone, name: str) -> None:
+def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone, name: str) -> None:
     session = watched(tiny, 4, name, budget=400)
     plain, afresh = (s.prefill(QUESTION) for s in (session, watched(tiny, 4, name, budget=400, recent_frames=4)))
     torch.testing.assert_close(afresh, plain, **near_logits(session, plain))
@@ -174,7 +174,7 @@ def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -
         MemoryConfig.of("durable", recent_frames=-1)
 
 
-def test_a_memory_spread_over_devices_shows_what_a_whole_one_shows() -> None:
+def test_a_memory_spread_over_devices_shows_the_tokens_of_a_whole_one() -> None:
     shape = shape_of(layers=4, heads=2, size=8, components=1)
     places = [torch.device(name) for name in ("cpu", "cpu", "cpu:0", "cpu:0")]
     shown = []

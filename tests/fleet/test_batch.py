@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +16,6 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
-from protokv.core.memory import StepKV
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import SourceError
@@ -30,9 +27,11 @@ from protokv.ingestion import ingest
 from protokv.storage.api import load_state
 from protokv.storage.checkpoint import to_state
 from tests.conftest import random_frames
-from tests.fleet.conftest import CONFIG, InlinePool, ends, outcomes
-from tests.storage.test_checkpoint import CONFIGS
+from tests.fleet.conftest import InlinePool, ends, outcomes
 from tests.tolerance import forward_terms, near
+
+# These memories choose and round nothing, so no near-tie can separate a stream from its single run.
+CONFIGS = [MemoryConfig.of(name, budget=40) for name in ("full", "sliding-window", "last-frames")]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 99))
@@ -60,124 +59,57 @@ def embedded() -> Backbone:
     return load_backbone(device="cpu")
 
 
-@dataclass
-class Watched:
-    """A stream: its state before each step and after the last, and the steps that its memory received."""
-
-    states: list[State]
-    steps: list[StepKV]
-
-
-def watch_all(model: Backbone, lengths: list[int]) -> tuple[list[Watched], int]:
-    """Watch streams of these lengths side by side, each with another memory; return them and the number of forwards."""
-    shared = SharedForwards(model, len(lengths))
-    found = [Watched([], []) for _ in lengths]
-
-    def watch(i: int) -> None:
-        with shared.member() as backbone:
-            session = Session.start(backbone, config_of(i))
-            take_notes(session, found[i].steps)
-            found[i].states.append(state_of(session))
-            for step in range(lengths[i]):
-                session.watch(frames_of(model, i, step))
-                found[i].states.append(state_of(session))
-
-    threads = [threading.Thread(target=watch, args=(i,)) for i in range(len(lengths))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found, shared.forwards
+def watch(backbone: Backbone, stream: int, steps: int) -> State:
+    session = Session.start(backbone, CONFIGS[stream % len(CONFIGS)])
+    for step in range(steps):
+        session.watch(random_frames(100 * stream + step, backbone.frames_per_step))
+    return to_state(session)
 
 
-def config_of(i: int) -> MemoryConfig:
-    return list(CONFIGS.values())[i % len(CONFIGS)]
-
-
-def frames_of(model: Backbone, i: int, step: int) -> np.ndarray:
-    return random_frames(100 * i + step, model.frames_per_step)
-
-
-def take_notes(session: Session, steps: list[StepKV]) -> None:
-    """Record the steps that the memory of a session receives."""
-    append = session.memory.append
-    session.memory.append = lambda step: steps.append(step) or append(step)  # type: ignore[func-returns-value,method-assign]
-
-
-def state_of(session: Session) -> State:
-    """Return a copy of the state of a session, with all slots."""
-    return replace(to_state(session), tensors={name: tensor.clone() for name, tensor in session.tensors().items()})
-
-
-def resumed(model: Backbone, i: int, state: State) -> Session:
-    own = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    return Session.resume(model, config_of(i), replace(state, tensors=own))
-
-
-def assert_alike(model: Backbone, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare up to the order of sums, which kernels choose by the number of rows."""
+def check_alike(model: Backbone, found: State, expected: State) -> None:
+    """Compare states up to the order of sums, which kernels choose by the number of rows."""
+    assert replace(found, tensors={}) == replace(expected, tensors={})
     terms = forward_terms(2 * model.layers, model.embed_text(model.prefix_ids).shape[1], 100)
-    torch.testing.assert_close(found, expected, **near(expected, terms))
+    for name, tensor in expected.tensors.items():
+        torch.testing.assert_close(found.tensors[name], tensor, **near(tensor, terms))
 
 
 @pytest.mark.parametrize("name", ["embedded", "tiny"])
-def test_each_step_of_streams_of_any_length_is_that_of_the_stream_alone(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    """Compare step by step: a memory rounds and chooses, so a near-tie could separate two whole streams."""
+def test_streams_of_any_length_end_in_the_states_of_single_runs(name: str, request: pytest.FixtureRequest) -> None:
+    """A full cache holds the keys and values of every step."""
     model: Backbone = request.getfixturevalue(name)
     lengths = [3, 6, 2, 5]
-    joined, forwards = watch_all(model, lengths)
-    for i, stream in enumerate(joined):
-        started = state_of(Session.start(model, config_of(i)))
-        assert replace(started, tensors={}) == replace(stream.states[0], tensors={})
-        for tensor, expected in started.tensors.items():
-            assert_alike(model, stream.states[0].tensors[tensor], expected)
-        for number, (before, after) in enumerate(pairwise(stream.states)):
-            alone, steps = resumed(model, i, before), []
-            take_notes(alone, steps)
-            alone.watch(frames_of(model, i, number))
-            assert replace(state_of(alone), tensors={}) == replace(after, tensors={})
-            (other,), mine = steps, stream.steps[number]
-            assert_alike(model, mine.keys, other.keys)
-            assert_alike(model, mine.values, other.values)
-            assert torch.equal(mine.positions, other.positions)
-            assert torch.equal(mine.coordinates, other.coordinates)
-            # With the same step, a memory does the same operations, to the bit.
-            again = resumed(model, i, before)
-            again.memory.append(stream.steps[number])
-            made = again.tensors()
-            assert made.keys() == after.tensors.keys()
-            assert all(torch.equal(made[name], tensor) for name, tensor in after.tensors.items())
+    shared = SharedForwards(model, len(lengths))
+
+    def watch_shared(stream: int) -> State:
+        with shared.member() as backbone:
+            return watch(backbone, stream, lengths[stream])
+
+    with ThreadPoolExecutor(len(lengths)) as threads:
+        joined = list(threads.map(watch_shared, range(len(lengths))))
     # Four prompts, and the joint steps of the longest stream.
-    assert forwards == max(lengths) + 4
+    assert shared.forwards == max(lengths) + 4
+    for stream, state in enumerate(joined):
+        check_alike(model, state, watch(model, stream, lengths[stream]))
 
 
 def test_an_error_in_a_shared_forward_reaches_every_stream_and_hangs_none(embedded: Backbone) -> None:
-    shared, errors = SharedForwards(embedded, 3), []
+    shared = SharedForwards(embedded, 3)
 
-    def watch() -> None:
+    def fail(_: int) -> None:
         with shared.member() as backbone:
-            session = Session.start(backbone, CONFIG)
-            try:
-                session.watch(random_frames(1, embedded.frames_per_step))
+            Session.start(backbone, CONFIGS[0])
+            with pytest.raises(RuntimeError):
                 backbone.forward(torch.zeros(2, 3), torch.zeros(2, 3), EmptyContext(), backbone.new_local_kv(2))
-            except RuntimeError as error:
-                errors.append(error)
 
-    threads = [threading.Thread(target=watch) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(errors) == 3
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(fail, range(3), timeout=60)) == [None] * 3
 
 
 def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     films: Path, jobs: list[Job], recipe: Recipe, embedded: Backbone, tmp_path: Path
 ) -> None:
-    # This memory chooses and rounds nothing, so no near-tie can separate two streams.
-    config = MemoryConfig.of("sliding-window", budget=40)
+    config = CONFIGS[1]
     recipe = Recipe(place=recipe.place, options=replace(recipe.options, config=config))
     bad = Job(str(films / "broken.mp4"), "broken")
     found = outcomes([bad, *jobs], InlinePool(recipe), recipe, batch=3)
@@ -185,10 +117,7 @@ def test_a_fleet_in_batches_ends_in_the_states_of_single_runs(
     for job in jobs:
         alone = tmp_path / f"{Path(job.key).name}.safetensors"
         list(ingest(job.source, alone, config, backbone=embedded))
-        mine, expected = load_state(Path(recipe.place) / f"{job.key}.safetensors"), load_state(alone)
-        assert replace(mine, tensors={}) == replace(expected, tensors={})
-        for name, tensor in expected.tensors.items():
-            assert_alike(embedded, mine.tensors[name], tensor)
+        check_alike(embedded, load_state(Path(recipe.place) / f"{job.key}.safetensors"), load_state(alone))
     with pytest.raises(SourceError):
         list(ingest(bad.source, tmp_path / "x.safetensors", config, backbone=embedded))
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from protokv import storage
@@ -63,9 +64,12 @@ def test_a_worker_whose_coordinator_is_killed_commits_and_ends(jobs: list[Job], 
         process.send_signal(signal.SIGKILL)
         process.wait()
         step.write(b"3")
-        # The worker shares this pipe, so the end of the pipe is the end of the worker.
-        assert set(process.stdout.read()) <= set(b".")
+        # The worker shares this pipe, so the end of the pipe is its end. A busy machine may grant it another step.
+        while dot := process.stdout.read(1):
+            assert dot == b"."
+            with suppress(BrokenPipeError):
+                step.write(b"+")
     header = storage.read_header(tmp_path / "v.safetensors")
-    assert 2 <= header.clock.steps <= 3
+    assert 2 <= header.clock.steps < 6
     assert not header.complete
     assert header.memory == CONFIG.to_dict()

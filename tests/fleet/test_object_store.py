@@ -17,7 +17,7 @@ from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.survey import survey
 from protokv.ingestion import Every
-from protokv.object_store import fingerprint, list_folders, list_objects
+from protokv.object_store import fingerprint, list_objects
 from protokv.storage.lock import Lock
 from protokv.video import open_source
 from protokv.video.registry import fingerprint_of
@@ -119,6 +119,9 @@ def test_a_bucket_becomes_a_bucket_of_states_and_then_nothing_is_left(
 ) -> None:
     remote, place = [job for job in plan([VIDEOS]) if job.key != "broken"], f"{in_bucket.place}/"
     assert ends(outcomes(remote, InlinePool(in_bucket, 2), in_bucket)) == dict.fromkeys(singly, ("watched", 1))
+    # Objects beside a state and at other prefixes are ignored.
+    for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.icechunk/refs/1"):
+        store.put(key, b"")
     assert find_states(place) == [target_of(place, key) for key in ("a", "b", "sub/c")]
     for key, single in singly.items():
         check_same_memory(target_of(place, key), single, tmp_path)
@@ -132,15 +135,6 @@ def test_a_bucket_becomes_a_bucket_of_states_and_then_nothing_is_left(
     assert {one.status for one in again.values()} == {"done"}
     assert not [one for one in store.requests if one.method not in ("GET", "HEAD")]
     assert not [one for one in store.requests if one.method == "GET" and one.key.startswith("videos/")]
-
-
-def test_only_folders_of_states_are_listed(store: S3Server) -> None:
-    for key in ("x/a.icechunk/refs/1", "x/deep/er/b.icechunk/snapshots/2", "x/notes.txt", "y/c.icechunk/1"):
-        store.put(key, b"")
-    assert sorted(list_folders("s3://bucket/x/", ".icechunk")) == [
-        "s3://bucket/x/a.icechunk",
-        "s3://bucket/x/deep/er/b.icechunk",
-    ]
 
 
 @pytest.mark.usefixtures("store")

@@ -15,8 +15,8 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.mini import EMBEDDED, weights_folder
-from protokv.mini.questions import make_questions
 from protokv.mini.world import World, WorldConfig
+from samples.questions import make_questions
 from samples.render import render
 from samples.training.evaluate import make_held_out_world
 from samples.training.model import make_config

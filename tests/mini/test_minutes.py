@@ -73,7 +73,7 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
 
 
 @given(config=LASTING)
-def test_what_distracts_has_none_of_the_shapes_and_keeps_out_of_the_way(config):
+def test_distractors_have_none_of_the_shapes_and_keep_out_of_the_way(config):
     world = World(config)
     own = {event.shape for event in (*world.counted, *world.crossing)}
     lasting = (*world.counted, *world.crossing)

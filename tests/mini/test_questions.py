@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.phrases import ANSWERS, ORDER_TYPES, TEMPLATES, TYPES
-from protokv.mini.questions import find_facts, make_questions
+from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TYPES
+from protokv.mini.questions import find_facts
 from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World, WorldConfig
+from samples.questions import ANSWERS, make_questions
 
 NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}
 NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
 
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
-    """Which phrasing a question is and the words that were filled in, read back from its English alone."""
+    """Read a question back from its English alone: return the number of its phrasing and the words filled in."""
     for number, template in enumerate(TEMPLATES[kind]):
         pattern = re.escape(template)
         for name, choice in NAMED.items():

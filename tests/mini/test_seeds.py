@@ -8,7 +8,8 @@ import re
 from itertools import combinations
 from pathlib import Path
 
-from protokv.mini.seeds import (
+from protokv.replay.studies import load_study
+from samples.seeds import (
     CARD,
     DEMONSTRATION,
     DEVELOPMENT,
@@ -17,7 +18,6 @@ from protokv.mini.seeds import (
     TRAINING_STREAM,
     WORLD_STREAMS,
 )
-from protokv.replay.studies import load_study
 from samples.training.evaluate import LENGTHS, make_held_out_world
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +30,8 @@ def test_no_two_ranges_share_a_seed() -> None:
 
 def test_training_draws_from_generators_that_no_world_uses() -> None:
     assert TRAINING_STREAM not in WORLD_STREAMS
-    source = (ROOT / "protokv" / "mini" / "world.py").read_text() + (ROOT / "protokv/replay/worlds.py").read_text()
-    source += (ROOT / "protokv" / "mini" / "questions.py").read_text()
-    source += (ROOT / "protokv" / "mini" / "scenery.py").read_text()
+    files = [ROOT / "protokv/replay/worlds.py", ROOT / "samples/questions.py", *(ROOT / "protokv/mini").glob("*.py")]
+    source = "".join(file.read_text() for file in files)
     used = {int(word) for word in re.findall(r"default_rng\(\[\S*seed\S*, (\d+)", source)}
     assert used == WORLD_STREAMS
 

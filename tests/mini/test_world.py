@@ -163,7 +163,7 @@ def test_without_cuts_the_background_never_changes():
 
 
 def _looks_like(frame: np.ndarray, event, time_s: float) -> bool:
-    """Whether enough pixels near the event's centre have its colour (by brightness-free closeness)."""
+    """Return True if enough pixels near the event's centre have its colour."""
     x, y = event.centre(time_s)
     box = frame[max(0, int(y) - 8) : int(y) + 9, max(0, int(x) - 8) : int(x) + 9].astype(float)
     near = np.abs(box - np.asarray(COLOURS[COLOUR_NAMES[event.colour]])).max(-1) < 20

@@ -34,7 +34,7 @@ def embedded() -> Backbone:
 
 @pytest.fixture(scope="module")
 def step_of(embedded: Backbone) -> Callable[[int], StepTokens]:
-    """What the vision tower makes of the frames of a seed."""
+    """Return a function from a seed to the embedded step of its frames."""
     return cache(lambda seed: embedded.embed_step(random_frames(seed)))
 
 
@@ -51,7 +51,7 @@ def test_a_stream_among_others_is_the_stream_alone(
     alone = [Session.start(embedded, config) for _ in range(STREAMS)]
     for number in range(STEPS):
         start_s = float(number)
-        # What a stream shows now and then is what it has shown before.
+        # Now and then a stream repeats an earlier step.
         seen = [number if (number + stream) % 3 else stream for stream in range(STREAMS)]
         steps = [step_of(100 * stream + seen[stream]) for stream in range(STREAMS)]
         together.take(steps, start_s)

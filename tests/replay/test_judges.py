@@ -123,7 +123,7 @@ def test_a_reply_is_read_as_the_published_code_reads_it(text: str, verdict: Verd
      "{'pred': 'yes', 'score': 9}", "{'pred': 'yes', 'score': 'high'}", "{'pred': 'yes', 'score': 1e999}",
      "{'yes', 4}", "{__import__('os').system('true'): 1}", "{" * 400],
 )  # fmt: skip
-def test_what_is_no_verdict_is_refused_and_nothing_of_it_is_run(text: str) -> None:
+def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str) -> None:
     with pytest.raises(ValueError, match=r"dictionary|score|pred"):
         read_reply(text)
 
@@ -162,7 +162,7 @@ def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(serve: 
     other = [replace(CASE, prediction="another")]
     assert ask(tmp_path, other) == {0: None}
     assert len(server.seen) == 3
-    # What was given up is not remembered: a rerun asks again.
+    # A case that was given up is not remembered: a rerun asks again.
     ask(tmp_path, other)
     assert len(server.seen) == 6
 

@@ -25,7 +25,7 @@ VARIANTS = [
     # Takes its steps only when there is a question.
     Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")),
 ]
-DELAYS = [0.0, 5.0, 10.0]
+DELAYS = [0.0, 8.0]
 SHORT = Decoding(max_new_tokens=3)
 
 

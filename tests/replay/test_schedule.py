@@ -1,4 +1,4 @@
-"""What may be asked when, and what is left out why."""
+"""The schedule asks each question at its delays, and counts by reason the questions that it leaves out."""
 
 from __future__ import annotations
 

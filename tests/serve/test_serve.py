@@ -169,7 +169,7 @@ def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str)
         return response.status, json.loads(response.read() or b"null")
 
 
-def test_what_is_no_request_at_all_is_refused_too_and_the_size_is_bounded(made: Path) -> None:
+def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
     with server(made, limits=Limits(body_bytes=1000)) as address:
         assert raw(address, "GET", "/healthz") == (200, {"status": "ok"})
         for body in (b"", b"{", b"[]", b"[" * 900, b"\xff\xfe", b'{"model": 3, "messages": []}'):

@@ -15,6 +15,8 @@ import torch
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import State
 from protokv.core.step import StreamClock
+from protokv.errors import StateError
+from protokv.storage.api import load_state, moments, read_header, stored_bytes
 from tests.peak import peak_kib
 
 if TYPE_CHECKING:
@@ -85,6 +87,18 @@ def limited_memory(spare_bytes: int, most_grown_kib: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     assert peak_kib() - before < most_grown_kib
+
+
+READS = (load_state, read_header, moments, stored_bytes)
+
+
+def failure(call: Callable[..., Any], *arguments: Any) -> StateError | None:
+    """Return the error of a call, if any."""
+    try:
+        call(*arguments)
+    except StateError as error:
+        return error
+    return None
 
 
 @pytest.fixture(scope="module")

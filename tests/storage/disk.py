@@ -1,18 +1,16 @@
-"""File systems for tests of commits: one that never waits for the disk, one that fails, and one that crashes.
+"""File systems for tests of commits: one that never waits for the disk, one that fails, and one for crashes.
 
-`Lossy` models a disk that forgets in a crash what was not synced. The bytes of a file are durable once the file was
-synced, the names in a folder once the folder was; other changes may have reached the disk or not, in any order and in
-part. It carries out every call in the real folder too, and raises `Killed` after the n-th. `survivor` then writes one
-of the folders that a machine could find after the crash.
+`Recorded` records the calls of a commit, and `after_crash` writes a folder that a machine could find if it lost power
+after some of them. The bytes of a file are durable once the file was synced, the names in a folder once the folder was;
+other changes may have reached the disk or not, in any order and in part.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, BinaryIO, Self
 
 import pytest
@@ -105,8 +103,57 @@ for _name in ("create", "write", "sync", "replace", "exchange", "sync_folder", "
     setattr(Failing, _name, _failing(_name))
 
 
-class Killed(BaseException):
-    """The machine is off; no later call happens."""
+class Recorded(Fast):
+    """A disk that records its calls; each is a tuple of name, path and another argument, if any."""
+
+    # True if this system can exchange two names atomically.
+    exchanges = True
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.calls = root, []
+
+    def create(self, path: Path) -> File:
+        self.calls.append(("create", path))
+        return super().create(path)
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        super().write(file, data)
+        self.calls.append(("write", Path(file.name), bytes(data)))
+
+    def sync(self, file: File) -> None:
+        super().sync(file)
+        self.calls.append(("sync", Path(file.name)))
+
+    def exchange(self, a: Path, b: Path) -> bool:
+        if self.exchanges:
+            assert super().exchange(a, b)
+            self.calls.append(("exchange", a, b))
+        return self.exchanges
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)
+        # With two names of one file, nothing is moved.
+        if not source.exists():
+            self.calls.append(("replace", source, target))
+
+    def remove(self, path: Path) -> None:
+        for one in sorted(path.iterdir()) if path.is_dir() else ():
+            self.remove(one)
+        if os.path.lexists(path):
+            super().remove(path)
+            self.calls.append(("remove", path))
+
+
+def _recorded(name: str) -> Any:
+    def call(self: Recorded, *arguments: Path) -> None:
+        getattr(super(Recorded, self), name)(*arguments)
+        self.calls.append((name, *arguments))
+
+    return call
+
+
+for _name in ("sync_folder", "link", "make_folder"):
+    setattr(Recorded, _name, _recorded(_name))
 
 
 @dataclass(eq=False)
@@ -123,17 +170,15 @@ class Names:
     durable: dict[str, Bytes | Names] = field(default_factory=dict)
     pending: list[dict[str, Bytes | Names | None]] = field(default_factory=list)
 
-    def change(self, **names: Bytes | Names | None) -> None:
+    def change(self, names: dict[str, Bytes | Names | None]) -> None:
         self.pending.append(names)
         _apply(self.now, names)
 
 
 def _apply(names: dict[str, Bytes | Names], change: dict[str, Bytes | Names | None]) -> None:
-    for name, node in change.items():
-        if node is None:
-            names.pop(name, None)
-        else:
-            names[name] = node
+    names |= change
+    for name in [name for name, node in names.items() if node is None]:
+        del names[name]
 
 
 def _scan(folder: Path) -> Names:
@@ -141,135 +186,55 @@ def _scan(folder: Path) -> Names:
     return Names(dict(found), dict(found))
 
 
-class Lossy(Disk):
-    # True if this system can exchange two names atomically.
-    exchanges = True
+def after_crash(base: Path, root: Path, calls: list[tuple], luck: Callable[[], float], folder: Path) -> Path:
+    """Write to a new folder what a crash left of `base` after calls in `root`, a copy of it.
 
-    def __init__(self, root: Path, at: int | None = None) -> None:
-        self.root, self.at, self.calls = root, at, []
-        self.tree = _scan(root)
-        self._open: dict[BinaryIO, Bytes] = {}
+    An unsynced change reached the disk if `luck` returns 0.5 or more; of unsynced bytes, it returns the share.
+    """
+    tree = _scan(base)
 
-    def _folder(self, path: Path) -> Names:
-        node = self.tree
-        for part in path.relative_to(self.root).parts:
+    def find(path: Path) -> Names:
+        node = tree
+        for part in path.relative_to(root).parts:
             node = node.now[part]
         return node
 
-    def _called(self, name: str) -> None:
-        self.calls.append(name)
-        if len(self.calls) == self.at:
-            raise Killed
-
-    def _alive(self) -> None:
-        if self.at is not None and len(self.calls) >= self.at:
-            raise Killed
-
-    def create(self, path: Path) -> File:
-        self._alive()
-        file = super().create(path)
-        node = Bytes()
-        self._folder(path.parent).change(**{path.name: node})
-        self._open[file._file] = node
-        try:
-            self._called("create")
-        except Killed:
-            file.close()
-            raise
-        return file
-
-    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        self._alive()
-        super().write(file, data)
-        self._open[file].now += bytes(data)
-        self._called("write")
-
-    def sync(self, file: File) -> None:
-        self._alive()
-        file.flush()
-        node = self._open[file._file]
-        node.durable = node.now
-        self._called("sync")
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._alive()
-        super().replace(source, target)
-        folder = self._folder(source.parent)
-        assert source.parent == target.parent, "a move between folders is not atomic"
-        if source.exists():
-            # Two names of one file: nothing was moved.
-            assert source.samefile(target)
-        else:
-            folder.change(**{source.name: None, target.name: folder.now[source.name]})
-        self._called("replace")
-
-    def exchange(self, a: Path, b: Path) -> bool:
-        self._alive()
-        if not self.exchanges:
-            return False
-        assert super().exchange(a, b)
-        assert a.parent == b.parent, "an exchange between folders is not atomic"
-        folder = self._folder(a.parent)
-        folder.change(**{a.name: folder.now[b.name], b.name: folder.now[a.name]})
-        self._called("exchange")
-        return True
-
-    def sync_folder(self, folder: Path) -> None:
-        self._alive()
-        node = self._folder(folder)
-        node.durable, node.pending = dict(node.now), []
-        self._called("sync_folder")
-
-    def remove(self, path: Path) -> None:
-        self._alive()
-        if path.is_dir():
-            for one in sorted(path.iterdir()):
-                self.remove(one)
-        if os.path.lexists(path):
-            super().remove(path)
-            self._folder(path.parent).change(**{path.name: None})
-        self._called("remove")
-
-    def link(self, source: Path, target: Path) -> None:
-        self._alive()
-        super().link(source, target)
-        self._folder(target.parent).change(**{target.name: self._folder(source.parent).now[source.name]})
-        self._called("link")
-
-    def make_folder(self, path: Path) -> None:
-        self._alive()
-        super().make_folder(path)
-        self._folder(path.parent).change(**{path.name: Names()})
-        self._called("make_folder")
-
-    def survivors(self, random: Random, n: int) -> Iterator[Names]:
-        """Yield the tree if everything reached the disk, if only synced data did, and in `n` random cases between."""
-        yield _surviving(self.tree, lambda: 1.0)
-        yield _surviving(self.tree, lambda: 0.0)
-        for _ in range(n):
-            yield _surviving(self.tree, random.random)
-
-
-def _surviving(node: Bytes | Names, luck) -> Bytes | Names:
-    if isinstance(node, Bytes):
-        if node.now == node.durable:
-            return node
-        # No file is written to after it was synced. Bytes that were not synced may be there in part.
-        return Bytes(now=node.now[: round(luck() * len(node.now))])
-    names = dict(node.durable)
-    for change in node.pending:
-        if luck() >= 0.5:
-            # A file that does not exist cannot be moved.
-            _apply(names, change)
-    return Names({name: _surviving(one, luck) for name, one in names.items()})
-
-
-def survivor(tree: Names, folder: Path) -> Path:
-    """Write a tree to a new folder."""
-    folder.mkdir()
-    for name, node in tree.now.items():
-        if isinstance(node, Names):
-            survivor(node, folder / name)
-        else:
-            (folder / name).write_bytes(node.now)
+    for name, path, *rest in calls:
+        if name == "sync_folder":
+            synced = find(path)
+            synced.durable, synced.pending = dict(synced.now), []
+            continue
+        names = find(path.parent)
+        node = names.now.get(path.name)
+        match name:
+            case "create" | "make_folder":
+                names.change({path.name: Bytes() if name == "create" else Names()})
+            case "write":
+                node.now += rest[0]
+            case "sync":
+                node.durable = node.now
+            case "remove":
+                names.change({path.name: None})
+            case "link":
+                find(rest[0].parent).change({rest[0].name: node})
+            case "replace" | "exchange":
+                assert path.parent == rest[0].parent, "a move between folders is not atomic"
+                other = names.now[rest[0].name] if name == "exchange" else None
+                names.change({path.name: other, rest[0].name: node})
+    _write(tree, luck, folder)
     return folder
+
+
+def _write(names: Names, luck: Callable[[], float], folder: Path) -> None:
+    left = dict(names.durable)
+    for change in names.pending:
+        if luck() >= 0.5:
+            _apply(left, change)
+    folder.mkdir()
+    for name, node in left.items():
+        if isinstance(node, Names):
+            _write(node, luck, folder / name)
+        else:
+            # No file is written to after it was synced.
+            whole = node.now == node.durable
+            (folder / name).write_bytes(node.now if whole else node.now[: round(luck() * len(node.now))])

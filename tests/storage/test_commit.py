@@ -71,15 +71,6 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path):
     assert "may write" in caught.value.hint
 
 
-def test_a_link_stays_a_link_and_its_target_is_replaced(make_state, same_state, tmp_path):
-    (tmp_path / "there").mkdir()
-    save_state(make_state(seed=1), tmp_path / "there" / "real.safetensors")
-    (tmp_path / "a.safetensors").symlink_to("there/real.safetensors")
-    save_state(make_state(seed=2), tmp_path / "a.safetensors")
-    assert (tmp_path / "a.safetensors").is_symlink()
-    assert same_state(load_state(tmp_path / "there" / "real.safetensors"), make_state(seed=2))
-
-
 def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
     kept = [".a.safetensors.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", "a.safetensors.bak"]
     # Of states whose names begin with the whole name of this one.

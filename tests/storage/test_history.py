@@ -143,13 +143,15 @@ def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state
     assert same_state(load_state(path, at_s=1e9), at(make_state, 7))
 
 
-def test_a_link_to_a_state_has_the_history_of_the_state(make_state, tmp_path):
+def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "a.safetensors"
     link.symlink_to("there/b.safetensors")
     for step in (1, 2):
         commit(at(make_state, step), link, 2)
     assert names(tmp_path / "there") == ["b.safetensors", "b.safetensors@000002.000s"]
+    assert link.is_symlink()
+    assert load_state(tmp_path / "there" / "b.safetensors").clock.steps == 2
     assert load_state(link, at_s=2.0).clock.steps == 1
 
 

@@ -12,9 +12,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from protokv.mini import EMBEDDED_ORDER, weights_folder
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts
-from protokv.mini.seeds import CARD, ORDER_CARD, TIME_CARD
 from protokv.mini.sprites import NUMBERS
 from protokv.mini.sprites import PLACES as MINI_PLACES
+from samples.seeds import CARD, ORDER_CARD, TIME_CARD
 from samples.training import evaluate_order as evaluate_order_module
 from samples.training.batches import IGNORED, judge_answers, make_batch
 from samples.training.curriculum import CURRICULUM
@@ -40,7 +40,7 @@ from samples.training.time_worlds import ask_time, make_time_world
 from tests.training.helpers import SMALL
 
 
-def test_what_lasts_for_minutes_is_asked_of_what_comes_again_and_of_what_crosses():
+def test_questions_over_minutes_are_about_recurring_and_crossing_shapes():
     numbers, spread = set(), set()
     for index in range(6):
         for place in PLACES:
@@ -141,7 +141,7 @@ def test_the_table_has_a_row_a_type_and_counts_the_questions(monkeypatch):
     assert lines[3].endswith("| 12 |")
 
 
-def test_what_is_asked_of_evidence_that_is_shown_twice_is_true_of_both_showings():
+def test_answers_about_evidence_shown_twice_are_true_of_both_showings():
     kinds = set()
     for index in range(4):
         world = make_order_world(TWICE, index)

@@ -48,7 +48,7 @@ def test_a_stage_learns_and_a_resumed_run_goes_on_as_if_it_had_not_stopped(visua
     assert stage_file(tmp_path / "parts", stages[1]).exists()
 
 
-def test_what_a_stage_file_does_not_know_stays_as_it_is(visual, bank):
+def test_a_weight_that_a_stage_file_lacks_stays_unchanged(visual, bank):
     trainer = Trainer(visual, bank, 2, lambda record: None, **SMALL)
     new, *others = trainer.optimizer.masters
     trainer.optimizer.load({f"master.{name}": torch.ones_like(trainer.optimizer.masters[name]) for name in others})

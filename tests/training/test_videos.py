@@ -241,7 +241,7 @@ def test_every_lit_token_shows_the_event_that_it_is_labelled_with(composer, scen
     assert set(times) == set(NUMBERS[1:])
 
 
-def test_what_comes_again_has_the_shape_and_differs_in_colour_and_place(composer):
+def test_a_recurring_event_keeps_its_shape_and_changes_colour_and_place(composer):
     rng = np.random.default_rng(4)
     for _ in range(30):
         clip = int(rng.choice(composer.by_kind[SINGLE]))

@@ -67,5 +67,5 @@ def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name)
         ("-", {}, False),
     ],
 )
-def test_who_listens_is_known_by_the_address_or_the_options(address, options, waits):
+def test_listening_follows_from_the_address_or_the_options(address, options, waits):
     assert listens(address, options) is waits

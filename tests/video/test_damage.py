@@ -65,10 +65,9 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(deco
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("part", [0.35, 0.8])
-@pytest.mark.parametrize("kind", ["mp4", "mkv"])
-def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder, part, kind, tmp_path):
-    clip = Clip([40 * i for i in range(180)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
+@pytest.mark.parametrize(("kind", "part"), [("mp4", 0.35), ("mkv", 0.8)])
+def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder, kind, part, tmp_path):
+    clip = Clip([40 * i for i in range(100)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.find(b"mdat") if kind == "mp4" else 600
@@ -77,8 +76,8 @@ def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder,
         frames = list(source.frames())
         damage = source.damage
         assert [number_in(f.image) for f in frames[:-1]] == list(range(len(frames) - 1))
-        assert 0 < len(frames) < 180
-        assert damage.frames_lost == pytest.approx(180 - len(frames), abs=0 if kind == "mp4" else 2)
+        assert 0 < len(frames) < 100
+        assert damage.frames_lost == pytest.approx(100 - len(frames), abs=0 if kind == "mp4" else 2)
         assert damage.lost_from_s == pytest.approx(frames[-1].time_s + 0.04, abs=0.1)
         # Steps stop with the pictures: nothing is made up for the missing end.
         assert [s.time_s for s in read_steps(source, 25.0, 1)][-1] == pytest.approx(frames[-1].time_s)

@@ -14,7 +14,7 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.stamps import BEYOND_END_PART, BEYOND_END_S, HOLE_S, LONGEST_GAP_WITHOUT_END_S, Timeline
+from protokv.video.stamps import BEYOND_END_PART, BEYOND_END_S
 from tests.video.conftest import Clip, number_in, write
 
 ROOT = Path(__file__).parents[2]
@@ -90,19 +90,6 @@ def test_slow_pictures_and_long_stills_are_no_damage(tmp_path):
         with open_source(path) as source:
             assert [f.time_s for f in source.frames()] == pytest.approx([t / 1000 for t in ticks], abs=0.05)
             assert source.damage.ok
-
-
-def test_a_timeline_believes_what_is_near_the_declared_end_and_nothing_beyond_it():
-    declared, open_ended = Timeline(100.0), Timeline()
-    assert not declared.leaps(99.0, 119.0)
-    assert declared.leaps(119.0, 121.0)
-    assert declared.duration_s(99.0, 1e9) is None
-    assert declared.duration_s(95.0, 5.0) == 5.0
-    assert declared.duration_s(99.0, 5.0) is None
-    assert declared.duration_s(99.9, HOLE_S) == open_ended.duration_s(99.9, HOLE_S) == HOLE_S
-    assert open_ended.duration_s(99.0, 5.0) is None
-    assert not open_ended.leaps(1e6, 1e6 + LONGEST_GAP_WITHOUT_END_S)
-    assert open_ended.leaps(0.0, LONGEST_GAP_WITHOUT_END_S + 1)
 
 
 @pytest.mark.parametrize("decoder", ["pyav", "decord"])

@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["variable rate", "open groups", "turned"])
+@pytest.mark.parametrize("name", ["variable rate", "turned"])
 def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, make_clip):
     with open_source(make_clip(name)) as plain, IsolatedSource(make_clip(name)) as isolated:
         assert isolated.info == plain.info

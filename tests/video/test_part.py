@@ -50,7 +50,7 @@ def test_parts_are_other_sources(clip: Path) -> None:
     assert len(prints) == 4
 
 
-def test_what_is_no_part_is_refused(clip: Path) -> None:
+def test_an_impossible_part_is_refused(clip: Path) -> None:
     with open_source(clip) as whole:
         for start_s, duration_s in ((12.0, None), (99.0, 1.0), (0.0, 0.0)):
             with pytest.raises(ConfigError):

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.stamps import LONGEST_GAP_WITHOUT_END_S, LONGEST_HOLE_S, MOST_LATE, FileClock, Stamps, Timeline
+from protokv.video.stamps import (
+    HOLE_S,
+    LONGEST_GAP_WITHOUT_END_S,
+    LONGEST_HOLE_S,
+    MOST_LATE,
+    FileClock,
+    Stamps,
+    Timeline,
+)
 
-# What really passes between two arrivals, and what the time stamp says.
+# Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
     st.tuples(st.floats(0, 30), st.none() | st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=40
 )
@@ -53,14 +61,14 @@ def test_frames_that_come_in_bursts_keep_their_own_spacing():
     assert all(abs(time_s - i * 0.04) < 1e-9 for i, time_s in enumerate(times))
 
 
-def test_a_camera_that_starts_again_at_0_goes_on_at_the_time_it_is():
+def test_a_camera_that_starts_again_at_0_goes_on_at_real_time():
     pairs = [(0.1, 5.0 + 0.1 * i) for i in range(10)] + [(7.0, 0.0)] + [(0.1, 0.1 * i) for i in range(1, 10)]
     times = [time_s for time_s, _ in stamped(pairs, 1.0)]
     assert times[10] == 0.9 + 7.0
     assert abs(times[19] - (0.9 + 7.0 + 0.9)) < 1e-9
 
 
-def test_a_first_frame_without_a_time_stamp_and_a_repeated_one_are_no_trouble():
+def test_a_first_frame_without_a_time_stamp_and_a_repeated_one_are_placed():
     times = [time_s for time_s, _ in stamped([(0.0, None), (0.1, 99.0), (0.1, 99.0), (0.1, 99.2)], 2.0)]
     assert times[0] == 0.0
     assert times[2] is None
@@ -73,14 +81,14 @@ def test_frames_out_of_order_are_left_out_and_move_nothing():
     assert [stamps(one) for one in own] == [0.0, 1.0, 6.0, None, 6.5, None, 7.0]
 
 
-def test_a_new_count_that_nobody_noticed_is_found_out():
+def test_a_new_count_is_found_after_some_late_frames():
     stamps = Stamps(math.inf, 0.5)
     assert [stamps(one) for one in (100.0, 101.0)] == [0.0, 1.0]
     found = [stamps(0.5 * i) for i in range(MOST_LATE + 4)]
     assert found == [None] * (MOST_LATE - 1) + [1.5 + 0.5 * i for i in range(5)]
 
 
-def test_a_stream_with_its_own_clock_does_not_care_when_it_comes():
+def test_a_stream_with_its_own_clock_ignores_arrival():
     own = [0.0, 0.5, 60.0, 60.5]
     assert [time_s for time_s, _ in stamped([(9.0, one) for one in own], math.inf)] == own
     # Counting anew, backwards or far ahead, it goes on one interval later.
@@ -93,7 +101,7 @@ STEP_S = 0.04
 
 
 def placed(stamps, end_s=None):
-    """The times of a file's frames, and how many stamps leap."""
+    """Return the times of a file's frames, and how many stamps leap."""
     clock = FileClock(Timeline(end_s))
     found = [clock.place(one, STEP_S) for one in stamps]
     return [time_s for time_s, _ in found], sum(leaps for _, leaps in found)
@@ -125,3 +133,16 @@ def test_a_pause_of_a_recording_stays_as_it_is(gaps_s):
 def test_no_frame_of_a_file_is_far_behind_its_declared_end():
     found, leaps = placed([0.0, 0.04, 30.0, 0.08], end_s=0.2)
     assert (found, leaps) == (pytest.approx([0.0, 0.04, 0.08, 0.08]), 1)
+
+
+def test_a_timeline_believes_times_near_the_declared_end_and_none_beyond_it():
+    declared, open_ended = Timeline(100.0), Timeline()
+    assert not declared.leaps(99.0, 119.0)
+    assert declared.leaps(119.0, 121.0)
+    assert declared.duration_s(99.0, 1e9) is None
+    assert declared.duration_s(95.0, 5.0) == 5.0
+    assert declared.duration_s(99.0, 5.0) is None
+    assert declared.duration_s(99.9, HOLE_S) == open_ended.duration_s(99.9, HOLE_S) == HOLE_S
+    assert open_ended.duration_s(99.0, 5.0) is None
+    assert not open_ended.leaps(1e6, 1e6 + LONGEST_GAP_WITHOUT_END_S)
+    assert open_ended.leaps(0.0, LONGEST_GAP_WITHOUT_END_S + 1)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
+from protokv.ingestion.options import LiveOptions
+from protokv.video.address import PIPE
 from protokv.video.source import Image, Source, SourceInfo
 
 # After a connection that held this long, the next pause is a short one again.
@@ -76,14 +78,11 @@ class Feed:
         self,
         connect: Callable[[Callable[[], bool]], Source],
         *,
+        options: LiveOptions,
+        kind: str,
         fps: float,
         from_s: float,
         elapsed_s: float | None,
-        wait: bool,
-        stall_s: float,
-        give_up_s: float,
-        retry_s: tuple[float, float],
-        once: bool,
         listens: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -92,25 +91,23 @@ class Feed:
 
         Args:
             connect: opens the source, or raises SourceError; it is given a function that says when to stop trying.
+            options: how the source is read.
+            kind: of the source.
             fps: samples a second.
             from_s: stream time to go on at.
             elapsed_s: real time since the stream began; None: it begins with the first frame.
-            wait: let the source wait for the model, instead of dropping the oldest frames.
-            stall_s: a source without a frame for this long is lost.
-            give_up_s: a source that is lost for this long has ended.
-            retry_s: the first and the longest pause before the next attempt.
-            once: the source ends with its connection.
             listens: connecting waits for a publisher, so there is no pause before the next attempt.
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
-        self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=wait)
+        self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=options.waits(kind))
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
-        self._stall_s, self._give_up_s, self._once, self._listens = stall_s, give_up_s, once, listens
-        self._backoff = Backoff(*retry_s)
+        self._stall_s, self._once, self._listens = options.lost_after_s(kind), kind == PIPE, listens
+        self._give_up_s = math.inf if options.give_up_s is None else options.give_up_s
+        self._backoff = Backoff(*options.retry_s)
         self._clock, self._now = clock, now
         self._began_s = None if elapsed_s is None else clock() - elapsed_s
         self._damaged_before = self._damaged_now = 0
@@ -130,7 +127,7 @@ class Feed:
 
     @property
     def damaged(self) -> int:
-        """How many frames could not be decoded, or are damaged."""
+        """Number of frames that could not be decoded, or are damaged."""
         return self._damaged_before + self._damaged_now
 
     def _run(self) -> None:
@@ -151,7 +148,7 @@ class Feed:
             end_s = self._next_slot / self._fps
             lost_s = now_s if lost_s is None else lost_s
             pause_s = 0.0 if waited else self._backoff.next_s()
-            # Do not retry a wrong address. Cameras lock out those who try a password again and again.
+            # Do not retry a wrong address. Cameras lock out a client that tries a password again and again.
             hopeless = not self._ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 if not (self._once and frames > 0):
@@ -232,7 +229,7 @@ class Mailbox(Generic[T]):
     the newest frames. News of the source is never dropped.
 
     Attributes:
-        dropped: how many items were dropped so far.
+        dropped: number of items dropped so far.
     """
 
     def __init__(self, room: int, *, wait: bool) -> None:

@@ -36,10 +36,10 @@ class LiveRun(Run):
         ending: Ending,
         timings: Timings | None = None,
     ) -> None:
-        """Join what the run needs, as `Run` does. The source is opened when it is watched."""
+        """Prepare the run, as `Run` does. The source is opened when it is watched."""
         super().__init__(start, cast(Source, source), file, writer, timings=timings)
         self._live, self._ending = source, ending
-        # The wall clock log holds what an earlier run could not read.
+        # The wall clock log holds the losses of earlier runs.
         self._damage = source.damage
 
     def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:

@@ -20,7 +20,6 @@ from protokv.ingestion.options import LiveOptions
 from protokv.storage.wall_clock import WallClockLog
 from protokv.storage.watched import Segment
 from protokv.video import Damage, Source, SourceInfo, address
-from protokv.video.address import PIPE
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
@@ -43,10 +42,10 @@ class LiveSource(Closing):
     """A source that goes on whether it is read or not. It stands in an ingest where a `Source` stands.
 
     Attributes:
-        options: how it is read.
-        info: its name and kind; after the first connection all that is known.
+        options: of its reading.
+        info: its name and kind; complete after the first connection.
         damage: of all connections together.
-        log: when it ran and what it missed.
+        log: its running times, gaps and losses.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class LiveSource(Closing):
 
         Args:
             text: the address.
-            options: how it is read.
+            options: of its reading.
             connect: opens it: `connect(should_stop, size)`.
             opened: the first connection, if there is one already.
             clock: seconds that only go forward.
@@ -75,13 +74,12 @@ class LiveSource(Closing):
         kind = address.kind_of(text)
         self.info = SourceInfo(address.shown(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self._listens = address.listens(text, options.input)
-        self._wait = options.on_pressure == "wait" if options.on_pressure else kind == PIPE
         self.damage = Damage()
         self.log = WallClockLog()
 
     @property
     def waiting(self) -> int:
-        """How many frames and news wait for the model."""
+        """Number of frames and news that wait for the model."""
         return 0 if self._feed is None else len(self._feed.mailbox)
 
     def close(self) -> None:
@@ -175,21 +173,17 @@ class LiveSource(Closing):
                 yield None
 
     def _start_feed(self, fps: float, segment: Segment, stream_s: float) -> Feed:
-        options = self.options
         elapsed_s: float | None = None
         if self.log.anchors:
             since_stream_s, since_s = self.log.anchors[-1]
             elapsed_s = max(0.0, self._now() - since_s + since_stream_s - segment.start_s)
         feed = Feed(
             self._open,
+            options=self.options,
+            kind=self.info.kind,
             fps=fps,
             from_s=stream_s - segment.start_s,
             elapsed_s=elapsed_s,
-            wait=self._wait,
-            stall_s=options.lost_after_s(self.info.kind),
-            give_up_s=float("inf") if options.give_up_s is None else options.give_up_s,
-            retry_s=options.retry_s,
-            once=self.info.kind == PIPE,
             listens=self._listens,
             clock=self._clock,
             now=self._now,
@@ -231,7 +225,7 @@ class StepGrouper:
 
 
 class Rates:
-    """How fast frames come and how fast they are watched since the connection; told once."""
+    """Rates of incoming and of watched frames since the connection; told once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._told = clock, False

@@ -5,7 +5,7 @@
 
 Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute, `durable` at three
 budgets. Beside the questions of the delay study two are asked of each world about a shape that it never shows. Seeds
-are of the study's range (`protokv.mini.seeds`), behind those of the delay study; layers and shares were fitted on
+are of the study's range (`samples.seeds`), behind those of the delay study; layers and shares were fitted on
 others.
 """
 
@@ -24,11 +24,11 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import DurableConfig
 from protokv.core.session import Session
 from protokv.extras.evidence import FAINT
-from protokv.mini.seeds import STUDY
 from protokv.mini.sprites import SHAPES
 from protokv.replay.benchmarks import find_type
 from protokv.replay.texts import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
+from samples.seeds import STUDY
 
 SEEDS = STUDY[1000:1016]
 BUDGETS = (86, 22, 9)

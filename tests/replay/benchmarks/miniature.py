@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from protokv.mini.phrases import ANSWERS
-from protokv.mini.questions import Question, make_questions
 from protokv.mini.world import World, WorldConfig
+from samples.questions import ANSWERS, Question, make_questions
 from samples.render import render
 
 LENGTH_S, ASK_S = 14, 10

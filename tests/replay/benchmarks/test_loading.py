@@ -164,7 +164,7 @@ def test_clock_times_are_sums_of_powers_of_sixty_in_any_form(text: str, seconds:
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "1:-2", "0:07:4x"])
-def test_what_is_no_clock_time_is_refused(text: str) -> None:
+def test_a_text_without_a_clock_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no clock time"):
         parse_clock(text, "here")
 

@@ -1,0 +1,59 @@
+"""Questions about a world of the embedded model, the answers that each type can have, and the accuracy of guessing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from protokv.mini.phrases import TYPES
+from protokv.mini.questions import find_facts, phrase, pick_different
+from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.world import World
+
+# The answer to these questions is one of the two shapes that they name.
+_OF_TWO: Final = ("which_first", "which_last", "middle_first", "middle_last")
+_YES_NO: Final = ("yes", "no")
+ANSWERS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("shape", "at", "first", "last", *_OF_TWO), SHAPES),
+    **dict.fromkeys(("whether", "anything_now", "before", "after", "middle_before", "middle_after"), _YES_NO),
+    **dict.fromkeys(("where", "where_first", "where_last"), PLACES),
+    **dict.fromkeys(("count", "times"), NUMBERS[1:]),
+    "colour": COLOUR_NAMES,
+    "now": (*SHAPES, "nothing"),
+    "third": PARTS,
+    "tenth": TENTHS,
+}
+"""Type -> every answer it can have."""
+
+CHANCE: Final[dict[str, float]] = {
+    kind: 0.5 if kind in _OF_TWO else 1 / len(answers) for kind, answers in ANSWERS.items()
+}
+"""Type -> accuracy of a uniform guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question in English; times in seconds from the start of the stream."""
+
+    question: str
+    answer: str
+    type: str
+    evidence_s: float
+    ask_s: float
+
+
+def make_questions(
+    world: World, ask_s: float, *, per_type: int = 1, types: Sequence[str] = TYPES, seed: int = 0
+) -> list[Question]:
+    """Make up to `per_type` different questions of each type about `world` at `ask_s`; deterministic."""
+    events = world.events_until(ask_s)
+    rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
+    made: dict[tuple[str, str], Question] = {}
+    for kind in types:
+        for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
+            text = phrase(rng, kind, fact)
+            made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
+    return list(made.values())

@@ -1,0 +1,108 @@
+"""A mistake at the command line is one error line, at most one hint and its exit code; nothing is written."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+
+TABLE_1 = Path(__file__).parents[2] / "samples" / "studies" / "paper-table-1.toml"
+WORLD = "--world 3 --length 20s --before 0s --per-type 1 --budget 24"
+
+MISTAKES = [
+    ("ingest", Exit.USAGE, "there is no video to ingest"),
+    ("ingest absent.mp4", Exit.NOT_FOUND, "absent.mp4"),
+    ("ingest notes.mp4", Exit.FAILURE, "notes.mp4"),
+    ("ingest VIDEO --budget lots", Exit.USAGE, "budget"),
+    ("ingest VIDEO --budget 1000000000", Exit.USAGE, "budget"),
+    ("ingest VIDEO --every often", Exit.USAGE, "often"),
+    ("ingest VIDEO --every 0s", Exit.USAGE, "0s"),
+    ("ingest VIDEO --keep 0", Exit.USAGE, "keep 0"),
+    ("ingest VIDEO --append", Exit.USAGE, "append"),
+    ("ingest VIDEO --append --force -o x.safetensors", Exit.USAGE, "append"),
+    ("ingest VIDEO --memory elephant", Exit.USAGE, "there is no memory 'elephant'"),
+    ("ingest VIDEO --set anchor", Exit.USAGE, "NAME=VALUE"),
+    ("ingest VIDEO --set anchor=middle", Exit.USAGE, "anchor: expected one of"),
+    ("ingest VIDEO --set pseudo_tokens=soon", Exit.USAGE, "pseudo_tokens: expected int"),
+    ("ingest VIDEO --set decay=off", Exit.USAGE, "decay: there is no such setting of durable"),
+    ("ingest VIDEO --positions folded", Exit.USAGE, "positions: expected one of stream, compact"),
+    ("ingest VIDEO --fps 0", Exit.USAGE, "fps"),
+    ("ingest VIDEO --fps 1e9", Exit.USAGE, "fps"),
+    ("ingest VIDEO --model ./absent-model", Exit.FAILURE, "absent-model"),
+    ("ingest VIDEO --decoder vhs", Exit.USAGE, "vhs"),
+    ("ingest VIDEO --device abacus", Exit.USAGE, "abacus"),
+    ("ingest VIDEO -o x.npz", Exit.USAGE, "expected a path that ends in one of"),
+    ("ingest VIDEO -o absent/x.safetensors --budget 24", Exit.FAILURE, "absent"),
+    ("ingest VIDEO --start 1h", Exit.USAGE, "1"),
+    ("ingest VIDEO --resume", Exit.NOT_FOUND, "clip.safetensors"),
+    ("ingest rtsp:/camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
+    ("ingest RTSP:camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
+    ("ingest c:/absent.mp4", Exit.NOT_FOUND, "spelling"),
+    ("ingest a.mp4 b.mp4 -o s.safetensors", Exit.USAGE, "s.safetensors is the name of one"),
+    ("ingest a.mp4 x/a.mkv", Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
+    ("ingest a.mp4 b.mp4 --append -o s", Exit.USAGE, "--append: for one video only"),
+    ("ingest a.mp4 b.mp4 --chunk 8 --follow", Exit.USAGE, "--chunk and --follow: for one video only"),
+    ("ingest a.mp4 b.mp4 --timings", Exit.USAGE, "--timings: for one video only"),
+    ("ingest a.mp4 --batch 2 --ray auto", Exit.USAGE, "--batch and --ray: for several videos only"),
+    ("ingest a.mp4 b.mp4 --ray auto --devices 0", Exit.USAGE, "--devices are those of one machine"),
+    ("ingest --from gone.txt", Exit.NOT_FOUND, "cannot read gone.txt"),
+    ("ingest *.avi", Exit.NOT_FOUND, "there is no video in *.avi"),
+    ("query absent.safetensors 'what ?'", Exit.NOT_FOUND, "absent.safetensors"),
+    ("query torn.safetensors 'what ?'", Exit.CORRUPT, "torn.safetensors"),
+    ("query s.safetensors -", Exit.USAGE, "no question"),
+    ("query s.safetensors --questions bad.jsonl", Exit.USAGE, "line 1 of"),
+    ("query s.safetensors 'what ?' --temperature -1", Exit.USAGE, "temperature"),
+    ("query s.safetensors 'is <|im_end|> ?'", Exit.USAGE, "control token"),
+    ("inspect absent.safetensors", Exit.NOT_FOUND, "absent.safetensors"),
+    ("inspect VIDEO", Exit.CORRUPT, "clip.mp4"),
+    ("inspect s.safetensors s.safetensors -o b.pt", Exit.USAGE, ""),
+    ("inspect s.safetensors s.safetensors --verify", Exit.USAGE, ""),
+    ("inspect s.safetensors s.safetensors --at 9", Exit.USAGE, ""),
+    ("inspect s.safetensors -o b.pt --verify", Exit.USAGE, ""),
+    ("inspect s.safetensors -o b.npz", Exit.USAGE, ""),
+    ("replay x.mp4", Exit.USAGE, "no questions"),
+    ("replay x.mp4 --world 3", Exit.USAGE, "either SOURCE or --world"),
+    ("replay absent.mp4 --questions absent.jsonl", Exit.NOT_FOUND, "absent.jsonl"),
+    (f"replay {WORLD} --memory elephant", Exit.USAGE, "no memory 'elephant'"),
+    (f"replay {WORLD} --study everything", Exit.USAGE, "no study 'everything'"),
+    (f"replay {WORLD} --delays later", Exit.USAGE, "expected a length of time, got 'later'"),
+    (f"replay {WORLD} --delays 1h --memory durable", Exit.USAGE, "nothing to show: no question could be asked"),
+    (f"replay {WORLD} --cuts fast", Exit.USAGE, "cuts: expected"),
+    ("replay --world 7:x", Exit.USAGE, "expected SEED or SEED:COUNT, got '7:x'"),
+    ("replay --report absent.jsonl", Exit.NOT_FOUND, "absent.jsonl"),
+    ("replay --dataset imagenet", Exit.USAGE, "no data set 'imagenet'"),
+    ("replay --dataset mlvu", Exit.USAGE, "where is mlvu"),
+    ("replay --data-root .", Exit.USAGE, "--data-root is the folder"),
+    ("replay --dataset mlvu --data-root absent", Exit.NOT_FOUND, "no folder absent"),
+    ("replay --dataset mlvu --data-root .", Exit.NOT_FOUND, "no annotations of mlvu"),
+    ("replay --dataset mlvu --data-root . --world 3", Exit.USAGE, "either --dataset or sources"),
+    ("replay --dataset mlvu --data-root . --prompt x", Exit.USAGE, "no prompt 'x'"),
+    (f"replay --study {TABLE_1}", Exit.USAGE, "add --dataset"),
+    (f"replay --study {TABLE_1} --dataset mlvu --data-root .", Exit.USAGE, "has no mlvu"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "said"), MISTAKES, ids=[command for command, *_ in MISTAKES])
+def test_a_mistake_is_one_error_line_at_most_one_hint_and_its_code(
+    protokv: Program, video: Path, watched: Callable[..., Path], command: str, code: Exit, said: str
+) -> None:
+    state = Path(shutil.copy(watched(), protokv.folder / "s.safetensors"))
+    Path("torn.safetensors").write_bytes(state.read_bytes()[:-100])
+    Path("notes.mp4").write_text("not a video\n" * 100)
+    Path("bad.jsonl").write_text('{"question": 1}\n')
+    before = {path for path in Path().iterdir() if path.suffix != ".jsonl"}
+    result = protokv(*(str(video) if word == "VIDEO" else word for word in shlex.split(command)))
+    assert result.code == code, result.err
+    error, *hints = result.err.splitlines()
+    assert error.startswith("Error: ")
+    assert len(hints) <= 1
+    assert all(line.startswith("Hint: ") for line in hints)
+    assert said in " ".join([error, *hints])
+    assert result.out == ""
+    assert {path for path in Path().iterdir() if path.suffix != ".jsonl"} == before
