@@ -187,12 +187,7 @@ def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None
 
 
 def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path) -> None:
-    """Refuse to mix studies in one file.
-
-    Args:
-        rows: that are in the file.
-        trials: to be added.
-        path: of the file.
+    """Refuse to add trials of another study to the rows of a file.
 
     Raises:
         ConfigError: a row and a trial contradict each other.

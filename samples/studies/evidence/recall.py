@@ -4,9 +4,9 @@
     python recall.py --report ROWS.jsonl        # the table of README.md
 
 The streams of `measure.py` and its questions about content, under `durable` (merges) and `infinipot-v` (prunes), at
-four budgets. A head of the layer that reads memory *holds* the evidence if one of its slots is anchored in the time at which
-the evidence was visible: the newest token of the slot is of that event. The answer *attends to* the evidence if one of
-its moments overlaps with that time.
+four budgets. A head of the layer that reads memory *holds* the evidence if one of its slots is anchored in the time at
+which the evidence was visible: the newest token of the slot is of that event. The answer *attends to* the evidence if
+one of its moments overlaps with that time.
 """
 
 from __future__ import annotations
