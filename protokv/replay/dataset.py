@@ -19,7 +19,7 @@ import torch
 from protokv.backbones.base import Backbone
 from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
-from protokv.replay.benchmarks import Benchmark, Video
+from protokv.replay.benchmarks.base import Benchmark, Video
 from protokv.replay.benchmarks.files import find_video
 from protokv.replay.memories import Variant
 from protokv.replay.questions import Question

@@ -73,18 +73,16 @@ class Judge(ABC):
 
 
 def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
-    """Judge the open answers that this judge has not judged yet; every row is in the file before it is yielded.
+    """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
-    Args:
-        results: the file.
-        keys: of the rows to judge.
-        judge: the judge.
+    Every row is in the file before it is yielded.
 
     Yields:
         The judged row, or None without a verdict: the row keeps its old one.
     """
     rows = [results.rows[key] for key in keys if key in results.rows]
-    left = [row for row in rows if is_open(row) and row.judge != judge.label]
+    open_rows = [row for row in rows if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended]
+    left = [row for row in open_rows if row.judge != judge.label]
     for index, verdict in judge.read([Case(row.question, row.expected, row.prediction) for row in left]):
         if verdict is None:
             yield None
@@ -92,11 +90,6 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
         judged = replace(left[index], correct=verdict.correct, points=verdict.points, judge=judge.label)
         results.append(judged)
         yield judged
-
-
-def is_open(row: Row) -> bool:
-    """Return True if the answer is a sentence that a judge must read."""
-    return row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended
 
 
 MAX_TOKENS: Final = 300
@@ -168,7 +161,7 @@ class ReplyCache:
         """
         self._path = path
         try:
-            with closing(self._connect()) as table:
+            with closing(sqlite3.connect(self._path)) as table:
                 table.execute("create table if not exists replies (key text primary key, reply text not null)")
                 table.commit()
         except sqlite3.Error as error:
@@ -181,18 +174,15 @@ class ReplyCache:
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Return key -> reply of the keys that are there."""
-        with closing(self._connect()) as table:
+        with closing(sqlite3.connect(self._path)) as table:
             found = (table.execute("select key, reply from replies where key = ?", (key,)) for key in set(keys))
             return {key: reply for rows in found for key, reply in rows}
 
     def keep(self, key: str, reply: str) -> None:
         """Write one reply."""
-        with closing(self._connect()) as table:
+        with closing(sqlite3.connect(self._path)) as table:
             table.execute("insert or replace into replies values (?, ?)", (key, reply))
             table.commit()
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path)
 
 
 class ExactJudge(Judge):

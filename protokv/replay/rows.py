@@ -246,5 +246,5 @@ class RowFile:
         self.rows[row.key] = row
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Refuse to mix studies in this file; see `check_trials`."""
+        """Refuse trials of another study; see `check_trials`."""
         check_trials(self.rows.values(), trials, self._path)

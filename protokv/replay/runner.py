@@ -22,7 +22,8 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.batched import BatchedStreams
-from protokv.replay.benchmarks import BENCHMARKS, Score
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks.base import Score
 from protokv.replay.benchmarks.choices import named_option
 from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, Trial
