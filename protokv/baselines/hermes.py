@@ -137,11 +137,7 @@ def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
 def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
     """Score the `n` held tokens of every layer in stream order, `[n]` float32 each.
 
-    Args:
-        config: the bands.
-        attention: for each layer, the result of `measure_attention`; None: rank by recency alone.
-        n: tokens held.
-        device: of the scores.
+    `attention` has for each layer the result of `measure_attention`, or None to rank by recency alone.
     """
     layers = len(attention)
     age = torch.arange(n - 1, -1, -1, device=device, dtype=torch.float32) / max(n - 1, 1)
