@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.backbones.base import Backbone
-from protokv.baselines.hermes import PROBES, Hermes, band_of
-from protokv.config import HermesConfig, SlidingWindowConfig
+from protokv.baselines.hermes import PROBES, Hermes
+from protokv.config import HermesConfig
 from protokv.core.context import SlotContext
-from protokv.core.session import Session
-from protokv.extras.queries import Probing
 from tests.baselines.conftest import watched
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
@@ -93,18 +91,6 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
     context = fast.context()
     assert isinstance(context, SlotContext)
     assert int((context.bias > -torch.inf).sum(-1).max()) == n + fast._shape.sink_tokens
-
-
-def test_bands_are_a_tenth_a_middle_and_three_tenths_of_the_layers() -> None:
-    config = HermesConfig()
-    assert [band_of(config, layer, 28)[0] for layer in (0, 1, 2, 18, 19, 27)] == [0, 0, 1, 1, 2, 2]
-    assert band_of(config, 2, 28)[1] == 0.0
-    assert 0.9 < band_of(config, 18, 28)[1] < 1.0
-
-
-def test_only_memories_that_probe_are_asked_for_probes(tiny: Backbone) -> None:
-    assert isinstance(Session.start(tiny, HermesConfig(budget=20)).memory, Probing)
-    assert not isinstance(Session.start(tiny, SlidingWindowConfig(budget=20)).memory, Probing)
 
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protokv.config import InfiniPotVConfig, LastFramesConfig, MemoryConfig, ReKVConfig
+from protokv.config import HermesConfig, InfiniPotVConfig, LastFramesConfig, MemoryConfig, ReKVConfig
 from protokv.errors import ConfigError
 
 
@@ -36,5 +36,6 @@ def test_constants_are_those_of_the_sources() -> None:
     # 0.29 * 100 is less than 29 to a float.
     assert InfiniPotVConfig(budget=100, kept_share=0.29).compressed_tokens == 29
     assert LastFramesConfig().last_steps == 4
+    assert (HermesConfig().shallow_share, HermesConfig().deep_share) == (0.1, 0.3)
     assert ReKVConfig(budget=6000).near_tokens == 6000
     assert ReKVConfig(budget=24_000).near_tokens == 15_000
