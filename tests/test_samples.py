@@ -18,7 +18,8 @@ from samples.terminal import WIDTH
 from tests.cli.conftest import Program, Result
 
 SAMPLES = Path(__file__).parent.parent / "samples"
-NAMES = ["short", "minute", "long"]
+# Ten minutes of video take half a minute.
+NAMES = ["short", "minute", pytest.param("long", marks=pytest.mark.slow)]
 BUDGET = 512
 # Questions that the shipped model answers from a durable state of 512 tokens; see samples/README.md.
 RIGHT = {"short": 18, "minute": 19, "long": 30}

@@ -21,8 +21,8 @@ import numpy as np
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import DurableConfig
+from protokv.core.parts import FAINT
 from protokv.core.session import Session
-from protokv.extras.evidence import FAINT
 from protokv.mini.sprites import SHAPES
 from protokv.replay.benchmarks import find_type
 from protokv.replay.texts import is_expected
