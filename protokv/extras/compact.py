@@ -25,7 +25,7 @@ from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, 
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.core.session import Session
+    from protokv.core.parts import SessionView
 
 
 class CompactPlacement(Placement):
@@ -292,11 +292,11 @@ class PositionLimit(SessionListener):
         self._limit, self._moving, self._advice = limit, moving, advice
         self._furthest: Tensor | None = None
 
-    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
+    def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
         """Follow a step of a session."""
         self.follow(session.clock.steps, step.highest, shift_of(context))
 
-    def before_read(self, session: Session) -> None:
+    def before_read(self, session: SessionView) -> None:
         """Warn of steps whose positions only the device knew."""
         if self._furthest is not None:
             self._warn(session.clock.steps, int(self._furthest))

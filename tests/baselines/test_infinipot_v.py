@@ -10,16 +10,15 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.baselines.infinipot_v import InfiniPotV, RecentSlots
+from protokv.baselines.infinipot_v import InfiniPotV
 from protokv.config import InfiniPotVConfig
 from protokv.core.context import SlotContext
 from protokv.core.step import StepKV, cell_centres
 from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
-from protokv.extras.compact import compacted
-from tests.core.streams import World, anchored, copy_of, feed, same, shape_of
+from tests.core.streams import World, copy_of, feed, same, shape_of
 from tests.oracles.infinipot_v import NaiveInfiniPotV
-from tests.tolerance import near, tolerance
+from tests.tolerance import tolerance
 
 # A score is a norm of up to 16 numbers, or a mean of their cosines over up to 36 recent steps.
 TIE = tolerance(torch.float32, 16 + 36)
@@ -113,20 +112,6 @@ def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
         assert places == [list(token.place) for token in oracle.held]
 
 
-def test_places_are_compared_by_their_coordinates_across_grids() -> None:
-    g = torch.Generator().manual_seed(0)
-    recent, key = torch.randn(1, 5, 8, generator=g), torch.randn(1, 1, 8, generator=g).expand(1, 3, 8)
-    # A frame of 2 x 2 has no cell in its middle, where its text token stands; 3 x 3 has one.
-    slots = RecentSlots.of(torch.cat((cell_centres((2, 2)), MIDDLE)))
-    places = torch.stack((cell_centres((3, 3))[4], cell_centres((3, 3))[0], cell_centres((2, 2))[3]))
-    found = slots.similarity(key, places[None], recent)
-    cosine = torch.cosine_similarity(key, recent[:, [4, 0, 3]], dim=-1)
-    torch.testing.assert_close(found, cosine * torch.tensor([1.0, 0.0, 1.0]), **near(cosine, 8, 1.0))
-    assert slots.similarity(key, -torch.zeros(1, 3, 2), recent).eq(0).all()
-    zero = RecentSlots.of(torch.zeros(1, 2))
-    assert zero.similarity(key, -torch.zeros(1, 3, 2), recent[:, :1]).ne(0).all()
-
-
 def test_the_report_counts_whole_steps_and_tokens_that_heads_chose() -> None:
     shape = shape_of(heads=2)
     world = World(shape, 0)
@@ -141,23 +126,6 @@ def test_the_report_counts_whole_steps_and_tokens_that_heads_chose() -> None:
         "oldest_step": memory.tensors()["kept.step"][:, :, 0].min(),
         "layers": [],
     }
-
-
-@pytest.mark.parametrize("components", [1, 3])
-def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(components: int) -> None:
-    shape = shape_of(heads=2, components=components)
-    world = World(shape, 1)
-    memory = started(InfiniPotVConfig(budget=29), shape, world)
-    for index in range(120):
-        memory.append(step_on(world, index, 1, 1 + index % 6))
-    context, before = shown(memory)
-    compact = compacted(context, anchored(world, 2))
-    assert compact.positions is not None
-    after = compact.positions()[:, :, 2 : 2 + before.shape[2], 0]
-    assert int(after.min()) == 2
-    assert int(after.max()) < 29 + 2
-    # The order is the same: no two times become equal or change places.
-    assert torch.equal(before[..., None] < before[..., None, :], after[..., None] < after[..., None, :])
 
 
 def test_a_state_that_no_stream_leaves_is_refused_and_changes_nothing() -> None:
