@@ -21,8 +21,6 @@ from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
 from protokv.errors import ConfigError, PositionWarning
 from protokv.storage import checkpoint
-from protokv.video import Sample
-from protokv.video import steps as steps_of
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -122,15 +120,11 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
             torch.testing.assert_close(one.deepstack, other.deepstack, **near(other.deepstack, terms))
 
 
-@pytest.mark.parametrize("case", [*(name for name in SIZES if name != "landscape"), "a single frame"])
-def test_frames_of_any_kind_give_the_logits_of_the_whole_model(
-    backbone: Backbone, upstream: Upstream, case: str
+@pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])
+def test_frames_of_any_size_give_the_logits_of_the_whole_model(
+    backbone: Backbone, upstream: Upstream, size: str
 ) -> None:
-    steps = video(backbone, 2, SIZES.get(case, (60, 90)))
-    if case == "a single frame":
-        alone = [Sample(0.0, random_frames(5, 1)[0], "test")]
-        steps = [step.images for step in steps_of(alone, backbone.frames_per_step)]
-        assert len(steps) == 1
+    steps = video(backbone, 2, SIZES[size])
     session = watched(backbone, everything(), steps)
     assert_logits(session, expected_logits(upstream, session, steps))
 
