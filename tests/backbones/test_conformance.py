@@ -19,7 +19,7 @@ from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
-from protokv.errors import ConfigError, PositionWarning
+from protokv.errors import ConfigError
 from protokv.storage import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
@@ -226,14 +226,6 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
 def short_range(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
     folder = BUILDERS[request.param](tmp_path_factory.mktemp("short"), max_positions=48)
     return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-def test_a_stream_past_the_trained_positions_warns_once(short_range: Backbone) -> None:
-    with pytest.warns(PositionWarning, match="trained on 48") as caught:
-        session = watched(short_range, MemoryConfig.of("sliding-window", budget=30), video(short_range, 26))
-    assert len(caught) == 1
-    assert session.clock.next_position > 48
-    assert torch.isfinite(session.prefill(QUESTION)).all()
 
 
 def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(
