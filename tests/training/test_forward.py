@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from samples.training.forward import (
-    QUESTION_TOKENS,
-    compute_logits,
-    encode_steps,
-    read_questions,
-    to_patches,
-)
+from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, read_questions, to_patches
 from samples.training.model import TOKENS, make_model
 from samples.training.visual_tokens import HIDDEN, N_PREFIX, PREFIX, show_whole_steps
 from samples.training.vocabulary import PADDED_SIZE

@@ -11,13 +11,7 @@ from samples.training.forward import compute_logits, make_rotary_tables, turn_pa
 from samples.training.gaze import read_gaze
 from samples.training.model import make_config
 from samples.training.surgery import LOOK_BACK_LAYER, SECTIONS, insert_layers, look_back, tell_words_apart
-from samples.training.time_surgery import (
-    GATHER_LAYER,
-    ONSET_LAYER,
-    look_for_events,
-    look_for_predecessors,
-    make_codes,
-)
+from samples.training.time_surgery import GATHER_LAYER, ONSET_LAYER, look_for_events, look_for_predecessors, make_codes
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
 from samples.training.vocabulary import token_ids, words
 from tests.tolerance import forward_terms, near
