@@ -1,4 +1,4 @@
-"""The ranges of seeds are apart, and everything that names a seed stays within its own."""
+"""The ranges of seeds are disjoint, and everything that names a seed stays within its range."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
         assert int(start) + int(count) - 1 in STUDY
 
 
-def test_the_samples_are_of_theirs() -> None:
+def test_the_samples_keep_to_their_range() -> None:
     seeds = re.findall(r"--seed (\d+)", (ROOT / "samples" / "make.sh").read_text())
     assert len(seeds) == 3
     assert all(int(seed) in DEMONSTRATION for seed in seeds)

@@ -1,4 +1,4 @@
-"""The procedural world: deterministic, lazy, and what its frames show is what its events say."""
+"""The procedural world is deterministic and lazy, and its frames show its events."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
     while at < 240:
         scene = world.scene(at)
         assert scene.start_s == at
-        # The last scene of a block takes over what is too short to be a scene of its own.
+        # The last scene of a block includes a rest that is too short to be a scene.
         assert 6 <= scene.end_s - scene.start_s < 26
         scenes.append(scene.scenery)
         at = scene.end_s

@@ -22,7 +22,7 @@ from protokv.replay.worlds import WorldStream
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),
     Variant("window", MemoryConfig.of("sliding-window", budget=24)),
-    # Takes its steps only when there is a question.
+    # It takes its steps only before a question.
     Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")),
 ]
 DELAYS = [0.0, 8.0]
@@ -71,7 +71,7 @@ def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
 def test_the_cost_that_is_told_is_what_is_done(
     tiny: Backbone, stream: WorldStream, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of the last frames no more is encoded than a question depends on.
+    # Memories of the last frames encode only the steps before a question.
     plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
     cost, taken, take = plan.cost(), Counter[str](), Session.take
 

@@ -17,7 +17,7 @@ from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_min
 
 
 def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldStream:
-    """300 seconds with the evidence at the start, unless the settings say otherwise."""
+    """Make a stream of 300 seconds with the evidence at the start, unless the settings say otherwise."""
     return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
 
 
@@ -83,7 +83,7 @@ def _shapes_in(text: str) -> list[int]:
     return [i for i, shape in enumerate(SHAPES) if shape in text.rstrip("?").split()]
 
 
-def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_within_one() -> None:
+def test_every_second_world_spreads_counted_shapes_over_minutes_and_the_others_use_one() -> None:
     placed = [place_minutes(seed, 480)[0] for seed in range(8)]
     assert placed == [(0, 4), (0, 1), (0, 4), (1, 1), (0, 4), (2, 1), (0, 4), (3, 1)]
     crossings = [place_minutes(seed, 480)[1] for seed in range(12)]
