@@ -1,22 +1,7 @@
-"""Every error that a user can cause, as one tree.
+"""Every error that a user can cause, as one tree below `ProtoKVError`.
 
-    ProtoKVError
-    |-- ConfigError         a setting is out of range, unknown or contradicts another
-    |-- ModelError          a model cannot be found, loaded or used
-    |-- JudgeError          a judge of answers cannot be asked
-    |-- SourceError         a video source
-    |   |-- SourceNotFound      there is nothing at that path
-    |   |-- SourceDenied        it wants another user or password
-    |   `-- SourceUnreadable    there is something, but no video can be read from it
-    `-- StateError          a saved state
-        |-- UnknownForm         no form of a state is named so
-        |-- StateNotFound       there is nothing at that path
-        |-- StateLocked         another process is writing it
-        |-- StateMismatch       it does not fit the model, the memory or this version
-        `-- StateCorrupt        its bytes are damaged or were never a state
-
-A message says what was expected, what came and where; a hint says what to do. The library raises these
-and never prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message.
+A message says what was expected, what came and where; a hint says what to do. The library raises these and never
+prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message.
 """
 
 from __future__ import annotations
@@ -88,5 +73,5 @@ class StateCorrupt(StateError):
 
 
 def shown(text: object, length: int = 80) -> str:
-    """Text from a file or a library, fit for a message: ASCII, one line, at most so many characters of it."""
+    """Return text from a file or a library, fit for a message: ASCII, one line, from at most `length` characters."""
     return ascii(str(text)[:length])[1:-1]

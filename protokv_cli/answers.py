@@ -13,8 +13,8 @@ from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
     from protokv.core.decoding import Decoding
+    from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
-    from protokv.extras.evidence import Evidence
     from protokv.timings import Timings
 
 REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"

@@ -359,7 +359,7 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     from protokv.backbones import EMBEDDED, load_backbone
     from protokv.ingestion.estimate import estimate
     from protokv.video import open_source
-    from protokv.video.part import Part
+    from protokv.video.derived import Part
     from protokv_cli.ingest_report import show_estimate
 
     backbone = load_backbone(

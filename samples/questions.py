@@ -13,7 +13,7 @@ from protokv.mini.questions import find_facts, phrase, pick_different
 from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World
 
-# The answer to these questions is one of the two shapes that they name.
+# Their answer is one of the two shapes in the question.
 _OF_TWO: Final = ("which_first", "which_last", "middle_first", "middle_last")
 _YES_NO: Final = ("yes", "no")
 ANSWERS: Final[dict[str, tuple[str, ...]]] = {

@@ -1,4 +1,4 @@
-"""Draws terminal.svg: three commands about the ten-minute video, and what they print.
+"""Draw terminal.svg: three commands about the ten-minute video, and their output.
 
 python samples/terminal.py [FILE]
 """
@@ -59,7 +59,7 @@ def read_lines(svg: str) -> list[str]:
     """Return the lines of text of a drawing, without its title and the prompts.
 
     Raises:
-        ElementTree.ParseError: it is no XML.
+        ElementTree.ParseError: it is not XML.
     """
     lines: dict[float, str] = {}
     for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
@@ -70,9 +70,15 @@ def read_lines(svg: str) -> list[str]:
     return [line for line in found if line and not line.startswith("$ ")]
 
 
-def drop_times(lines: Iterable[str]) -> list[str]:
-    """Return lines without what differs from run to run: the date and the seconds taken."""
-    return [re.sub(r"^( written|took| took) .*", r"\1", line).rstrip() for line in lines]
+def drop_varying(lines: Iterable[str]) -> list[str]:
+    """Remove the date, the seconds taken, and the size on disk, which the header changes by a few bytes."""
+    timeless = (re.sub(r"^( written|took| took) .*", r"\1", line) for line in lines)
+    return [re.sub(r"[\d.]+ KiB on disk", "KiB on disk", line).rstrip() for line in timeless]
+
+
+def find_sizes(lines: Iterable[str]) -> list[float]:
+    """Return every size on disk, in KiB."""
+    return [float(size) for line in lines for size in re.findall(r"([\d.]+) KiB on disk", line)]
 
 
 if __name__ == "__main__":

@@ -186,14 +186,9 @@ class KeptTokens(StatePart):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
-        for held, name in (
-            (self.keys, "keys"),
-            (self.values, "values"),
-            (self.positions, "positions"),
-            (self.coordinates, "coordinates"),
-            (self.step, "step"),
-        ):
-            held.copy_(tensors[f"kept.{name}"])
+        for name, held in self.held().items():
+            if name != "kept.count":
+                held.copy_(tensors[name])
         self._bias.fill_(0.0).masked_fill_(self.step < 0, -torch.inf)
         self.far, near, self.last_step = tensors["kept.count"].tolist()
         whole = self.step[0, 0, self.far : self.far + near]

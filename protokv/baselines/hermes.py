@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from protokv.baselines.compressed import CompressedMemory
+from protokv.config import HermesConfig
 from protokv.core.rotary import rerotate
 
 
@@ -46,16 +47,16 @@ class Hermes(CompressedMemory):
         P0 = self._slots.sink.stop
         seen = []
         for layer in range(self._shape.layers):
-            band, _ = band_of(layer, self._shape.layers)
+            band, _ = band_of(self._config, layer, self._shape.layers)
             # Prefix and kept tokens are neighbours in the slots.
             keys = self._slots.keys[layer, :, : P0 + n]
             seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
-        self._drop(rank(seen, n, kept.step.device), self._room_beside(tokens))
+        self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
 
     def _compress(self, keep: int) -> None:
         """Drop the oldest tokens, without scores of the pseudo queries."""
         none = [None] * self._shape.layers
-        self._drop(rank(none, len(self._kept), self._kept.step.device), keep)
+        self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
 
     def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
         """Keep the `keep` tokens of each layer with the highest scores, and the newest step whole if it fits."""
@@ -64,7 +65,7 @@ class Hermes(CompressedMemory):
         older, room = n - newest, keep - newest
         newest_slots = torch.arange(older, n, device=kept.step.device)
         for layer, score in enumerate(scores):
-            band, _ = band_of(layer, self._shape.layers)
+            band, _ = band_of(self._config, layer, self._shape.layers)
             summarised = band == DEEP and room > 0
             # Of equal scores, the newer token wins.
             order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
@@ -103,18 +104,14 @@ PROBES: Final = (LOCAL, f"{LOCAL}; {GLOBAL}", GLOBAL)
 """The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
 
 SHALLOW, MIDDLE, DEEP = range(3)
-SHALLOW_SHARE: float = 0.1
-"""The share of the layers, from the first on, that rank by recency alone."""
-DEEP_SHARE: float = 0.3
-"""The share of the layers, up to the last, that rank by attention alone and keep a summary token."""
 SMOOTHING: Final = (0.1, 0.3, 0.4)
 """For each band, the share of the next layer's score in a layer's score."""
 STEEPEST, FLATTEST = 20.0, 0.5
 
 
-def band_of(layer: int, layers: int) -> tuple[int, float]:
+def band_of(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
     """Return the band of a layer and its depth inside the middle band, in [0, 1)."""
-    first, last = int(layers * SHALLOW_SHARE), int(layers * (1 - DEEP_SHARE))
+    first, last = int(layers * config.shallow_share), int(layers * (1 - config.deep_share))
     if layer < first:
         return SHALLOW, 0.0
     if layer >= last:
@@ -137,7 +134,7 @@ def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
     return mean[n_sink:]
 
 
-def rank(attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
+def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
     """Score the `n` held tokens of every layer in stream order, `[n]` float32 each.
 
     `attention` has for each layer the result of `measure_attention`, or None to rank by recency alone.
@@ -146,13 +143,13 @@ def rank(attention: Sequence[Tensor | None], n: int, device: torch.device) -> li
     age = torch.arange(n - 1, -1, -1, device=device, dtype=torch.float32) / max(n - 1, 1)
     scores = []
     for layer, seen in enumerate(attention):
-        band, progress = band_of(layer, layers)
+        band, progress = band_of(config, layer, layers)
         recent_share = (1.0, 1.0 - 0.9 * progress, 0.0)[band] if seen is not None else 1.0
         steepness = STEEPEST - (STEEPEST - FLATTEST) * progress
         score = recent_share * _spread(torch.exp(-steepness * age))
         scores.append(score if seen is None else score + (1 - recent_share) * _spread(seen.to(device)))
     for layer in range(layers - 2, -1, -1):
-        share = SMOOTHING[band_of(layer, layers)[0]]
+        share = SMOOTHING[band_of(config, layer, layers)[0]]
         scores[layer] = (1 - share) * scores[layer] + share * scores[layer + 1]
     return scores
 

@@ -143,6 +143,5 @@ class RecentSlots:
 
 def _codes(coordinates: Tensor) -> Tensor:
     """Encode each pair of coordinates `[..., 2]` float32 as one int64; equal pairs have equal codes."""
-    # Adding 0.0 turns -0.0 into 0.0.
-    bits = (coordinates + 0.0).view(torch.int32).long()
+    bits = coordinates.view(torch.int32).long()
     return bits[..., 0] << 32 | bits[..., 1] & 0xFFFFFFFF

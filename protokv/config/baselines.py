@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import ClassVar, Final
 
 from protokv.config.base import MOST_TOKENS, MemoryConfig, Positions
+from protokv.errors import ConfigError
 
 LOCAL_TOKENS: Final = 15_000
 """The local window of ReKV's released code."""
@@ -101,9 +102,24 @@ class CompressedConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HermesConfig(CompressedConfig):
-    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between."""
+    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+
+    Attributes:
+        shallow_share: fraction of the layers, from the first on, that rank by recency alone.
+        deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
+    """
 
     name: ClassVar[str] = "hermes"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"shallow_share": (0, 1), "deep_share": (0, 1)}
+
+    shallow_share: float = 0.1
+    deep_share: float = 0.3
+
+    def check(self) -> None:
+        """Refuse bands that overlap."""
+        if self.shallow_share + self.deep_share > 1:
+            shares = f"{self.shallow_share} and {self.deep_share}"
+            raise ConfigError(f"shallow_share and deep_share: expected at most 1 together, got {shares}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.core.memory import Memory
-from protokv.core.parts import EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
+from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import MemoryShape
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from protokv.backbones.base import Backbone, PreparedStep
     from protokv.config import MemoryConfig
     from protokv.core.snapshot import State
-    from protokv.extras.evidence import Evidence
 
 # The module that builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"

@@ -25,14 +25,13 @@ from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, 
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
-    from protokv.core.session import Session
+    from protokv.core.parts import SessionView
 
 
 class CompactPlacement(Placement):
     """Shows a context at consecutive positions, and forwards new tokens behind it."""
 
     def __init__(self, backbone: Backbone) -> None:
-        """Serve one model."""
         self._rotary, self._moving = backbone.precise_rotary, backbone.moving
         self._origin = len(backbone.prefix_ids)
         self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
@@ -154,17 +153,13 @@ class Survey:
 
 
 def survey_of(context: Context) -> Survey:
-    """Find where the slots of a context stand, without waiting for the device."""
+    """Find where the slots of a context stand, without waiting for the device.
+
+    If no exact token is near, the near window begins at `until` of the context, or behind all slots if that is None.
+    """
     if not isinstance(context, SlotContext) or context.positions is None:
         raise ValueError("this context does not know the positions of its slots")
-    return survey(context.positions(), context.bias > -torch.inf, context.far, context.until)
-
-
-def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -> Survey:
-    """Find where slots stand that have positions `places` `[L, H, N, P]` int64 and are in use where `live` `[L, H, N]`.
-
-    If no exact token is near, the near window begins at `until`, or behind all slots if that is None.
-    """
+    places, live, far, until = context.positions(), context.bias > -torch.inf, context.far, context.until
     never = torch.iinfo(places.dtype).min
     time = places[..., 0]
     near_live, near_time = live[..., far.stop :], time[..., far.stop :]
@@ -297,11 +292,11 @@ class PositionLimit(SessionListener):
         self._limit, self._moving, self._advice = limit, moving, advice
         self._furthest: Tensor | None = None
 
-    def after_append(self, session: Session, step: PositionedStep, context: Context) -> None:
+    def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
         """Follow a step of a session."""
         self.follow(session.clock.steps, step.highest, shift_of(context))
 
-    def before_read(self, session: Session) -> None:
+    def before_read(self, session: SessionView) -> None:
         """Warn of steps whose positions only the device knew."""
         if self._furthest is not None:
             self._warn(session.clock.steps, int(self._furthest))

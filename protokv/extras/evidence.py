@@ -11,59 +11,20 @@ layers that read memory (`Backbone.reading_layers`); without them all layers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.parts import Reading
+from protokv.core.parts import Evidence, Moment, Reading, SessionView
 from protokv.core.rotary import rotate
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.extras.queries import RecordedContext
 
 NOTICED: Final = 0.02
 """Share of attention from which a step is named."""
-FAINT: Final = 0.05
-"""Share of the strongest moment below which the evidence may no longer be in memory. Fitted on development worlds,
-where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 and 184)."""
 MOST_MOMENTS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Consecutive steps that each stand out; single steps between two of them are included.
-
-    Attributes:
-        start_s, end_s: stream time, from the start of the first step to the end of the last.
-        share: of attention, in [0, 1].
-    """
-
-    start_s: float
-    end_s: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The moments that an answer stands on.
-
-    Attributes:
-        moments: the strongest first, at most three; none where no step stands out.
-        measured: True if a low share says anything about this model.
-    """
-
-    moments: tuple[Moment, ...]
-    measured: bool
-
-    @property
-    def faint(self) -> bool | None:
-        """True if the evidence may no longer be in memory; None: not measured for this model."""
-        if not self.measured:
-            return None
-        return not self.moments or self.moments[0].share < FAINT
 
 
 class AttentionEvidence:
@@ -74,7 +35,7 @@ class AttentionEvidence:
         return RecordedContext(context)
 
     @torch.inference_mode()
-    def find(self, session: Session, reading: Reading) -> Evidence:
+    def find(self, session: SessionView, reading: Reading) -> Evidence:
         """Return the moments that the last token of a question read.
 
         Raises:

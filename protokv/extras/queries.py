@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment
-from protokv.core.parts import PositionedStep, SessionListener
+from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
-from protokv.core.session import Session
 from protokv.extras.recent import WithRecent
 
 
@@ -61,7 +60,7 @@ class Probing(Protocol):
 class ProbeListener(SessionListener):
     """Asks a `Probing` memory for its texts before each step, and forwards them as questions without an answer."""
 
-    def before_append(self, session: Session, step: PositionedStep) -> None:
+    def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
         memory = session.memory.inner if isinstance(session.memory, WithRecent) else session.memory
         assert isinstance(memory, Probing)
@@ -70,7 +69,7 @@ class ProbeListener(SessionListener):
             memory.compact([find_queries(session, text) for text in probes], tokens)
 
 
-def find_queries(session: Session, text: str) -> Tensor:
+def find_queries(session: SessionView, text: str) -> Tensor:
     """Return the queries `[L, Hq, t, D]` of a text behind the video, at stream positions."""
     backbone, placement = session.backbone, session.parts.placement
     ids = backbone.suffix_ids(text)

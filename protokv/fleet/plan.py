@@ -14,6 +14,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -135,19 +136,12 @@ def _below(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _matching(pattern: str) -> Iterator[tuple[str, str]]:
-    fixed = Path(*_fixed_parts(pattern))
+    # Names begin at the first folder with a wildcard.
+    fixed = Path(*takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
     for found in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - absolute ones too
         path = Path(found)
         if path.is_file():
             yield path.relative_to(fixed).as_posix(), found
-
-
-def _fixed_parts(pattern: str) -> Iterator[str]:
-    """Yield the folders before the first wildcard."""
-    for part in Path(pattern).parts[:-1]:
-        if glob.has_magic(part):
-            return
-        yield part
 
 
 def _is_video(name: str) -> bool:

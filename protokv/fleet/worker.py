@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from protokv import storage
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import Header
-from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateLocked, StateMismatch, StateNotFound
+from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job
 from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
@@ -106,13 +106,7 @@ class Worker:
                         summary = event
         except Exception as error:
             elapsed_s = time.perf_counter() - began
-            if isinstance(error, StateLocked):
-                # Another fleet may have finished the video meanwhile.
-                found = self.look(job)
-                if isinstance(found, Verdict) and found.standing == "done":
-                    return Outcome(job, target, "done", found.standing, found.steps, found.stream_time_s)
-            failure = Failure.of(error)
-            return Outcome(job, target, "failed", verdict.standing, elapsed_s=elapsed_s, failure=failure)
+            return Outcome(job, target, "failed", verdict.standing, elapsed_s=elapsed_s, failure=Failure.of(error))
         assert summary is not None
         stopped = not summary.complete and not summary.damaged
         return Outcome(

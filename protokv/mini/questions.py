@@ -1,42 +1,12 @@
 """Questions about a procedural stream whose answers and evidence times are known.
 
 A question is asked at `ask_s`, after [0, ask_s) was seen, and only if the events so far allow one answer. `evidence_s`
-is when the decisive evidence was last visible (never later than ask_s):
+is when the decisive evidence was last visible (never later than ask_s). The model card (`README.md` beside this file)
+has the table of types.
 
-| type | asks | mirrors | evidence_s: end of |
-|---|---|---|---|
-| colour | the colour of the only {shape} | StreamingBench attribute perception | that event |
-| shape | the shape of the only {colour} object | StreamingBench object perception | that event |
-| where | the place where the only {shape} first was | StreamingBench spatial, OVO-Bench STU | that event |
-| at | what was at a place (one event there) | OVO-Bench EPM, MLVU findNeedle | that event |
-| whether | did a {shape} appear | RVS "Whether Something Happened(Y/N)" | the latest such; "no": ask_s |
-| first, last | the first / last shape of two or more | RVS "What event order", OVO-Bench ASI | that event |
-| which_first, which_last | which of two began first / last | RVS "Order Judging", MLVU order | the later one |
-| count | how many, 1 to 4, all of different shape | MLVU count, StreamingBench counting, OVO-Bench REC | the last one |
-| now | what is visible in the last half second | OVO-Bench OJR (real-time) | ask_s |
-| anything_now | is anything visible in it | OVO-Bench real-time, yes / no | ask_s |
-
-Only a model that reads time can answer these; they are asked only if named (`phrases.ORDER_TYPES`):
-
-| type | asks | evidence_s: end of |
-|---|---|---|
-| before, after | did one appear before / after another (yes / no) | the later one |
-| third, tenth | in which part of [0, ask_s) the only {shape} was | that event |
-| middle_first, _last, _before, _after | the same of two events, neither of them first or last of all | the later one |
-
-Questions about parts are asked only about events that are at least a tenth of a part away from the other parts.
-
-What happened to one shape over time; also asked only if named (`phrases.TIME_TYPES`):
-
-| type | asks | evidence_s: end of |
-|---|---|---|
-| times | how often a shape appeared, 1 to 4, each time at least 2 s after the last | the latest of these events |
-| where_first, where_last | where a shape was first / last that was at several places | its first / its latest event |
-
-A shape that crosses the picture slowly is a chain of events of one look, one a cell, without gaps. So it was at several
-places, and nobody asks how often it appeared.
-
-Events are ordered by the second in which they begin. Order is asked only of events that begin in different seconds.
+Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds. A
+part of the stream is asked only of events that are at least a tenth of a part away from the other parts. A shape that
+crosses the picture is a chain of events without gaps, so it is not asked how often it appeared.
 """
 
 from __future__ import annotations

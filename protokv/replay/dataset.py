@@ -19,7 +19,7 @@ import torch
 from protokv.backbones.base import Backbone
 from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
-from protokv.replay.benchmarks import Benchmark, Video
+from protokv.replay.benchmarks.base import Benchmark, Video
 from protokv.replay.benchmarks.files import find_video
 from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
@@ -147,8 +147,8 @@ TEXT_ONLY: Final = "text only"
 _LARGE: Final = 2048
 
 
-def name_baselines(backbone: Backbone) -> list[Variant]:
-    """Return the text alone, and the last frames at the budget that they need."""
+def with_baselines(variants: Sequence[Variant], backbone: Backbone) -> list[Variant]:
+    """Add the text alone, and the last frames at the budget that they need, unless they are among the memories."""
     tokens = measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in FRAMES:
@@ -158,13 +158,8 @@ def name_baselines(backbone: Backbone) -> list[Variant]:
             budget=steps * tokens, last_steps=steps, recent_frames=steps * backbone.frames_per_step, positions="compact"
         )
         found.append(Variant(f"last {frames} frames", config))
-    return found
-
-
-def with_baselines(variants: Sequence[Variant], backbone: Backbone) -> list[Variant]:
-    """Return memories and the baselines that are not among them."""
     named = {variant.label for variant in variants}
-    return [*variants, *(variant for variant in name_baselines(backbone) if variant.label not in named)]
+    return [*variants, *(variant for variant in found if variant.label not in named)]
 
 
 @torch.inference_mode()

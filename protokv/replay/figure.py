@@ -63,11 +63,7 @@ def draw(report: Report) -> Figure:
     """Draw a row per budget with all questions and each group, rows with the types, and a row with the costs.
 
     A memory that was run at one budget, such as the full cache, is in every row. Types are of the smallest budget.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    check_figure()
     from matplotlib.figure import Figure
 
     curves = report["curves"]
@@ -243,17 +239,7 @@ dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere }
 
 
 def save_page(report: Report, path: str | Path, *, made: datetime | None = None, command: str | None = None) -> None:
-    """Write the page.
-
-    Args:
-        report: of `summarise`.
-        path: of the page.
-        made: when the report was made.
-        command: the command that made it.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Write the page of a report of `summarise`, with the time and the command that made it."""
     from jinja2 import Environment
 
     drawn = io.StringIO()

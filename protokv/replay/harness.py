@@ -29,7 +29,7 @@ class Answerer:
         Args:
             model: hub name or folder, or `protokv/mini`.
             memory: its name.
-            fps: frames per second; the model's own where None.
+            fps: frames per second; the model's own if None.
             settings: `device`, `dtype` and `device_map` as for `load_backbone`, and settings of the memory.
 
         Raises:
@@ -43,13 +43,7 @@ class Answerer:
         self._path: Path | None = None
 
     def answer(self, video: str | Path, prompt: str, *, until_s: float | None = None, decoding: Decoding) -> str:
-        """Watch a video until a time, and ask.
-
-        Args:
-            video: a file.
-            prompt: the question.
-            until_s: no later frame is seen; None: the whole video.
-            decoding: of the answer.
+        """Watch a video file until `until_s` (None: to its end), see no later frame, and ask.
 
         Raises:
             SourceError: the video cannot be read.

@@ -73,18 +73,16 @@ class Judge(ABC):
 
 
 def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
-    """Judge the open answers that this judge has not judged yet; every row is in the file before it is yielded.
+    """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
-    Args:
-        results: the file.
-        keys: of the rows to judge.
-        judge: the judge.
+    Every row is in the file before it is yielded.
 
     Yields:
         The judged row, or None without a verdict: the row keeps its old one.
     """
     rows = [results.rows[key] for key in keys if key in results.rows]
-    left = [row for row in rows if is_open(row) and row.judge != judge.label]
+    open_rows = [row for row in rows if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended]
+    left = [row for row in open_rows if row.judge != judge.label]
     for index, verdict in judge.read([Case(row.question, row.expected, row.prediction) for row in left]):
         if verdict is None:
             yield None
@@ -92,11 +90,6 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
         judged = replace(left[index], correct=verdict.correct, points=verdict.points, judge=judge.label)
         results.append(judged)
         yield judged
-
-
-def is_open(row: Row) -> bool:
-    """Return True if the answer is a sentence that a judge must read."""
-    return row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended
 
 
 MAX_TOKENS: Final = 300
@@ -168,7 +161,7 @@ class ReplyCache:
         """
         self._path = path
         try:
-            with closing(self._connect()) as table:
+            with closing(sqlite3.connect(self._path)) as table:
                 table.execute("create table if not exists replies (key text primary key, reply text not null)")
                 table.commit()
         except sqlite3.Error as error:
@@ -181,18 +174,15 @@ class ReplyCache:
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Return key -> reply of the keys that are there."""
-        with closing(self._connect()) as table:
+        with closing(sqlite3.connect(self._path)) as table:
             found = (table.execute("select key, reply from replies where key = ?", (key,)) for key in set(keys))
             return {key: reply for rows in found for key, reply in rows}
 
     def keep(self, key: str, reply: str) -> None:
         """Write one reply."""
-        with closing(self._connect()) as table:
+        with closing(sqlite3.connect(self._path)) as table:
             table.execute("insert or replace into replies values (?, ?)", (key, reply))
             table.commit()
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path)
 
 
 class ExactJudge(Judge):
@@ -241,6 +231,11 @@ class LocalJudge(Judge):
 REPLIES: Final = 3
 """Replies without a verdict before the case is given up."""
 
+WORKERS: Final = 8
+TIMEOUT_S: Final = 60.0
+RETRIES: Final = 6
+"""Requests at once, the time-out of a request, and its retries by the client."""
+
 
 class EndpointJudge(Judge):
     """One model behind an OpenAI-compatible endpoint, asked with the `openai` client (the extra `judge`).
@@ -250,15 +245,8 @@ class EndpointJudge(Judge):
     kept on disk.
     """
 
-    def __init__(self, model: str, cache: Path, *, workers: int = 8, timeout_s: float = 60.0, retries: int = 6) -> None:
-        """Make the client; nothing is sent.
-
-        Args:
-            model: its name at the endpoint.
-            cache: file of replies; made if it is missing.
-            workers: most requests at once.
-            timeout_s: of each request.
-            retries: of each request, after the first try.
+    def __init__(self, model: str, cache: Path) -> None:
+        """Make the client for a model at the endpoint, and the file of replies; nothing is sent.
 
         Raises:
             ConfigError: the client is not installed, or there is no key.
@@ -272,8 +260,9 @@ class EndpointJudge(Judge):
                 "this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL for another endpoint"
             )
         self._errors: Any = openai
-        self._client = openai.OpenAI(timeout=timeout_s, max_retries=retries)
-        self._model, self._workers, self._cache = model, workers, ReplyCache(cache)
+        self._refusals = (openai.AuthenticationError, openai.NotFoundError, openai.PermissionDeniedError)
+        self._client = openai.OpenAI(timeout=TIMEOUT_S, max_retries=RETRIES)
+        self._model, self._cache = model, ReplyCache(cache)
         address = urlsplit(str(self._client.base_url))
         self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
 
@@ -287,7 +276,7 @@ class EndpointJudge(Judge):
                 yield index, read_reply(known[key])
             else:
                 asked.setdefault(key, []).append(index)
-        pool = ThreadPoolExecutor(self._workers)
+        pool = ThreadPoolExecutor(WORKERS)
         try:
             waiting = {pool.submit(self._ask, cases[indices[0]]): key for key, indices in asked.items()}
             for done in as_completed(waiting):
@@ -310,24 +299,18 @@ class EndpointJudge(Judge):
                 reply = completion.choices[0].message.content or ""
                 read_reply(reply)
                 return reply
-            except (
-                self._errors.AuthenticationError,
-                self._errors.NotFoundError,
-                self._errors.PermissionDeniedError,
-            ) as e:
+            except self._refusals as error:
                 raise JudgeError(
-                    f"the judge's endpoint refuses {self._model}: {type(e).__name__}",
+                    f"the judge's endpoint refuses {self._model}: {type(error).__name__}",
                     hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
-                ) from e
-            except self._errors.APIConnectionError as e:
-                # The client has retried time-outs already.
-                if not isinstance(e, self._errors.APITimeoutError):
-                    raise JudgeError(
-                        f"the judge's endpoint cannot be reached: {type(e).__name__}", hint="check OPENAI_BASE_URL"
-                    ) from e
+                ) from error
+            except (self._errors.APITimeoutError, self._errors.APIStatusError):
+                # The client has retried it already.
                 return None
-            except self._errors.APIStatusError:
-                return None
+            except self._errors.APIConnectionError as error:
+                raise JudgeError(
+                    f"the judge's endpoint cannot be reached: {type(error).__name__}", hint="check OPENAI_BASE_URL"
+                ) from error
             except (ValueError, TypeError, AttributeError, LookupError, self._errors.APIResponseValidationError):
                 # The reply is no verdict, or no completion at all.
                 continue
@@ -337,10 +320,7 @@ class EndpointJudge(Judge):
 def select_judge(text: str, cache: Path, **placement: Any) -> Judge:
     """Make a judge from its name: `exact`, `f1`, `openai:MODEL` or `local:MODEL`.
 
-    Args:
-        text: the name.
-        cache: file of replies of an endpoint.
-        placement: of a local model, as for `load_backbone`.
+    `cache` is the file of replies of an endpoint; `placement` goes to `load_backbone` for a local model.
 
     Raises:
         ConfigError: there is none of this name, or an extra or a key is missing.

@@ -69,7 +69,7 @@ class ProtoKV(lmms):  # type: ignore[misc]
                 elif part["type"] == "video":
                     videos.append((str(part["url"]), part.get("end_time")))
                 else:
-                    raise ConfigError(f"task {task} shows a question something else than a video: {part['type']}")
+                    raise ConfigError(f"task {task} shows a question something other than a video: {part['type']}")
         if len(videos) != 1:
             raise ConfigError(f"task {task} shows a question {len(videos)} videos", hint="choose a task with one")
         (video, until_s), prompt = videos[0], "\n".join(text.strip() for text in texts if text.strip())

@@ -18,7 +18,8 @@ from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
 from protokv.mini import is_embedded
-from protokv.replay.benchmarks import Benchmark, find_benchmark
+from protokv.replay.benchmarks import find_benchmark
+from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.dataset import Opened, open_dataset, with_baselines
 from protokv.replay.judges import Judge, select_judge
 from protokv.replay.memories import Variant, Variation, name_memories, vary_memories

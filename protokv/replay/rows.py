@@ -187,12 +187,7 @@ def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None
 
 
 def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path) -> None:
-    """Refuse to mix studies in one file.
-
-    Args:
-        rows: that are in the file.
-        trials: to be added.
-        path: of the file.
+    """Refuse to add trials of another study to the rows of a file.
 
     Raises:
         ConfigError: a row and a trial contradict each other.
@@ -251,5 +246,5 @@ class RowFile:
         self.rows[row.key] = row
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Refuse to mix studies in this file; see `check_trials`."""
+        """Refuse trials of another study; see `check_trials`."""
         check_trials(self.rows.values(), trials, self._path)

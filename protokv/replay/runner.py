@@ -22,7 +22,8 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.batched import BatchedStreams
-from protokv.replay.benchmarks import BENCHMARKS, Score
+from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks.base import Score
 from protokv.replay.benchmarks.choices import named_option
 from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, Trial
@@ -67,6 +68,9 @@ class Setup:
     def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
         """Return the trial of one ask under one memory."""
         question = ask.question
+        prompt_hash = ""
+        if question.dataset:
+            prompt_hash = "bare" if self.bare else BENCHMARKS[question.dataset].prompt_hash
         return Trial(
             video=stream.name,
             question_id=question.id,
@@ -84,7 +88,7 @@ class Setup:
             decoding=asdict(self.decoding),
             dataset=question.dataset,
             prompt="" if self.bare else question.prompt,
-            prompt_hash=self._prompt_hash(question.dataset),
+            prompt_hash=prompt_hash,
             options=list(question.options),
             evidence_s=question.evidence_s,
             frames=self.frames,
@@ -95,19 +99,10 @@ class Setup:
         trials = [(variant, ask, self.trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
         return [Asked(variant, ask, trial, trial.key) for variant, ask, trial in trials]
 
-    def _prompt_hash(self, dataset: str) -> str:
-        if not dataset:
-            return ""
-        return "bare" if self.bare else BENCHMARKS[dataset].prompt_hash
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question at a delay under a memory.
-
-    Attributes:
-        key: of the trial; it is costly and made once.
-    """
+    """A question at a delay under a memory. The `key` of the trial is costly and made once."""
 
     variant: Variant
     ask: Ask

@@ -1,7 +1,7 @@
 """States on disk and in object stores: a header and named tensors, whole or absent, verified on loading.
 
 The path chooses the form: `.safetensors`, `.pt`, a `.zarr` folder, or a repository in an object store. The names of
-`protokv.storage.api` are importable from here. They load torch when first used, so that the lock needs no torch.
+`protokv.storage.api` are importable from here; they are loaded when first used.
 """
 
 from __future__ import annotations

@@ -86,18 +86,18 @@ class LocalForm(Form):
     def check_target(self) -> None:
         """Raise StateError if a state cannot be put there."""
         with writing(self.path):
-            target, what = self.target, f"cannot write the state {self.path}"
+            target, folder, what = self.target, Path(self.path).parent, f"cannot write the state {self.path}"
             if not target.parent.is_dir():
-                raise StateError(f"{what}: there is no folder {Path(self.path).parent}", hint="Make it first.")
+                raise StateError(f"{what}: there is no folder {folder}", hint="create the folder first")
             if not os.access(target.parent, os.W_OK):
-                raise StateError(f"{what}: {Path(self.path).parent} is read-only", hint="Choose another folder.")
+                raise StateError(f"{what}: {folder} is read-only", hint="choose a folder that you may write to")
             if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
                 why = f"its name takes more than {_LONGEST_NAME_BYTES} bytes"
                 raise StateError(f"{what}: {why}", hint="choose a shorter name")
             recover(target)
             there = "nothing" if not target.exists() else "folder" if target.is_dir() else "file"
             if there not in ("nothing", self.kind):
-                raise StateError(f"{what}: it is a {there}", hint="Choose another name.")
+                raise StateError(f"{what}: it is a {there}", hint="choose another name")
 
     def __enter__(self) -> Self:
         """Take the lock."""

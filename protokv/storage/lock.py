@@ -42,8 +42,6 @@ class Lock:
         """Take the lock. StateLocked if any process holds it; StateError if the lock file cannot be created."""
         with writing(self.path):
             try:
-                # filelock would create a missing folder.
-                self.file.parent.stat()
                 self._lock.acquire()
                 self.held = True
             except Timeout:

@@ -1,8 +1,8 @@
-"""An hour of stream at thirty times real time, from a pipe that is cut once a minute: `python -m samples.live.soak`.
+"""Stream an hour at thirty times real time, from a pipe that breaks once a minute: `python -m samples.live.soak`.
 
-The first minute is samples/minute; what follows is its quiet beginning, over and over, or samples/long. Every minute of
-stream loses eight seconds, and begins its time stamps at 0 again. Prints one JSON object: memory of the two processes
-and size of the state over time, frames watched, answers about the first minute after it and at the end.
+The first minute is samples/minute; its quiet beginning follows, over and over, or samples/long. Every minute of stream
+loses eight seconds, and its time stamps start at 0 again. Prints one JSON object: memory of the two processes and size
+of the state over time, frames watched, and answers about the first minute, given after it and at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _send(path: Path, from_s: float, loop_s: float, began_s: float, speed: float
                         continue
                     if at_s >= loop_s or done_s + at_s >= 60:
                         break
-                    # In the middle of the minute the camera is gone.
+                    # The camera is gone in the middle of the minute.
                     if 50 - LOST_S <= done_s + at_s < 50:
                         continue
                     shift = int((done_s - from_s) / base)
@@ -69,7 +69,7 @@ def _send(path: Path, from_s: float, loop_s: float, began_s: float, speed: float
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process and its children."""
+    """Return the resident memory of a process and its children."""
     total = 0.0
     for one in [pid, *_children(pid)]:
         try:
@@ -88,11 +88,11 @@ def _children(pid: int) -> list[int]:
 
 
 def answers(state: Path) -> str:
-    """How many questions about the first minute are answered right."""
+    """Return how many questions about the first minute get the right answer."""
     kept = []
     for line in (SAMPLES / "minute" / "questions.jsonl").read_text().splitlines():
         row = json.loads(line)
-        # What is there now, and what came last, changes.
+        # The answers to these types change.
         if row["type"] not in ("now", "anything_now", "last"):
             kept.append(json.dumps({"question": row["question"], "answer": row["answer"]}))
     asked = subprocess.run(
@@ -107,7 +107,7 @@ def answers(state: Path) -> str:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the test and print its results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--speed", type=float, default=30.0)

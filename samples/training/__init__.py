@@ -1,1 +1,1 @@
-"""How the weights of the embedded model are made: clips, curriculum, loop and export. Not part of the wheel."""
+"""Train the weights of the embedded model: clips, curricula, loops and export. Not part of the wheel."""

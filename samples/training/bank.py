@@ -1,7 +1,7 @@
-"""The clip bank: tens of thousands of short clips, encoded once by the frozen tower and kept as features.
+"""The clip bank: tens of thousands of short clips, encoded once by the frozen vision tower and kept as features.
 
-The tower encodes each step by itself, so a training video composed of stored steps equals one that was rendered, and
-the long stages spend almost nothing on rendering and vision.
+The tower encodes each step by itself. So a training video composed of stored steps equals a rendered one, and the long
+stages spend almost no time on rendering and vision.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COUNTS: Mapping[int, int] = {SINGLE: 18000, OVERLAPPING: 8000, SIMULTANEOUS: 500
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """Features and truth of all clips, stacked.
+    """The features and labels of all clips, stacked.
 
     Attributes:
-        features: `[N, 9 * hidden]` bfloat16, one row per step.
+        features: `[N, 9 * hidden]` bfloat16, one row a step.
         lit: `[N, 9]` bool, the cells that hold an object.
-        first, length, kind: `[C]` int64, the first row, the steps and the kind of each clip.
+        first, length, kind: `[C]` int64, first row, number of steps and kind of each clip.
         event_of: `[C + 1]` int64; clip c has the events event_of[c] : event_of[c + 1].
-        events: `[E, 5]` int64: shape, colour, place, first step, step after the last, from the clip's start.
+        events: `[E, 5]` int64: shape, colour, place, first step and end step, counted from the start of the clip.
     """
 
     features: Tensor
@@ -47,22 +47,22 @@ class Bank:
     events: NDArray[np.int64]
 
     def of_kind(self, kind: int) -> NDArray[np.int64]:
-        """Indices of the clips of one kind."""
+        """Return the indices of the clips of one kind."""
         return np.flatnonzero(self.kind == kind)
 
     def features_at(self, rows: NDArray[np.int64], cells: NDArray[np.int64]) -> Tensor:
-        """Features `[..., hidden]` of single cells `[...]` of rows `[...]`."""
+        """Return the features `[..., hidden]` of single cells `[...]` of rows `[...]`."""
         lines = self.features.view(self.lit.size, -1)
         return lines[torch.from_numpy(rows * self.lit.shape[1] + cells)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The bank as named tensors."""
+        """Return the bank as named tensors."""
         arrays = {name: getattr(self, name) for name in ("lit", "first", "length", "kind", "event_of", "events")}
         return {"features": self.features} | {k: torch.from_numpy(v) for k, v in arrays.items()}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> Bank:
-        """Inverse of `tensors`."""
+        """Make a bank from the result of `tensors`."""
         return Bank(
             tensors["features"], *(tensors[k].numpy() for k in ("lit", "first", "length", "kind", "event_of", "events"))
         )
@@ -70,7 +70,7 @@ class Bank:
 
 @torch.no_grad()
 def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], size: dict[str, int]) -> dict[str, Any]:
-    """Clips `n` of one kind with their features; runs in a worker process."""
+    """Make `n` clips of one kind with their features; runs in a worker process."""
     seed, kind, n = job
     torch.set_num_threads(1)
     visual = make_model(0, **size).model.visual
@@ -94,7 +94,7 @@ def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], s
         if i + 1 == n or len(waiting) == 96:
             frames = torch.from_numpy(np.concatenate(waiting))
             seen = encode_steps(visual, to_patches(frames, torch.bfloat16))
-            # numpy has no bfloat16: the bits cross the process border as int16
+            # numpy has no bfloat16, so the bits are sent to the parent process as int16.
             features.append(seen.reshape(len(frames), -1).view(torch.int16).numpy())
             waiting = []
     return {
@@ -116,7 +116,7 @@ def build_bank(
     hidden: int = 128,
     processes: int = 2,
 ) -> Bank:
-    """Render and encode `counts` clips of each kind; the same for the same seed whatever the number of processes."""
+    """Render and encode `counts` clips of each kind; the result depends on the seed, not on the number of processes."""
     pieces = 4
     jobs = [
         (seed * pieces + piece, kind, n // pieces + (piece < n % pieces))

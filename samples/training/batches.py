@@ -1,6 +1,6 @@
 """One training batch: composed videos, questions about them, and masks.
 
-Questions come from `questions.find_facts`, as those of evaluation do. A batch has one span and one way of masking.
+Questions come from `questions.find_facts`, as in evaluation. The videos of a batch share length and masking.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEEDS_TIME: Final = frozenset({"first", "last", "which_first", "which_last"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Videos, questions about them (ids) and labels `[B, Q, QUESTION_TOKENS]`, and the type of each question."""
+    """Videos, ids and labels `[B, Q, QUESTION_TOKENS]` of the questions about them, and the type of each question."""
 
     tokens: VisualTokens
     questions: Tensor
@@ -42,21 +42,21 @@ class Batch:
 
 @lru_cache(maxsize=65536)
 def encode_question(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """Token ids of a question and its answer, where the answer is predicted first, and the ids that are predicted."""
+    """Return the ids of question and answer, the index that predicts the answer's first token, and the answer's ids."""
     prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", "time")
     reply = encode(f"{answer} <|im_end|>", "time")
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
 
 
 def write_question(ids: NDArray[np.int64], labels: NDArray[np.int64], question: str, answer: str) -> None:
-    """Fill one block of token ids and of labels, `[QUESTION_TOKENS]` each (labels: IGNORED but on the answer)."""
+    """Fill a block of token ids and one of labels, `[QUESTION_TOKENS]` each; labels outside the answer are IGNORED."""
     tokens, start, reply = encode_question(question, answer)
     ids[: len(tokens)] = tokens
     labels[start : start + len(reply)] = reply
 
 
 class Asked(NamedTuple):
-    """A question: its type, what it is about, and its words."""
+    """A question: its type, its fact, and its text."""
 
     kind: str
     fact: Fact
@@ -64,7 +64,7 @@ class Asked(NamedTuple):
 
 
 def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
-    """Whether every token of each answer, but for its end, is the likeliest; logits `[n, V]` where labels count."""
+    """Return for each answer if all tokens before its end are the likeliest; logits `[n, V]` at the labels."""
     ok = torch.ones(labels.shape, dtype=torch.bool)
     select = labels != IGNORED
     ok[select] = logits.argmax(-1) == labels[select]
@@ -73,13 +73,13 @@ def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
 
 
 def drift(weights: Mapping[str, float], weights_end: Mapping[str, float], progress: float) -> dict[str, float]:
-    """The weight of each type when the fraction `progress` of a stage is over: the last ones from .6 on."""
+    """Return the weight of each type at the fraction `progress` of a stage; `weights_end` hold from .6 on."""
     done = min(1.0, progress / 0.6)
     return {kind: w + (weights_end.get(kind, w) - w) * done for kind, w in weights.items()}
 
 
 def share_of(types: Sequence[str], weights: Mapping[str, float]) -> NDArray[np.float64]:
-    """The cumulative shares of the types."""
+    """Return the cumulative shares of the types."""
     share: NDArray[np.float64] = np.cumsum([weights[kind] for kind in types])
     share /= share[-1]
     return share
@@ -93,7 +93,7 @@ def draw_question(
     events: Sequence[Seen],
     phrasing: Mapping[str, int] | None = None,
 ) -> Asked:
-    """A question about `events`: `find` gives the facts of a type, `share` the cumulative shares of the types."""
+    """Draw a question about `events`; `find` returns the facts of a type, `share` is cumulative over the types."""
     for _ in range(40):
         kind = types[int(np.searchsorted(share, rng.random()))]
         found = find(kind)
@@ -102,13 +102,13 @@ def draw_question(
     else:
         kind, found = "whether", find("whether")
     if kind == "times":
-        # Each number equally often.
+        # Ask for each number equally often.
         answers = sorted({fact.answer for fact in found})
         answer = answers[int(rng.integers(len(answers)))]
         found = [fact for fact in found if fact.answer == answer]
     fact = pick(rng, found)
     if kind in ("which_first", "which_last", "before", "after") and rng.random() < 0.6:
-        # Events close in time are the hard ones: of three pairs, take the closest.
+        # Events close in time are the hard ones, so take the closest of three pairs.
         rivals = [fact, pick(rng, found), pick(rng, found)]
         fact = min(rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s))
     text = phrase(rng, kind, fact, (phrasing or {}).get(kind))
@@ -118,7 +118,7 @@ def draw_question(
 
 
 def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tokens `[B, 9K]` that the question sees: evidence (sometimes thinned), the last two steps, some others."""
+    """Mark the tokens `[B, 9K]` that the question sees: evidence (sometimes thinned), the last two steps, others."""
     B, K, _ = lit.shape
     rate = rng.uniform(0.1, 0.95)
     last = np.zeros((B, K, 1), np.bool_)
@@ -133,7 +133,7 @@ def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.
 
 
 def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progress: float) -> Batch:
-    """The next batch of `stage`, of which the fraction `progress` is over."""
+    """Make the next batch at the fraction `progress` of a stage."""
     span, kept = stage.spans[int(rng.integers(len(stage.spans)))]
     Q = stage.questions
     B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))

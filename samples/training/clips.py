@@ -1,7 +1,7 @@
 """Short rendered clips and dense single steps: the pictures of training.
 
-They are painted by the world's own functions, so that a composed training video looks like a streamed world, and get
-sensor noise, which the world does not have, so that the model also reads compressed video.
+The functions of the world paint them, so that a composed training video looks like a streamed world. They also get
+sensor noise, which the world lacks, so that the model reads compressed video too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EMPTY_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A rendered clip. frames `[L, 2, 84, 84, 3]` uint8, events with times in steps from the start of the clip."""
+    """A rendered clip: frames `[L, 2, 84, 84, 3]` uint8, and events with times in steps from the start of the clip."""
 
     kind: int
     frames: NDArray[np.uint8]
@@ -35,7 +35,7 @@ class Clip:
 
 
 def _render(rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequence[Event]) -> NDArray[np.uint8]:
-    """Frames of as many steps as there are sceneries, with noise in two thirds of the clips."""
+    """Draw the frames of one step for each scenery, with noise in two thirds of the clips."""
     steps = len(sceneries)
     frames = np.empty((2 * steps, UNITS, UNITS, 3), np.float32)
     for i in range(2 * steps):
@@ -52,9 +52,9 @@ def _render(rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequ
 
 
 def make_dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One step with none to nine objects, at any phase of their motion, some of them in one of the two frames only.
+    """Draw one step with up to nine objects at any phase of their motion, some of them in one of the two frames only.
 
-    Returns frames `[2, 84, 84, 3]` and labels `[9, 2]`: shape + 1 and colour + 1 of each cell, 0 for nothing.
+    Returns frames `[2, 84, 84, 3]` and labels `[9, 2]`: shape + 1 and colour + 1 of each cell, 0 for an empty cell.
     """
     labels = np.zeros((9, 2), np.int64)
     share = (0.1, 0.3, 0.65)[int(rng.integers(3))]
@@ -76,7 +76,7 @@ def make_dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArra
 
 
 def make_clip(rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: float = 0.25) -> Clip:
-    """A clip of one kind; the share `cuts` of the clips change their background between two steps."""
+    """Draw a clip of one kind; the share `cuts` of the clips changes its background between two steps."""
     longest = int(rng.integers(1, 5)) if rng.random() < 0.3 else int(rng.integers(2, 5))
     if kind == EMPTY:
         spans = []

@@ -1,4 +1,4 @@
-"""Batches for a layer that learns what time it is: lit tokens at random times, words at random behind them."""
+"""Batches for the clock layer, which learns the time of tokens: lit tokens at random times, then random words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORTEST_SPAN: Final = 16
 
 
 def make_clock_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage) -> OrderBatch:
-    """Videos of 16 to 640 steps, short ones as often as long ones, and a "question" of random words about each."""
+    """Make videos of 16 to 640 steps, short ones as often as long ones, each with a "question" of random words."""
     B = max(1, stage.tokens // (VISUAL + WORDS + N_PREFIX))
     bank = composer.bank
     span = np.exp(rng.uniform(math.log(SHORTEST_SPAN), math.log(LONGEST_SPAN), B))[:, None]

@@ -1,8 +1,8 @@
-"""Training videos composed from the clip bank: events with random gaps, some of the empty steps left out.
+"""Training videos composed from the clip bank: events with random gaps, without some of the empty steps.
 
-Owns which clips a video holds, where in time, and which empty steps are kept. Two kinds: "mixed" (a few events, some
-of which overlap) and "many" (one to four events that are asked about, often at the beginning, and distracting ones
-that share no shape, colour or place with them).
+Chooses the clips of a video, their times, and the empty steps to keep. There are two kinds: "mixed" has a few events,
+some of which overlap; "many" has one to four events to ask about, often at the beginning, and distracting events that
+share no shape, colour or place with them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Rows `[K]` of the bank, times `[K]`, lit `[K, 9]`: cells with an object, onset `[K]`: steps where one begins."""
+    """Bank rows `[K]`, times `[K]`, lit `[K, 9]` (cells with an object), onset `[K]` (steps where one begins)."""
 
     rows: Array
     times: Array
@@ -43,7 +43,7 @@ class Video:
 
 
 def _gaps(rng: np.random.Generator, room: int, lengths: list[int], to_the_end: bool) -> list[int]:
-    """Where pieces of these lengths start when they follow each other in `room` steps with random gaps."""
+    """Return the starts of pieces of these lengths that follow each other in `room` steps with random gaps."""
     free = room - sum(lengths)
     cuts = np.sort(rng.integers(0, free + 1, len(lengths)))
     if to_the_end:
@@ -56,7 +56,7 @@ def _gaps(rng: np.random.Generator, room: int, lengths: list[int], to_the_end: b
 
 
 class Composer:
-    """Draws videos from a bank."""
+    """Draw videos from a bank."""
 
     def __init__(self, bank: Bank) -> None:
         self.bank = bank
@@ -70,11 +70,11 @@ class Composer:
         self.blank = np.concatenate([np.arange(bank.first[c], bank.first[c] + bank.length[c]) for c in empty])
 
     def events_of(self, clip: int) -> Array:
-        """Events of a clip, as Bank.events has them."""
+        """Return the events of a clip, as rows of `Bank.events`."""
         return self.bank.events[self.bank.event_of[clip] : self.bank.event_of[clip + 1]]
 
     def compose(self, rng: np.random.Generator, stage: Stage, span: int, kept: int) -> Video:
-        """A video of `span` steps of which `kept` are there."""
+        """Compose a video of `span` steps, of which `kept` are shown."""
         if span == 1:
             return self._dense(rng, stage)
         most = max(2, kept // 2)
@@ -120,7 +120,7 @@ class Composer:
         return [clips[i] for i in rng.permutation(len(clips))]
 
     def _many(self, rng: np.random.Generator, n: int) -> tuple[list[int], int]:
-        """Draw n single clips; the first few (how many is returned) are asked about and share nothing with others."""
+        """Draw n single clips; return them, and how many of the first are asked about and share nothing with others."""
         asked = int(rng.integers(1, min(4, n - 1) + 1))
         alone = np.ones(len(self.looks), np.bool_)
         clips: list[int] = []
@@ -129,7 +129,7 @@ class Composer:
             clip = int(rng.choice(np.flatnonzero(alone)))
             clips.append(clip)
             shapes.add(int(self.looks[clip, 0]))
-            # What comes after shares no shape, colour or place with it.
+            # Later clips share no shape, colour or place with this one.
             alone &= (self.looks != self.looks[clip]).all(1)
         never = int(rng.choice([shape for shape in range(8) if shape not in shapes]))
         others = np.flatnonzero(alone & (self.looks[:, 0] != never))
@@ -146,7 +146,7 @@ class Composer:
         bank = self.bank
         lengths = [int(bank.length[c]) for c in clips]
         room = kept - (0 if kept < 4 else 1)
-        # Shorten single clips, then leave clips out, until they fit in the steps that are kept.
+        # Shorten single clips, then leave clips out, until they fit into the kept steps.
         while sum(lengths) > room:
             i = max((i for i, c in enumerate(clips) if bank.kind[c] == SINGLE), key=lambda i: lengths[i], default=-1)
             if i >= 0 and lengths[i] > 1:
@@ -155,7 +155,7 @@ class Composer:
                 clips, lengths = clips[:-1], lengths[:-1]
         to_the_end = bool(rng.random() < stage.now)
         if 0 < n_first < len(clips):
-            # Evidence first: it lies in a first part of the video, everything else behind it.
+            # The evidence lies in the first part of the video, everything else behind it.
             needed = sum(lengths[:n_first])
             spare = span - sum(lengths)
             border = needed + int(spare * rng.uniform(0.02, 0.4))

@@ -1,11 +1,13 @@
-"""Held-out accuracy by question type and context length, on worlds really rendered.
+"""Held-out accuracy by question type and context length, on rendered worlds.
 
 Run: `python -m samples.training.evaluate`.
 
-Worlds with few events, with many, and with evidence before a crowd, 8 to 256 steps long, are rendered, encoded and read
-in four ways: "full" (everything sees everything), "window" (visual tokens see the last 8 steps, the question sees
-all), "holes" (as window, and three quarters of the empty steps are hidden from the question) and "recent" (the
-question sees the last 4 steps only, as without a memory). Knows nothing of memories.
+Worlds of 8 to 256 steps have few events, many events, or evidence before a crowd. The model reads them in four ways:
+
+- "full": every token sees all earlier tokens;
+- "window": visual tokens see the last 8 steps, and the question sees all;
+- "holes": as "window", with three quarters of the empty steps hidden from the question;
+- "recent": the question sees the last 4 steps only, as without a memory.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ LOADS: Final = ("few", "many", "crowd")
 WAYS: Final = ("full", "window", "holes")
 WINDOW: Final = 8
 CROWD_FROM: Final = 32
-"""Steps from which there is room for evidence and a crowd behind it."""
+"""The shortest stream, in steps, with room for evidence and a crowd behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The score of one table row: accuracy and number of questions by type."""
+    """One row of the table: accuracy and number of questions by type."""
 
     load: str
     length: int
@@ -52,10 +54,10 @@ class Cell:
 
 
 def make_held_out_world(load: str, length: int, index: int) -> World:
-    """World number `index` of a table cell.
+    """Make world number `index` of a table cell.
 
-    "few": 1 to 4 events. "many": 6 to 24, as far as they fit, any of which may be asked about. "crowd": evidence first
-    (4 events in the first quarter, at most a minute), then 12 distracting events per minute.
+    "few" has 1 to 4 events. "many" has 6 to 24 if they fit, and questions about any of them. "crowd" has 4 events of
+    evidence in the first quarter, at most a minute, and then 12 distracting events a minute.
     """
     seed = CARD.start + 10_000 * length + index
     if load == "crowd":
@@ -69,7 +71,7 @@ def make_held_out_world(load: str, length: int, index: int) -> World:
         if any(drawn in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY)):
             continue
         world = World(WorldConfig(drawn, length, min(40.0, 60 * target / length)))
-        # Rates are rounded at random and short streams crowd: draw until the number fits.
+        # Rates are rounded at random, and short streams hold fewer events, so draw until the number fits.
         if min(least, 5) <= len(world.events_until(length)) <= most:
             return world
 
@@ -84,7 +86,7 @@ def evaluate(
     n: int = 96,
     types: Sequence[str] = TYPES,
 ) -> Iterable[Cell]:
-    """Score every load x length x way, with at least `n` questions per type where that many can be asked."""
+    """Score every load, length and way, with at least `n` questions of each type if the worlds allow that many."""
     dtype = model.lm_head.weight.dtype
     for load in loads:
         for length in lengths:
@@ -93,7 +95,7 @@ def evaluate(
             wanted = [t for t in types if not (t == "count" and load != "few")]
             tallies: dict[str, dict[str, list[int]]] = {way: {t: [0, 0] for t in wanted} for way in ways}
             index = 0
-            # Some worlds leave no question of some type: go on until each has n, within reason.
+            # Some worlds have no question of some type, so go on until each type has n, within a limit.
             while index < 4 * n and any(pair[0] < n for pair in tallies[ways[0]].values()):
                 _one_world(model, dtype, make_held_out_world(load, length, index), wanted, tallies, n)
                 index += 1
@@ -153,7 +155,7 @@ def _one_world(
 
 
 def format_table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterable[str]:
-    """The lines of a markdown table, as the cells arrive; the first row is chance."""
+    """Yield the lines of a Markdown table as the cells arrive; the first row is chance."""
     yield f"| events | steps | reading | {' | '.join(types)} | mean |"
     yield "|---|---|---|" + "---|" * (len(types) + 1)
     chance = [CHANCE[t] for t in types]

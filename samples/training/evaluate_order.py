@@ -1,9 +1,9 @@
-"""Whether a checkpoint reads order: accuracy by type and place of the evidence, intervals by bootstrap over worlds.
+"""Measure how well a checkpoint reads order: accuracy by type and place of the evidence, with bootstrap intervals.
 
 Run: `python -m samples.training.evaluate_order`.
 
-Frames are really rendered and the whole cache is there. Types whose words the checkpoint's tokenizer lacks are not
-asked. Worlds of one index share their evidence, so an interval draws indices, not questions.
+Frames are rendered, and the model reads the full cache. Types whose words the tokenizer lacks are not asked. Worlds of
+one index share their evidence, so the bootstrap draws indices instead of questions.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from samples.training.vocabulary import split
 
 RESAMPLES: Final = 10_000
 BLOCK: Final = 64
-"""Questions that are read at once, as the video is run for each block; more would hold large attention scores."""
+"""Questions to read at once. Each block runs the video again; a larger block needs more memory for attention scores."""
 
 EVERY_TYPE: Final = (*ASKED, *TIME_TYPES)
-"""What is asked where the evidence is shown once."""
+"""The types to ask if the evidence is shown once."""
 
 Verdicts = Mapping[tuple[str, str], NDArray[np.int64]]
 """(type, place) -> right answers and questions of each world, `[worlds, 2]`."""
 
 
 def find_known_types(folder: Path, kinds: Sequence[str] = EVERY_TYPE) -> tuple[str, ...]:
-    """Those of `kinds` of which the tokenizer in `folder` knows every word.
+    """Return those of `kinds` of which the tokenizer in `folder` knows every word.
 
-    What happens over time was taught together, so the words of one such type are those of all.
+    All types of time were taught together, so a tokenizer knows the words of all of them or of none.
     """
     known = set(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
     fill = {"shape": "", "other": "", "colour": "", "place": ""}
@@ -62,7 +62,7 @@ def find_known_types(folder: Path, kinds: Sequence[str] = EVERY_TYPE) -> tuple[s
 
 @torch.no_grad()
 def answer_all(model: Qwen2_5_VLForConditionalGeneration, world: World, asked: Sequence[Question]) -> list[bool]:
-    """Whether each question about the whole of `world` is answered right."""
+    """Ask every question at the end of `world`, and return for each if the answer is right."""
     K, dtype = world.config.length_s, model.lm_head.weight.dtype
     frames = torch.from_numpy(world.frames(0, K)).view(K, 2, 84, 84, 3)
     features = torch.cat([encode_steps(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)])
@@ -91,7 +91,7 @@ def evaluate_order(
     per_type: int = 4,
     places: Sequence[str] = PLACES,
 ) -> Verdicts:
-    """Right answers and questions by type and place of the evidence in `worlds` worlds a place."""
+    """Count right answers and questions by type and place of the evidence, in `worlds` worlds for each place."""
     in_order, over_time = (
         tuple(kind for kind in kinds if (kind in TIME_TYPES) == about_time) for about_time in (False, True)
     )
@@ -110,9 +110,9 @@ def evaluate_order(
 
 
 def bootstrap(counts: NDArray[np.int64], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the accuracy of `counts` `[worlds, 2]` (right, asked) when worlds are drawn anew."""
+    """Return the 95 % interval of the accuracy of `counts` `[worlds, 2]` (right, asked), by bootstrap over worlds."""
     rng = np.random.default_rng(seed)
-    # How often each world is drawn.
+    # How often each resample draws each world.
     drawn = rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), resamples)
     right, asked = (drawn @ counts).T
     low, high = np.quantile(right[asked > 0] / asked[asked > 0], (0.025, 0.975))
@@ -120,7 +120,7 @@ def bootstrap(counts: NDArray[np.int64], resamples: int = RESAMPLES, seed: int =
 
 
 def format_order_table(verdicts: Verdicts) -> Iterator[str]:
-    """The lines of a markdown table: a row a type, the places side by side, then all of them together."""
+    """Yield the lines of a Markdown table: a row for each type, a column for each place, and one for all places."""
     places = list(dict.fromkeys(place for _, place in verdicts))
     yield f"| question | chance | {' | '.join(places)} | all | interval | n |"
     yield "|---|---|" + "---|" * (len(places) + 3)

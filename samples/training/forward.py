@@ -1,8 +1,8 @@
-"""The model's forward pass for short training batches on a CPU; equal to transformers' own, and faster.
+"""The forward pass of the model for short training batches on a CPU: equal to that of transformers, and faster.
 
-Patches are embedded by a linear layer, attention is plain batched products, queries, keys and values of a layer are
-one product, and several questions about one video are independent blocks behind it that start at the same position.
-A test compares it with transformers' forward in float32.
+A linear layer embeds the patches, attention is plain batched products, and one product gives queries, keys and values
+of a layer. Questions about one video are independent blocks behind it that start at the same position. A test compares
+the results with transformers in float32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _pixel_scale(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def to_patches(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Steps of two frames `[N, 2, 84, 84, 3]` uint8 to normalised patches `[N*36, 1176]` in the processor's order."""
+    """Return the normalised patches `[N*36, 1176]`, in the processor's order, of frames `[N, 2, 84, 84, 3]` uint8."""
     N = frames.shape[0]
     x = frames.view(N, 2, 3, 2, 14, 3, 2, 14, 3).permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(N * 36, 3, 392)
     scale, shift = _pixel_scale(dtype)
@@ -39,7 +39,7 @@ def to_patches(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _vision_rotary(head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin `[36, 1, head_size]` of the patches in merge order: half of the pairs turn by row, half by column."""
+    """Return cos, sin `[36, 1, head_size]` of patches in merge order; half the pairs rotate by row, half by column."""
     grid = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="ij"), -1)
     order = grid.view(3, 2, 3, 2, 2).permute(0, 2, 1, 3, 4).reshape(36, 2).float()
     quarter = head_size // 4
@@ -55,7 +55,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def encode_steps(visual: Any, patches: Tensor) -> Tensor:
-    """Features `[N, 9, hidden]` of the patches of N steps; the tower attends within a step only."""
+    """Return the features `[N, 9, hidden]` of the patches of N steps; the tower attends within a step only."""
     n_heads = visual.config.num_heads
     projection = visual.patch_embed.proj.weight
     x = F.linear(patches, projection.view(projection.shape[0], -1))
@@ -75,7 +75,7 @@ def encode_steps(visual: Any, patches: Tensor) -> Tensor:
 
 
 def make_rotary_tables(model: Qwen2_5_VLForConditionalGeneration, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, sin `[B, L, 1, D/2]` of positions `[3, B, L]`: each M-RoPE section turns by its own component."""
+    """Return cos, sin `[B, L, 1, D/2]` of positions `[3, B, L]`; each M-RoPE section has its own component."""
     rope = model.config.text_config.rope_parameters
     sections = rope["mrope_section"]
     half = sum(sections)
@@ -93,12 +93,12 @@ def _causal(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def normalise(x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """x `[..., hidden]` with root mean square 1, times `weight` if there is one: what a layer reads of a state."""
+    """Scale x `[..., hidden]` to root mean square 1, times `weight` if given, as the input of a layer."""
     return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x `[..., D]` with the two halves of each rotary pair turned; cos and sin `[..., D/2]`."""
+    """Rotate the pairs of x `[..., D]`; cos and sin `[..., D/2]`."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -114,15 +114,15 @@ def run_language(
     taps: Collection[int] = (),
     depth: int | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Hidden states of x `[B, nv + Q*R, hidden]`: the last ones of some question tokens, and all behind some layers.
+    """Run the layers over x `[B, nv + Q*R, hidden]`: nv tokens of prefix and video, then Q questions of R tokens.
 
-    The first nv tokens attend to each other under video_bias; each question block of R tokens attends to them under
-    question_bias and to itself causally, and never to another block.
+    The first nv tokens attend to each other with video_bias. A question attends to them with question_bias, to itself
+    causally, and to no other question.
 
     Returns:
-        `[n, hidden]` behind the last layer and its norm, where `select` `[B, Q*R]` is true, and layer ->
-        `[B, nv + Q*R, hidden]` behind each layer that `taps` numbers from 1 (0: x itself), the last one excepted.
-        With `depth`, no layer after that one is run.
+        The normed states `[n, hidden]` behind the last layer at the question tokens that `select` `[B, Q*R]` marks; and
+        layer -> states `[B, nv + Q*R, hidden]` behind each layer in `taps`, which counts from 1 (0: x itself) and does
+        not name the last one. `depth` is the number of layers to run (None: all).
     """
     B, L, d = x.shape
     Q = n_questions
@@ -142,7 +142,7 @@ def run_language(
         qkv = F.linear(normalise(x, layer.input_layernorm.weight), weight, bias).view(B, L, heads + 2 * H, D)
         turned, v = torch.split(qkv, [heads + H, H], 2)
         turned = turn_pairs(turned, cos, sin).transpose(1, 2)
-        # Splits, since the gradient of a slice is as large as what it was cut from.
+        # Split instead of slicing: the gradient of a slice is as large as the whole tensor.
         q, k = torch.split(turned, [heads, H], 1)
         (video_q, own_q), (video_k, own_k), (video_v, own_v) = (
             torch.split(part, [nv, Q * R], 2) for part in (q, k, v.transpose(1, 2))
@@ -168,7 +168,7 @@ def run_language(
             video_out = torch.bmm(weights, video_v).view(B, heads, nv, D)
             mixed = torch.cat([video_out, mixed], 2).transpose(1, 2).reshape(B, L, d)
         else:
-            # Nothing reads what the last layer makes of other tokens.
+            # No one reads the other tokens behind the last layer.
             x, mixed = x[:, nv:][select], mixed.transpose(1, 2)[select].view(-1, d)
         x = x + attention.o_proj(mixed)
         mlp = layer.mlp
@@ -190,9 +190,9 @@ def read_questions(
     taps: Collection[int] = (),
     depth: int | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Logits `[n, vocabulary]` at the tokens of `questions` (ids) that `select` names, both `[B, Q, R]`; and `taps`.
+    """Return logits `[n, vocabulary]` at the question tokens that `select` marks, and the tapped states.
 
-    Taps and depth are as of `run_language`; logits of a model that ends at that depth.
+    `questions` (ids) and `select` are `[B, Q, R]`; `taps` and `depth` as in `run_language`.
     """
     B, Q, R = questions.shape
     embed = model.model.language_model.embed_tokens
@@ -208,5 +208,5 @@ def read_questions(
 def compute_logits(
     model: Qwen2_5_VLForConditionalGeneration, tokens: VisualTokens, questions: Tensor, select: Tensor
 ) -> Tensor:
-    """The logits of `read_questions`."""
+    """Return only the logits of `read_questions`."""
     return read_questions(model, tokens, questions, select)[0]

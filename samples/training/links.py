@@ -1,9 +1,9 @@
-"""The links of the chain from events to an answer about order, each with a loss of its own.
+"""The links of the chain from events to an answer about order, each with its own loss.
 
-What is asked for in the answer alone stays at chance: a comparison needs two times, these the events, and nothing is
-learned until all of it is. So tokens are asked, in the middle of the network, for what they must know by then. Every
-link is some tokens behind some layer, and bits that a linear reading of their normalised state tells. Time is told as
-the thresholds it exceeds. Owns the labels and the losses; the readings are left behind when training ends.
+A loss on the answer alone leaves accuracy at chance: a comparison needs two times, and these need the events. So some
+tokens are supervised in the middle of the network. A link names tokens, the layer behind which they are read, and the
+bits that a linear reading of their normalised state must predict. A time is encoded by the thresholds that it exceeds.
+Makes the labels and the losses; the readings are not part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ BOUNDS: Final = np.concatenate([np.arange(1, 17) * 2.5, np.arange(5, 65) * 10.0]
 """Thresholds of time in steps: 2.5 apart up to 40, 10 apart up to 640."""
 
 LONGEST: Final = 6
-"""More steps than any event lasts that does not cross the picture."""
+"""More steps than an event lasts, unless it crosses the picture."""
 
 PARTS: Final = (np.arange(1, 30) / 30).astype(np.float32)
-"""Thresholds of a share of the stream: thirds and tenths are among them."""
+"""Thresholds of a share of the stream, with thirds and tenths among them."""
 
 
 class Link(NamedTuple):
-    """The layer behind which a link is read, from 1, its number of bits, and what its reading is multiplied by.
+    """The layer behind which a link is read (from 1), its number of bits, and the gain of its reading.
 
-    The larger the gain, the fewer steps a new reading takes to grow to its size.
+    The larger the gain, the fewer steps a new reading needs to grow to its size.
     """
 
     layer: int
@@ -56,19 +56,19 @@ LINKS: Final = {
     "other": Link(5, len(BOUNDS)),
     "part": Link(5, len(PARTS)),
 }
-"""Who tells what:
+"""The tokens and the target of each link:
 
-| link | tokens | what they tell |
+| link | tokens | target |
 |---|---|---|
 | clock | visual | their time |
-| end | the shape word of a question with one | the end of the video, which is when the question is asked |
-| bag | lit visual | which shapes began in an earlier second than their own event |
+| end | the only shape word of a question | the end of the video, when the question is asked |
+| bag | lit visual | the shapes that began in an earlier second than their own event |
 | look | shape words | the colour and the place of their event, so that they attend to it |
 | when | shape words | the time at which their event began |
-| bag_asked | shape words | what the event's tokens tell by `bag` |
-| later | the second shape word | whether its event is the later one |
-| other | the second shape word | the time of the first one's event |
-| part | the shape word of a question with one | the part of the stream in which its event began |
+| bag_asked | shape words | the target of `bag` of their event |
+| later | the second shape word | 1 if its event is the later one |
+| other | the second shape word | the time of the event of the first shape word |
+| part | the only shape word of a question | the part of the stream in which its event began |
 """
 
 _AGE: Final = frozenset({"bag", "bag_asked", "opening"})
@@ -77,7 +77,7 @@ SHAPE_OF: Final = {token_ids()[shape]: i for i, shape in enumerate(SHAPES)}
 
 
 class Labels(NamedTuple):
-    """Where a link is read, videos `[n]` and positions `[n]` among all tokens of a video, and its bits `[n, size]`."""
+    """The tokens of a link, as videos `[n]`, positions `[n]` among all tokens of a video, and bits `[n, size]`."""
 
     videos: Tensor
     positions: Tensor
@@ -85,7 +85,7 @@ class Labels(NamedTuple):
 
 
 class LinkLabels:
-    """Collects the labels of one batch."""
+    """The labels of one batch, as they are collected."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.bool_]]]] = {}
@@ -98,9 +98,9 @@ class LinkLabels:
         told.append(bits)
 
     def tensors(self, window: bool, far: bool) -> dict[str, Labels]:
-        """All labels but those that cannot be known.
+        """Return the labels, without those that the tokens cannot know.
 
-        A visual token that sees a window only cannot tell what was before it; with `far` older ones, not everything.
+        A visual token that sees only a window does not know what was before it. With `far` tokens it knows some of it.
         """
         unknown = (_AGE if window else frozenset()) | (_PAIR if window and not far else frozenset())
         return {
@@ -115,7 +115,7 @@ class LinkLabels:
 
 
 def find_first_seconds(events: Sequence[Seen]) -> NDArray[np.int64]:
-    """The first second in which each shape began, `[8]`; for those that never did, one that never comes."""
+    """Return the first second in which each shape began, `[8]`; a second that never comes if it never did."""
     first = np.full(len(SHAPES), np.iinfo(np.int64).max)
     for event in events:
         first[event.shape] = min(first[event.shape], int(event.start_s))
@@ -123,7 +123,7 @@ def find_first_seconds(events: Sequence[Seen]) -> NDArray[np.int64]:
 
 
 def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
-    """The second in which the event of each token began `[N]`; of unlit ones, their own."""
+    """Return the second in which the event of each token began, `[N]`; an unlit token has its own second."""
     began = video.times.copy()
     free = video.lit.copy()
     for event in video.showings:
@@ -135,15 +135,15 @@ def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
 
 
 def find_earlier_shapes(video: SparseVideo, began: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which shapes began in an earlier second than each token's event `[N, 8]`, which is `began`."""
+    """Return `[N, 8]`, true for shapes that began before the second `began` `[N]` of a token's event."""
     return find_first_seconds(video.events) < began[:, None]
 
 
 def label_video(labels: LinkLabels, number: int, video: SparseVideo, shift: int, offset: int) -> None:
-    """What the tokens of video `number` tell; its positions are shifted by `shift` and its tokens begin at `offset`."""
+    """Label the tokens of video `number`, which begin at `offset`; its positions are shifted by `shift`."""
     places = offset + np.arange(len(video.times))
     labels.add("clock", number, places, (video.times + shift)[:, None] > BOUNDS)
-    # A shape that stays in one cell for long does not tell when it came there.
+    # A shape that stays in one cell for long does not show when it came there.
     began = find_beginnings(video)
     told = video.lit & (video.times - began < LONGEST)
     labels.add("bag", number, places[told], find_earlier_shapes(video, began)[told])
@@ -157,7 +157,7 @@ def mark_look(row: NDArray[np.bool_], event: Seen) -> None:
 def label_question(
     labels: LinkLabels, number: int, video: SparseVideo, shift: int, words: Sequence[int], fact: Fact, offset: int
 ) -> None:
-    """What the shape words of a question with these token ids tell, which begin at `offset` in video `number`."""
+    """Label the shape words of a question with the token ids `words`, which begin at `offset` in video `number`."""
     decisive: dict[int, Seen] = {video.events[i].shape: video.events[i] for i in fact.evidence}
     asked = [(offset + i, decisive[SHAPE_OF[w]]) for i, w in enumerate(words) if SHAPE_OF.get(w) in decisive]
     if not asked:
@@ -180,12 +180,12 @@ def label_question(
 
 
 def make_readings(hidden: int, links: Mapping[str, Link]) -> torch.nn.ModuleDict:
-    """A linear layer for each link."""
+    """Return a linear layer for each link."""
     return torch.nn.ModuleDict({name: torch.nn.Linear(hidden, link.size) for name, link in links.items()})
 
 
 def read_link(link: Link, reading: torch.nn.Module, state: Tensor) -> Tensor:
-    """What a linear reading tells `[..., size]` of a state `[..., hidden]` that is normalised first."""
+    """Return the linear reading `[..., size]` of a state `[..., hidden]`, which is normalised first."""
     told: Tensor = link.gain * reading(normalise(state)).float()
     return told
 
@@ -197,7 +197,7 @@ def measure_links(
     labels: Mapping[str, Labels],
     names: Sequence[str],
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Loss of each link in `names` that has labels, and the right bits `[n, size]` of its reading."""
+    """Return, for each link in `names` with labels, its loss and `[n, size]`, true where a bit is right."""
     found = {}
     for name in names:
         if name in labels:

@@ -1,7 +1,7 @@
-"""Runs stages: updates, records of accuracy and losses, gates, and a file at the end of each stage.
+"""Run stages: updates, records of accuracy and losses, gates, and a file at the end of each stage.
 
-What a stage shows, asks and loses by is its trainer's. A stage depends on the seed and its number alone, so a run that
-resumes between two stages ends with the same weights.
+The trainer of a stage makes its batches and losses. Random draws depend only on the seed and the number of the stage,
+so a run that resumes between two stages ends with the same weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from samples.training.optimizer import MasterAdamW
 from samples.training.stages import Say, save_atomically
 
 WINDOW = 100
-"""Steps between two records, and over which a gate measures."""
+"""Steps between two records; a gate looks at the accuracy of one record."""
 
 
 class Course(Protocol):
-    """What the loop knows of a stage; see curriculum.Stage."""
+    """The fields of a stage that the loop reads; see `curriculum.Stage`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -52,7 +52,7 @@ AnyStage = TypeVar("AnyStage", bound=Course)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one batch gave: the loss, what was right or not by key, and further losses by name."""
+    """The result of one batch: its loss, (key, right) of each answer, and further losses by name."""
 
     loss: Tensor
     verdicts: Iterable[tuple[str, bool]] = ()
@@ -60,12 +60,12 @@ class Outcome:
 
 
 def stage_file(folder: Path, stage: Course) -> Path:
-    """Where a stage leaves its result."""
+    """Return the file with the result of a stage."""
     return folder / f"stage-{stage.name}.safetensors"
 
 
 def rate_at(stage: Course, step: int) -> float:
-    """Learning rate: a short linear warm-up, then constant, or a cosine down to rate_end."""
+    """Return the learning rate: a short linear warm-up, then constant, or a cosine down to `rate_end`."""
     rate = stage.rate
     if stage.rate_end is not None:
         rate = stage.rate_end + (rate - stage.rate_end) * 0.5 * (1 + math.cos(math.pi * step / stage.steps))
@@ -73,10 +73,10 @@ def rate_at(stage: Course, step: int) -> float:
 
 
 class Loop(ABC, Generic[AnyStage]):
-    """A model and its optimiser on their way through stages."""
+    """A model and its optimiser that go through stages."""
 
     stream: ClassVar[int]
-    """The second word of the seed of what a stage draws."""
+    """The second word of the seed of a stage's generator."""
     window: ClassVar[int] = WINDOW
 
     def __init__(
@@ -87,27 +87,27 @@ class Loop(ABC, Generic[AnyStage]):
         dtype: torch.dtype = torch.bfloat16,
         further: Iterable[tuple[str, Parameter]] = (),
     ) -> None:
-        """Take a float32 model, of which the vision tower stays as it is, and `further` parameters by name."""
+        """Take a float32 model, whose vision tower is frozen, and `further` named parameters to train."""
         self.model, self.seed, self.say = model, seed, say
         model.model.visual.requires_grad_(False)
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self.optimizer = MasterAdamW([*trained, *further], dtype)
-        # The tied output layer is a second name of the embedding, which is of another dtype by now.
+        # The output layer is tied to the embedding, whose dtype has just changed.
         model.tie_weights()
 
     @abstractmethod
     def learn(self, rng: np.random.Generator, stage: AnyStage, progress: float) -> Outcome:
-        """Loss of the next batch of a stage of which the fraction `progress` is over."""
+        """Compute the loss of the next batch at the fraction `progress` of a stage."""
 
     def begin(self, stage: AnyStage) -> None:
-        """What is done before a stage."""
+        """Prepare a stage."""
 
     def measure(self, stage: AnyStage) -> Mapping[str, Any]:
-        """What is recorded when a stage has ended."""
+        """Return what to record at the end of a stage."""
         return {}
 
     def run(self, folder: Path, curriculum: Sequence[AnyStage]) -> None:
-        """Every stage in order; those whose files are in `folder` are taken as done."""
+        """Run the stages in order; a stage whose file is in `folder` is done."""
         done = [i for i, stage in enumerate(curriculum) if stage_file(folder, stage).exists()]
         first = 0
         if done:
@@ -119,7 +119,7 @@ class Loop(ABC, Generic[AnyStage]):
             save_atomically(self.optimizer.tensors(), stage_file(folder, curriculum[index]))
 
     def run_stage(self, stage: AnyStage, index: int) -> float:
-        """Train one stage; returns the mean loss of its last window."""
+        """Train one stage and return the mean loss of its last window."""
         rng = np.random.default_rng([self.seed, self.stream, index])
         self.begin(stage)
         self.say({"stage": stage.name, "begin": asdict(stage)})  # type: ignore[call-overload]
@@ -153,7 +153,7 @@ class Loop(ABC, Generic[AnyStage]):
         return mean
 
     def float_model(self) -> Qwen2_5_VLForConditionalGeneration:
-        """A float32 copy of the model with the master weights."""
+        """Return a float32 copy of the model with the master weights."""
         model = copy.deepcopy(self.model).float()
         parameters = dict(model.named_parameters())
         with torch.no_grad():

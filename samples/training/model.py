@@ -1,7 +1,7 @@
 """The shape of the embedded model: a Qwen2.5-VL of about one million parameters.
 
-A frame is 3 x 3 cells of one token each. One step = one temporal patch of two frames = one second (2 fps) = one
-temporal position. Owns the configuration, not the weights.
+A frame has 3 x 3 cells of one token each. A step is one temporal patch of two frames, one second (2 fps), and one
+temporal position. Has the configuration, not the weights.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from samples.training.vocabulary import PADDED_SIZE, token_ids
 
 FPS: Final = 2.0
-"""Frames per second that the model is fed."""
+"""Frames per second of the model's input."""
 
 SIDE: Final = 84
 PATCH: Final = 14
 MERGE: Final = 2
 TOKENS: Final = 9
-"""Visual tokens per step, row by row of the 3 x 3 grid."""
+"""Visual tokens of a step, row by row of the 3 x 3 grid."""
 
 IMAGE_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
 SECTIONS: Final = (8, 4, 4)
-"""Rotary pairs of a head that turn by time, row and column."""
+"""Rotary pairs of a head that rotate by time, row and column."""
 
 
 def make_config(layers: int = 4, hidden: int = 128, sections: Sequence[int] = SECTIONS) -> Qwen2_5_VLConfig:
-    """The configuration; `layers` and `hidden` (a multiple of 128) can be made smaller or larger for experiments."""
+    """Return the configuration; experiments may change `layers` and `hidden` (a multiple of 128)."""
     ids = token_ids()
     text = {
         "vocab_size": PADDED_SIZE,
@@ -75,6 +75,6 @@ def make_config(layers: int = 4, hidden: int = 128, sections: Sequence[int] = SE
 
 
 def make_model(seed: int, layers: int = 4, hidden: int = 128) -> Qwen2_5_VLForConditionalGeneration:
-    """A freshly initialised model in float32."""
+    """Return a freshly initialised model in float32."""
     torch.manual_seed(seed)
     return Qwen2_5_VLForConditionalGeneration(make_config(layers, hidden))

@@ -1,7 +1,7 @@
-"""AdamW with float32 master weights under a bfloat16 model, and its state as plain tensors.
+"""AdamW with float32 master weights for a bfloat16 model, and its state as plain tensors.
 
-bfloat16 products are several times faster than float32 on the CPUs this is meant for; updates of a bfloat16 weight
-would be lost to rounding, so they are made on the masters and copied back.
+bfloat16 products are several times as fast as float32 on some CPUs. But rounding would lose the updates of a bfloat16
+weight, so they are made on the masters and copied back.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.nn import Parameter
 
 
 class MasterAdamW:
-    """Optimises named parameters (any float dtype) through float32 copies; weight decay 0.02 on matrices only."""
+    """An optimiser of named parameters (any float dtype) with float32 copies; weight decay 0.02 on matrices only."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], dtype: torch.dtype = torch.bfloat16) -> None:
-        """Take the float32 parameters as masters, then turn the parameters themselves into `dtype`, in place."""
+        """Copy the float32 parameters as masters, then convert the parameters to `dtype`, in place."""
         self.parameters = dict(named)
         self.masters = {n: p.detach().clone().float().requires_grad_() for n, p in self.parameters.items()}
         for parameter in self.parameters.values():
@@ -29,7 +29,7 @@ class MasterAdamW:
         self.adam = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True)
 
     def step(self, learning_rate: float, clip: float = 1.0) -> None:
-        """One update from the gradients of the parameters, which are consumed."""
+        """Make one update from the gradients of the parameters, and clear the gradients."""
         for group in self.adam.param_groups:
             group["lr"] = learning_rate
         for name, parameter in self.parameters.items():
@@ -47,13 +47,13 @@ class MasterAdamW:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Copy the model into the masters, where it was changed by hand."""
+        """Copy the model into the masters after a change by hand."""
         for name, parameter in self.parameters.items():
             if not torch.equal(parameter, self.masters[name].to(parameter.dtype)):
                 self.masters[name].copy_(parameter)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and Adam moments as flat named float32 tensors."""
+        """Return the masters and the Adam moments as named float32 tensors."""
         found = {f"master.{n}": m.detach().clone() for n, m in self.masters.items()}
         for name, master in self.masters.items():
             for key, value in self.adam.state.get(master, {}).items():
@@ -61,7 +61,7 @@ class MasterAdamW:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of `tensors`; moments that are missing start from zero, parameters that are stay as they are."""
+        """Load the result of `tensors`; missing moments start from zero, missing parameters keep their values."""
         for name, master in self.masters.items():
             if f"master.{name}" not in tensors:
                 continue

@@ -1,6 +1,6 @@
 """One batch of the curriculum of order: sparse videos, questions about them, masks, and the labels of the links.
 
-As in `batches`, a batch has one way of masking. Its videos are about equally crowded, so that little is padding.
+All videos of a batch share the masking, as in `batches`. They have about equally many tokens, so little is padding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from samples.training.visual_tokens import N_PREFIX, VisualTokens
 
 MOST_VIDEOS: Final = 96
 MOST_PLACES: Final = 5
-"""Of a shape that is followed over time; those that are only there to distract have more."""
+"""Most places of a shape that questions about time follow; distracting shapes have more."""
 _UNCLEAR: Final = frozenset({"last", "count", "middle_first", "middle_last", "middle_before", "middle_after"})
 _PARTS: Final = frozenset({"third", "tenth"})
 _USUAL_QUESTION: Final = 15
@@ -49,7 +49,7 @@ _USUAL_QUESTION: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class OrderBatch:
-    """Videos, questions (ids) and labels `[B, Q, R]`, the type of each question, and what each link must tell."""
+    """Videos, ids and labels `[B, Q, R]` of questions, the type of each question, and the labels of each link."""
 
     tokens: VisualTokens
     questions: Tensor
@@ -59,14 +59,14 @@ class OrderBatch:
 
 
 def find_mass(video: SparseVideo) -> float:
-    """The bias of an unlit token that is shown: log of how many unlit tokens of the whole video it stands for."""
+    """Return the bias of a shown unlit token: the log of the number of unlit tokens that it stands for."""
     lit = int(video.lit.sum())
     shown = len(video.lit) - lit
     return max(0.0, math.log((TOKENS * video.span - lit) / shown)) if shown else 0.0
 
 
 def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage, scene: Scene) -> list[SparseVideo]:
-    """Videos of `scene` until the batch is full."""
+    """Draw videos of `scene` until the batch is full."""
     least, most = scene.others
     others = int(rng.integers(least, most + 1))
     scene = replace(scene, others=(max(least, others - 2), others))
@@ -84,8 +84,8 @@ def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage,
 
 
 def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
-    """Draw n questions about a video of which `shift` steps were never shown."""
-    # Whether what crosses or what comes in the meantime is the last one has no one answer.
+    """Draw n questions about a video that follows `shift` steps that are not shown."""
+    # A crossing shape and the events during it have no single order.
     types = [kind for kind in weights if not (video.slow and kind in _UNCLEAR)]
     if video.repeats:
         types = [kind for kind in types if kind in CLEAR_TWICE]
@@ -97,7 +97,7 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
         if kind in TIME_TYPES:
             facts = find_facts(kind, video.events, video.span)
             return [fact for fact in facts if _can_be_followed(video.events, fact)]
-        # A part of the stream is one of all that went by.
+        # Parts of the stream include the steps that are not shown.
         return (
             find_facts(kind, moved, video.span + shift)
             if kind in _PARTS
@@ -108,7 +108,7 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
 
 
 def _can_be_followed(events: Sequence[Seen], fact: Fact) -> bool:
-    """Whether a shape has few events, at as many places, and in as many colours or in one, as what crosses has."""
+    """Return True if a shape has few events, all at different places, in different colours or (a crossing) in one."""
     own = [event for event in events if event.shape == events[fact.evidence[0]].shape]
     colours, places = {event.colour for event in own}, {event.place for event in own}
     return len(own) == len(places) <= MOST_PLACES and len(colours) in (1, len(own))
@@ -117,7 +117,7 @@ def _can_be_followed(events: Sequence[Seen], fact: Fact) -> bool:
 def stack(
     composer: Composer, videos: list[SparseVideo], shift: NDArray[np.int64], mass: NDArray[np.float64]
 ) -> tuple[VisualTokens, NDArray[np.bool_]]:
-    """The videos side by side, padded at the end, and what is lit `[B, N]`; mass `[B]` is that of unlit tokens."""
+    """Stack the videos, padded at the end, and mark the lit tokens `[B, N]`; `mass` `[B]` is the bias of unlit ones."""
     B, N = len(videos), max(len(video.times) for video in videos)
     rows, times, cells = (np.zeros((B, N), np.int64) for _ in range(3))
     lit, present = np.zeros((B, N), np.bool_), np.zeros((B, N), np.bool_)
@@ -137,7 +137,7 @@ def stack(
 
 
 def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two steps, some others."""
+    """Mark the tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two steps, others."""
     seen = rng.random(lit.shape) >= rng.uniform(0.1, 0.95)
     thin = rng.random() < 0.35
     for b, video in enumerate(videos):
@@ -152,7 +152,7 @@ def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.b
 
 
 def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
-    """The next batch of `stage`, of which the fraction `progress` is over."""
+    """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
     videos = draw_videos(rng, composer, stage, scene)
     B, Q = len(videos), stage.questions

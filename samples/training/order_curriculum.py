@@ -1,9 +1,8 @@
-"""The curriculum of order: what each stage shows, asks, hides and supervises on the way from content to order.
+"""The curriculum of order: the videos, questions, masks and links of each stage on the way from content to order.
 
-Pure data. Numbers of steps follow from `STEPS` alone, so a longer or a shorter run is changed in one place. The order
-matters: a layer that knows what time it is comes first and alone; comparing two events is learned among few; many
-events, windows and holes come then. At the end the rate falls, and answers weigh more than links, most those that are
-learned slowest.
+Pure data. All numbers of steps follow from `STEPS`. The order matters. The clock layer learns first and alone. Then the
+model learns to compare two events among few, and later among many, with windows and holes. At the end the rate falls,
+and answers weigh more than links, most of all those that are learned slowest.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ STEPS: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """How crowded a video is: fewest and most events asked about, other events, and steps.
+    """The load of a video: events asked about, other events, and steps.
 
     Attributes:
-        events, others, span: fewest and most.
-        place: where the events lie among the others: start, middle, end; None draws one, or mixes all.
+        events, others, span: fewest and most of each.
+        place: of the events among the others: start, middle or end; None draws one of these, or mixes all events.
     """
 
     events: tuple[int, int]
@@ -36,29 +35,29 @@ class Scene:
 EASY: Final = Scene(events=(2, 5), others=(0, 4), span=(8, 80))
 HARD: Final = Scene(events=(3, 6), others=(0, 26), span=(30, 400))
 HELD_OUT: Final = Scene(events=(4, 4), others=(24, 24), span=(240, 240))
-"""What is measured at the end of a stage, at each place."""
+"""The scene of the measurement at the end of a stage, made for each place."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStage:
-    """One stage. Shares are of batches, unless said.
+    """One stage. Shares are of batches, unless noted.
 
     Attributes:
-        steps, rate, rate_end, warm_up, gate, gate_times: as of curriculum.Stage; a gate may name links.
-        scene, easy: the videos, and the share of EASY ones at the start, which shrinks to nothing.
+        steps, rate, rate_end, warm_up, gate, gate_times: as in `curriculum.Stage`; a gate may name links.
+        scene, easy: the scene of the videos, and the share of EASY ones at the start, which falls to zero.
         weights, weights_end: share of each question type at the start, and after 60 % of the stage.
         links: weight of each link's loss.
-        trains: prefixes of the names of what is trained.
-        tokens, questions: tokens per batch, questions per video.
-        window, far, longest_window, drop: as of curriculum.Stage.
+        trains: prefixes of the names of the parameters to train.
+        tokens, questions: tokens of a batch, questions about a video.
+        window, far, longest_window, drop: as in `curriculum.Stage`.
         shift, now: share of videos whose positions are shifted, and that end with an event.
-        full_mass: share of videos in which the unlit tokens that are shown stand for all others; in the rest they stand
-            for fewer, as what a memory shows does, or for themselves.
-        whole: share of batches of WHOLE, which has no links.
-        recurring, crossing: share of videos in which shapes come again, and of these, in which one crosses slowly.
-        repeated: share of videos in which what is asked about is shown twice.
-        quiet: layers that learn alone, nothing being answered and no layer behind the last of them run: penalties on
-            the mean square of what each adds to visual tokens, and to words.
+        full_mass: share of videos whose shown unlit tokens stand for all unlit tokens. In the rest they stand for
+            fewer, as the slots of a memory do, or for themselves.
+        whole: share of batches of the stage WHOLE, which has no links.
+        recurring, crossing: share of videos with recurring shapes, and share of these with a shape that crosses slowly.
+        repeated: share of videos that show the events asked about twice.
+        quiet: layer -> penalties on the mean square of its additions to visual tokens and to words. These layers learn
+            alone: nothing is answered, and later layers are not run.
     """
 
     name: str
@@ -93,7 +92,7 @@ class OrderStage:
 HELD_OUT_STAGE: Final = OrderStage(
     name="held out", steps=0, rate=0.0, weights={}, links={}, scene=HELD_OUT, shift=0.0, full_mass=1.0
 )
-"""Videos of HELD_OUT, never trained on; who measures says which types are asked."""
+"""The stage of the measurement; the caller chooses the types to ask."""
 
 WEIGHTS: Final = {
     "which_first": 2.0,
@@ -115,7 +114,7 @@ WEIGHTS: Final = {
 }
 
 LATE: Final = {"shape": 0.9, "whether": 0.4, "last": 0.8, "count": 0.8, "now": 0.5, "anything_now": 0.2}
-"""What the last stage asks more of, beside "at": what was known before order was."""
+"""Weights of the types of content in the last stage, which repeats what the model knew before order."""
 
 WHOLE: Final = replace(
     CURRICULUM[-1],
@@ -124,7 +123,7 @@ WHOLE: Final = replace(
     tokens=4500,
     weights={**CURRICULUM[-1].weights, "before": 1.0, "after": 1.0},
 )
-"""Videos of whole steps, many of them short, so that what they need is not forgotten: counting above all."""
+"""Videos of whole steps, many of them short, so that the model does not forget counting."""
 
 ORDER_LINKS: Final = {
     "clock": 3.0,
@@ -150,7 +149,7 @@ CLOCK: Final = OrderStage(
     trains=("model.language_model.layers.0.", "links.clock."),
     quiet={0: (0.01, 2.0)},
 )
-"""Nothing but the first layer and its reading. Words are 13 times fainter than visual tokens."""
+"""Train only the first layer and its reading. Words are 13 times fainter than visual tokens."""
 
 COMPARE: Final = OrderStage(
     name="compare", steps=0, rate=1.2e-3, scene=EASY, weights=WEIGHTS, links=ORDER_LINKS, gate={"later": 0.95}
@@ -175,7 +174,7 @@ FINISH: Final = OrderStage(
 
 
 def make_curriculum(steps: int = STEPS) -> tuple[OrderStage, ...]:
-    """The stages of a run of `steps` steps: the clock, a fifth to compare, and the last 40 % with a falling rate."""
+    """Return the stages of a run of `steps` steps; the rate falls in the last 40 %."""
     compare = steps // 5
     rest = steps - CLOCK.steps - compare
     finish = round(0.4 * rest)

@@ -1,4 +1,4 @@
-"""Trains a model that reads content to read order, on the stages of `order_curriculum`."""
+"""Train a model of content to read order, on the stages of `order_curriculum`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURED_CONTENT: Final = ("colour", "shape", "where", "at")
 
 
 class OrderTrainer(Loop[OrderStage]):
-    """A model with two layers more than `state`, and the readings of its links."""
+    """A model with two more layers than `state`, and the readings of its links."""
 
     stream: ClassVar[int] = 21
     window: ClassVar[int] = 50
@@ -49,19 +49,19 @@ class OrderTrainer(Loop[OrderStage]):
         self.composer = Composer(bank)
 
     def make_model(self, state: Mapping[str, Tensor], seed: int) -> Qwen2_5_VLForConditionalGeneration:
-        """Put the new layers in."""
+        """Make the model with the new layers."""
         model = insert_layers(state, seed)
         tell_words_apart(model.model.language_model.embed_tokens.weight, seed, "content", "order")
         look_back(model)
         return model
 
     def begin(self, stage: OrderStage) -> None:
-        """Train what the stage names, and nothing else."""
+        """Train only the parameters that the stage names."""
         for name, parameter in self.optimizer.parameters.items():
             parameter.requires_grad_(name.startswith(stage.trains))
 
     def learn(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
-        """Loss of answers and links; right or not by type and link."""
+        """Compute the loss of answers and links, with verdicts by type and link."""
         if stage.quiet:
             return self._learn_alone(rng, stage, progress)
         if rng.random() < stage.whole:
@@ -69,7 +69,7 @@ class OrderTrainer(Loop[OrderStage]):
         return self._ask(rng, stage, progress)
 
     def _learn_alone(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
-        """Some layers learn what they are to tell by adding little."""
+        """Let some layers learn their links alone, with a penalty on what they add."""
         if stage.name == CLOCK.name:
             batch = make_clock_batch(rng, self.composer, stage)
         else:
@@ -96,7 +96,7 @@ class OrderTrainer(Loop[OrderStage]):
         loss: Tensor,
         losses: dict[str, float],
     ) -> tuple[Tensor, list[tuple[str, bool]]]:
-        """`loss` and the weighed ones of all links, which are noted in `losses`; what is right by link."""
+        """Add the weighted losses of the links to `loss`, note them in `losses`, and return the verdicts by link."""
         measured = measure_links(self.links, self.readings, tapped, batch.links, tuple(stage.links))
         loss = weigh(stage, {name: own for name, (own, _) in measured.items()}, loss, losses)
         later = measured["later"][1][:, 0].tolist() if "later" in measured else []
@@ -113,7 +113,7 @@ class OrderTrainer(Loop[OrderStage]):
         return Outcome(loss, verdicts, losses)
 
     def find_taps(self, stage: OrderStage) -> set[int]:
-        """The layers behind which something is told."""
+        """Return the layers behind which a link is read."""
         return {self.links[name].layer for name in stage.links if name in self.links}
 
     def _ask_whole(self, rng: np.random.Generator, progress: float) -> Outcome:
@@ -124,7 +124,7 @@ class OrderTrainer(Loop[OrderStage]):
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
-        """Accuracy by place of the evidence and type in crowded videos, the whole cache read."""
+        """Return accuracy by place of the evidence and type, in crowded videos with the full cache."""
         if stage.quiet:
             return {}
         asked = replace(HELD_OUT_STAGE, weights=dict.fromkeys((*MEASURED, *MEASURED_CONTENT), 1.0))
@@ -132,14 +132,14 @@ class OrderTrainer(Loop[OrderStage]):
         return {"held_out": self.answer_each(shown, 100)}
 
     def answer_each(self, shown: Mapping[str, OrderStage], first: int) -> dict[str, dict[str, float]]:
-        """What `answer` finds for each stage; their random streams are numbered from `first`."""
+        """Return the result of `answer` for each stage; their random streams are numbered from `first`."""
         return {
             name: self.answer(np.random.default_rng([self.seed, self.stream, first + number]), stage)
             for number, (name, stage) in enumerate(shown.items())
         }
 
     def answer(self, rng: np.random.Generator, held_out: OrderStage) -> dict[str, float]:
-        """Accuracy by type of questions about videos of a stage that is not trained on."""
+        """Return accuracy by type of questions about held-out videos of a stage."""
         right: dict[str, list[bool]] = {}
         for _ in range(self.held_out_batches):
             batch = make_order_batch(rng, self.composer, held_out, 0.0)
@@ -150,7 +150,7 @@ class OrderTrainer(Loop[OrderStage]):
 
 
 def weigh(stage: OrderStage, found: Mapping[str, Tensor], loss: Tensor, losses: dict[str, float]) -> Tensor:
-    """`loss` and what was found by link, as the stage weighs it; each is noted in `losses`."""
+    """Add the losses in `found`, weighted by the stage, to `loss`, and note each in `losses`."""
     for name, own in found.items():
         loss = loss + stage.links[name] * own
         losses[name] = own.item()

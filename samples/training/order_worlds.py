@@ -1,8 +1,7 @@
-"""Worlds in which only reading time answers: four events at the start, in the middle or at the end among 24 others.
+"""Worlds for questions of order: four events at the start, in the middle or at the end among 24 others.
 
-The 24 others share no shape, colour or place with the four, which come within a minute or, in every second world,
-within 16 seconds. The four may be shown twice, at the start and in the middle. Owns what is shown and what is asked;
-knows no model.
+The four lie within a minute or, in every second world, within 16 seconds. The others share no shape, colour or place
+with them. The four may be shown twice, at the start and in the middle. Makes worlds and questions; knows no model.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ TWICE: Final = "twice"
 DISTRACTORS: Final = 24
 CONTENT: Final = ("colour", "shape", "where", "at", "whether")
 ASKED: Final = (*(kind for kind in ORDER_TYPES if kind not in ("before", "after")), *CONTENT, "first", "last", "now")
-"""Types in the order of the table: order first, then what must not be lost for it."""
+"""Types in the order of the table: order first, then the types that training must not lose."""
 ASKED_TWICE: Final = ("which_first", "which_last", "before", "after", "colour", "where")
-"""Types of which both showings give the same answer."""
+"""Types with the same answer for both showings."""
 
 LENGTHS_S: Final = (180, 240, 300)
 _EVIDENCE_S: Final = (60, 16)
 
 
 def make_order_world(place: str, index: int) -> World:
-    """World number `index` with the evidence at `place`; what the evidence is depends on the index alone.
+    """Make world number `index` with the evidence at `place`; the evidence itself depends on the index alone.
 
-    Of six worlds in a row, each has another pair of length and density.
+    Six successive worlds have six different pairs of length and density.
     """
     length_s = LENGTHS_S[index // 2 % len(LENGTHS_S)]
     evidence_s = _EVIDENCE_S[index % 2]
@@ -53,9 +52,9 @@ def make_order_world(place: str, index: int) -> World:
 
 
 def ask_order(world: World, kinds: tuple[str, ...] = ASKED, per_type: int = 4) -> list[Question]:
-    """Up to `per_type` different facts of each type about the whole of `world`; the same for the same world.
+    """Ask up to `per_type` different facts of each type at the end of `world`; deterministic.
 
-    A second showing adds nothing that could be asked.
+    A second showing adds no questions.
     """
     ask_s = world.config.length_s
     repeats = world.repeats()

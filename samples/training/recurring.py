@@ -1,8 +1,8 @@
-"""Sparse videos in which shapes come again, and in which one crosses the picture slowly.
+"""Sparse videos with recurring shapes, and with a shape that crosses the picture slowly.
 
-Owns how often a shape comes, and the way and the tokens of a crossing: a chain of events of one look, one a cell, each
-of which begins when the one before it ends. It is composed of stored steps of single events, so it is always inside a
-cell, and nothing shows it between two.
+Draws how often a shape appears, and the path and the tokens of a crossing. A crossing is a chain of events of one look,
+one a cell; each begins when the previous one ends. It is composed of stored steps of single events, so the shape is
+always inside a cell.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from samples.training.sparse import SparseVideo, draw_clips, lay_out
 
 Array = NDArray[np.int64]
 RECURRING: Final = 0.6
-"""Share of the shapes asked about that come more than once."""
+"""Share of the shapes asked about that appear more than once."""
 SPREAD: Final = 0.75
-"""Share of the videos in which what comes again is scattered among the others."""
+"""Share of the videos in which the recurring events are scattered among the others."""
 
 SHORTEST_CROSSING: Final = 16
 LONGEST_CROSSING: Final = 240
 FEWEST_SHOWN: Final = 0.08
-"""Of the steps of a crossing; the share is drawn from here to all of them."""
+"""Smallest share of the steps of a crossing that are shown; the share is drawn from here to 1."""
 
 
 def make_recurring_video(
     rng: np.random.Generator, composer: Composer, scene: Scene, now: float, crossing: float
 ) -> SparseVideo:
-    """One video of `scene` in which shapes come again; in the share `crossing` of them, one crosses the picture."""
+    """Make a video of `scene` with recurring shapes; with probability `crossing`, a shape crosses the picture."""
     events, others = draw_clips(rng, composer, scene)
     again: list[int] = []
     for clip in events:
@@ -54,7 +54,7 @@ def make_recurring_video(
 
 
 def draw_again(rng: np.random.Generator, composer: Composer, clip: int, n: int) -> list[int]:
-    """Up to n further clips of the shape of one, all of different colours and at different places."""
+    """Draw up to n further clips with the shape of `clip`, all of different colours and at different places."""
     looks = composer.looks
     shape, colour, place = composer.events_of(clip)[0, :3].tolist()
     left = composer.by_shape[shape]
@@ -69,7 +69,7 @@ def draw_again(rng: np.random.Generator, composer: Composer, clip: int, n: int) 
 
 
 def draw_way(rng: np.random.Generator) -> list[int]:
-    """The cells from one place to another, each beside the one before, diagonally too; two to five of them."""
+    """Draw a path of two to five cells, each beside the previous one, diagonally too."""
     start, end = (int(cell) for cell in rng.choice(len(PLACES), 2, replace=False))
     corners = rng.random() < 0.5
     way = [start]
@@ -83,7 +83,7 @@ def draw_way(rng: np.random.Generator) -> list[int]:
 
 
 def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> SparseVideo:
-    """The video with a shape that was not in it and crosses the picture; the same one where that cannot be."""
+    """Add a new shape that crosses the picture; return the video unchanged if there is no room."""
     taken = {event.shape for event in video.events}
     free = [shape for shape in range(len(SHAPES)) if shape not in taken]
     if not free or video.span < SHORTEST_CROSSING:
@@ -99,7 +99,7 @@ def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> S
     borders = start + np.linspace(0, length, len(way) + 1).round().astype(np.int64)
     events = [Seen(shape, colour, cell, float(borders[i]), float(borders[i + 1])) for i, cell in enumerate(way)]
     shown = rng.random(length) < math.exp(rng.uniform(math.log(FEWEST_SHOWN), 0))
-    # The beginning of each event is there, the end of all, and what is visible in the last steps, which are whole.
+    # Show the start of each event, the end of the last one, and all of the last steps, which are whole.
     shown[borders[:-1] - start] = True
     shown[max(0, _whole_from(video) - start) :] = True
     shown[-1] = True
@@ -110,7 +110,7 @@ def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> S
 
 
 def _add(video: SparseVideo, rows: Array, times: Array, cells: Array, events: list[Seen]) -> SparseVideo:
-    """The video with these lit tokens in it, but where an event is in the same cell at the same time."""
+    """Add lit tokens to the video, except where an event is in the same cell at the same time."""
     key, own = video.times * TOKENS + video.cells, times * TOKENS + cells
     visible = ~np.isin(own, key[video.lit])
     kept = video.lit | ~np.isin(key, own)
@@ -131,7 +131,7 @@ def _add(video: SparseVideo, rows: Array, times: Array, cells: Array, events: li
 
 
 def _whole_from(video: SparseVideo) -> int:
-    """The first of the last steps that are shown whole."""
+    """Return the first of the last steps that are shown whole."""
     times, n = np.unique(video.times, return_counts=True)
     whole = video.span - 1
     while whole > 0 and n[times == whole - 1].sum() == TOKENS:
@@ -140,7 +140,7 @@ def _whole_from(video: SparseVideo) -> int:
 
 
 def _find_rows(composer: Composer, shape: int, colour: int, place: int) -> Array:
-    """The rows of the bank that show this look alone."""
+    """Return the rows of the bank that show this look alone."""
     alike = composer.by_shape[shape]
     clips = composer.by_kind[SINGLE][alike[(composer.looks[alike, 1:] == (colour, place)).all(1)]]
     bank = composer.bank

@@ -1,6 +1,6 @@
-"""Sparse videos in which what is asked about is shown twice: the same shapes, colours and places, in the same order.
+"""Sparse videos that show the events asked about twice: the same shapes, colours and places, in the same order.
 
-Owns how such a video is laid out, and which questions about it have one answer, whichever showing is meant.
+Lays out such a video, and finds the questions with the same answer for both showings.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from samples.training.order_worlds import PLACES
 from samples.training.sparse import SparseVideo, draw_clips, lay_out
 
 ALL: Final = 0.6
-"""Share of the videos in which everything is shown again; in the others, a part."""
+"""Share of the videos that repeat all events; the others repeat a part."""
 
 PAIRS: Final = ("which_first", "which_last", "before", "after")
 CLEAR_TWICE: Final = frozenset({"colour", "shape", "where", "at", "whether", "first", *PAIRS})
-"""Types that ask the same of one showing and of two. When something was, or how many there were, is not among them."""
+"""Types with the same answer for one showing and for two; times and counts are not among them."""
 
 
 def make_repeated_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
-    """One video of `scene` whose events stand together, twice; without others, or only with one, a plain one."""
+    """Make a video of `scene` with its events together, twice; a plain one if there are fewer than two others."""
     events, others = draw_clips(rng, composer, scene)
     if len(others) < 2:
         return lay_out(rng, composer, scene, now, events, others)
-    # At least one other is left outside, or what stands together would be shuffled.
+    # Leave at least one other outside, or the events that belong together would be shuffled.
     between = int(rng.integers(0, len(others)))
     again = events if rng.random() < ALL else [clip for clip in events if rng.random() < 0.5]
     together = [*events, *others[:between], *again]
@@ -41,7 +41,7 @@ def make_repeated_video(rng: np.random.Generator, composer: Composer, scene: Sce
 
 
 def split_showings(video: SparseVideo, shapes: set[int]) -> SparseVideo:
-    """The video with the later events of these shapes as its repeats."""
+    """Make the later events of these shapes the repeats of the video."""
     seen: set[int] = set()
     once: list[Seen] = []
     repeats: list[Seen] = []
@@ -52,7 +52,7 @@ def split_showings(video: SparseVideo, shapes: set[int]) -> SparseVideo:
 
 
 def keep_clear(facts: Sequence[Fact], video: SparseVideo) -> list[Fact]:
-    """The facts that are as true of the last showing of their events as of the first: no pair changes its order."""
+    """Return the facts that hold for the first and for the last showing: no pair changes its order."""
     last = {event.shape: event.start_s for event in video.showings}
 
     def is_clear(fact: Fact) -> bool:

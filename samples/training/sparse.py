@@ -1,7 +1,7 @@
 """Sparse training videos: the lit tokens of many events in a long span, and a few of the unlit ones.
 
-An unlit token says next to nothing, and a long video has thousands. Those that are shown stand for all of them. Owns
-which clips a video holds, where in time, and which tokens of them are shown.
+Unlit tokens carry little, and a long video has thousands of them; the shown ones stand for all. Chooses the clips of a
+video, their times, and the tokens to show.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samples.training.order_worlds import PLACES
 
 Array = NDArray[np.int64]
 MOST_AMONG_OTHERS = 6
-"""Of eight shapes, one is for the others and one is in no event."""
+"""Most events beside others: of the eight shapes, the others need one, and one is in no event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class SparseVideo:
 
     Attributes:
         rows, times, cells, lit: as above.
-        events: in order of their beginning.
+        events: in order of start.
         span: steps.
-        slow: shapes that cross the picture slowly: their events are a chain.
-        repeats: events that are shown once more, later; `events` has none of them.
+        slow: shapes that cross the picture slowly; their events are a chain.
+        repeats: second showings of events; not part of `events`.
     """
 
     rows: Array
@@ -46,17 +46,17 @@ class SparseVideo:
 
     @property
     def showings(self) -> list[Seen]:
-        """All that is shown, repeats too, in order of their beginning."""
+        """Return events and repeats in order of start."""
         return sorted((*self.events, *self.repeats), key=lambda event: event.start_s)
 
 
 def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tuple[list[int], list[int]]:
-    """Clips of what `scene` asks about, all of different shapes, and of others that share no shape with them."""
+    """Draw clips to ask about, all of different shapes, and others that share no shape with them."""
     n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
     n_events = min(n_events, MOST_AMONG_OTHERS) if n_others else n_events
     looks, single, pairs = composer.looks, composer.by_kind[SINGLE], composer.by_kind[OVERLAPPING]
     events: list[int] = []
-    # Shapes, colours and places that are taken.
+    # Shapes, colours and places in use.
     taken: tuple[set[int], set[int], set[int]] = (set(), set(), set())
 
     def take(clip: int, found: Array) -> None:
@@ -75,7 +75,7 @@ def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tu
         for attempt in range(5):
             number = int(rng.integers(len(looks)))
             shape, colour, place = looks[number].tolist()
-            # A colour or a place may come again, if nothing else turns up.
+            # Repeat a colour or a place only if no other clip is found.
             if shape not in taken[0] and (attempt == 4 or not (colour in taken[1] or place in taken[2])):
                 take(int(single[number]), looks[number : number + 1])
                 break
@@ -96,7 +96,7 @@ def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tu
 
 
 def _line_up(rng: np.random.Generator, events: list[int], others: list[int], place: str) -> tuple[list[int], int, int]:
-    """Clips in order, and from which to before which one the events stand together (0, 0: they do not)."""
+    """Return the clips in order, and the range [first, last) of the events among them (0, 0: they are mixed)."""
     if place == "mix":
         clips = events + others
         return [clips[i] for i in rng.permutation(len(clips))], 0, 0
@@ -105,7 +105,7 @@ def _line_up(rng: np.random.Generator, events: list[int], others: list[int], pla
 
 
 def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: int) -> Array:
-    """How many of `free` steps lie before each of n clips; those from first to last, if any, are mostly close."""
+    """Draw how many of `free` steps lie before each of n clips; clips [first, last) are mostly close together."""
     if last == first or rng.random() >= 0.6:
         return np.sort(rng.integers(0, free + 1, n))
     inside = int(min(free, rng.uniform(0, 15) * (last - first)))
@@ -121,14 +121,14 @@ def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: 
 
 
 def make_sparse_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
-    """One video of `scene`; `now` is the chance that it ends with an event."""
+    """Make a video of `scene`; `now` is the probability that it ends with an event."""
     return lay_out(rng, composer, scene, now, *draw_clips(rng, composer, scene))
 
 
 def lay_out(
     rng: np.random.Generator, composer: Composer, scene: Scene, now: float, events: list[int], others: list[int]
 ) -> SparseVideo:
-    """A video of these clips, with gaps between them; see `make_sparse_video`."""
+    """Make a video of these clips with gaps between them; see `make_sparse_video`."""
     bank = composer.bank
     place = "mix"
     if others:
@@ -152,7 +152,7 @@ def lay_out(
 def _show(
     rng: np.random.Generator, composer: Composer, clips: list[int], starts: Array, lengths: Array, span: int
 ) -> SparseVideo:
-    """The tokens that are shown: lit ones (of half of the clips only some steps), the last steps whole, some others."""
+    """Show lit tokens (of half of the clips only some steps), all tokens of the last steps, and some others."""
     bank = composer.bank
     events: list[Seen] = []
     parts: list[tuple[Array, Array, Array, NDArray[np.bool_]]] = []
@@ -170,7 +170,7 @@ def _show(
         ]
         events += found
         if rng.random() < 0.5:
-            # The steps in which events begin are always there.
+            # The steps in which events begin are always shown.
             some = rng.random((length, 1)) < 0.6
             some[[int(event.start_s) - start for event in found]] = True
             shown &= some

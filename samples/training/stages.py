@@ -1,6 +1,6 @@
-"""The first two stages of training, and the files that stages leave: plain safetensors in one folder.
+"""The first two stages of training, and the files of all stages: plain safetensors in one folder.
 
-A stage whose file exists is not run again, so training can be resumed. Files appear whole or not at all.
+A stage whose file exists is not run again, so training can be resumed. Files are complete or absent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Journal:
-    """Appends records to the run's `log.jsonl`, one JSON object per line, with wall and CPU seconds of this process."""
+    """The `log.jsonl` of a run: one JSON object a line, with wall and CPU seconds of this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class Journal:
         self.start_s = time.time()
 
     def __call__(self, record: dict[str, Any]) -> None:
-        """Add `record`."""
+        """Append a record."""
         stamp = {"wall_s": round(time.time() - self.start_s, 1), "cpu_s": round(sum(os.times()[:4]), 1)}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record | stamp) + "\n")
@@ -46,7 +46,7 @@ def save_atomically(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def run_vision_stage(folder: Path, seed: int, say: Say, *, steps: int = VISION_STEPS, **size: int) -> dict[str, Tensor]:
-    """The trained vision tower's state, float32; trains it unless `vision.safetensors` is there."""
+    """Return the float32 state of the trained vision tower; train it if `vision.safetensors` is missing."""
     path = folder / "vision.safetensors"
     if not path.exists():
         visual = make_model(seed, **size).model.visual
@@ -66,7 +66,7 @@ def run_bank_stage(
     processes: int = 2,
     **size: int,
 ) -> Bank:
-    """The clip bank; builds it unless `bank.safetensors` is there."""
+    """Return the clip bank; build it if `bank.safetensors` is missing."""
     path = folder / "bank.safetensors"
     if not path.exists():
         bank = build_bank(visual_state, seed, counts=counts, processes=processes, **size)

@@ -1,8 +1,8 @@
-"""Puts layers into a trained model that change nothing at first, and gives time the slow rotary pairs.
+"""Insert layers that change nothing at first into a trained model, and give time the slow rotary pairs.
 
-The first layer of six is new and will know what time it is, and the last but one, in which the second shape word of a
-question finds the first. The rotary pairs of rows and columns are not missed: the shipped weights read content as
-before with the pairs divided anew. `time_surgery` has the layers that are put in later.
+Two of six layers are new: the first one, which is the clock, and the last but one, where the second shape word of a
+question finds the first. The shipped weights read content as well with fewer rotary pairs for rows and columns.
+`time_surgery` inserts further layers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from samples.training.model import make_config
 from samples.training.vocabulary import Extent, words
 
 SECTIONS: Final = (12, 2, 2)
-"""With theta 2e4 the slowest pair of time turns once in 5,700 steps; of (8, 4, 4), once in 480."""
+"""With theta 2e4 the slowest pair of time rotates once in 5,700 steps; with (8, 4, 4), once in 480."""
 
 CLOCK_LAYER: Final = 0
 LOOK_BACK_LAYER: Final = 4
 INSERTED: Final = (CLOCK_LAYER, LOOK_BACK_LAYER)
 
 READING_LAYER: Final = 2
-"""The layer whose attention shows what an answer stands on: it was the second, and has the clock in front of it now."""
+"""The layer whose attention shows the evidence of an answer: the second one before the clock was inserted."""
 
 _WORD_NOISE: Final = 0.15
-"""About the root mean square of a word that was learned."""
+"""About the root mean square of the embedding of a learned word."""
 
 _OFFSETS: Final = (3, 4)
 _FAST_PAIRS: Final = 5
@@ -43,7 +43,7 @@ def insert_layers(
     reading: int = READING_LAYER,
     hidden: int = 128,
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """The float32 model with the weights `state` and further layers, at the places `inserted` of the new stack.
+    """Return the float32 model with the weights `state` and new layers at the places `inserted` of the new stack.
 
     The new layers add nothing: their o_proj and down_proj are zero. The attention of layer `reading` shows evidence.
     """
@@ -73,9 +73,9 @@ def insert_layers(
 
 @torch.no_grad()
 def tell_words_apart(embedding: Tensor, seed: int, known_by: Extent, to_learn: Extent) -> None:
-    """Add noise to the embeddings `[V, hidden]` of words that are to be learned.
+    """Add noise to the embeddings `[V, hidden]` of words to learn.
 
-    Those of words that were never asked or said are all alike.
+    The embeddings of words that training never used are all alike.
     """
     known, further = len(words(known_by)), len(words(to_learn))
     generator = torch.Generator().manual_seed(seed)
@@ -84,7 +84,7 @@ def tell_words_apart(embedding: Tensor, seed: int, known_by: Extent, to_learn: E
 
 @torch.no_grad()
 def look_back(model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK_LAYER) -> None:
-    """Let each group of heads of a layer attend to the token 3, or 4, before: where the first shape word stands."""
+    """Let each group of heads attend to the token 3 or 4 positions back, where the first shape word stands."""
     attention = model.model.language_model.layers[number].self_attn
     theta = model.config.text_config.rope_parameters["rope_theta"]
     for group in range(model.config.text_config.num_key_value_heads):
@@ -94,9 +94,9 @@ def look_back(model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK
 
 @torch.no_grad()
 def point_back(attention: Any, theta: float, group: int, offset: int) -> None:
-    """Let a group of heads attend to the token `offset` before, by the biases of its queries and its key.
+    """Let a group of heads attend to the token `offset` positions back, with the biases of its queries and key.
 
-    Queries are a constant on the fastest rotary pairs, the key is the same turned by the offset: they agree there.
+    Queries are a constant on the fastest rotary pairs, and the key is the same constant rotated by the offset.
     """
     D, each = attention.head_dim, attention.num_key_value_groups
     turn = offset * theta ** (-torch.arange(_FAST_PAIRS) / (D // 2))

@@ -1,10 +1,10 @@
-"""The curriculum of what happens to one shape over time, on weights that read order: six stages, pure data.
+"""The curriculum of one shape over time, for weights that read order: six stages, pure data.
 
-A layer learns where events begin, and a second one to gather the events of a shape, evenly; both alone, behind a
-network that stays as it is, and without a trace in what is not asked over time. Then the layers behind them learn to
-answer. The two learn alone once more, what begins is told in more detail, and the others follow; the last stage asks
-more of what suffers most from sharing a word with what is asked over time. What is in front and the words stay: at a
-rate that answers need, even shares do not last.
+One layer learns where events begin, and a second one learns to gather the events of a shape evenly. Both learn alone in
+a frozen network, and change no token that questions about time do not need. Then the later layers learn to answer. The
+two layers learn alone once more, with more detail about beginnings, and the later layers follow. The last stage asks
+more of the types that suffer most from sharing a word with questions about time. The layers in front and the words
+stay frozen: even shares do not survive the learning rate that answers need.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ASKED: Final = {
     "first": 0.2,
     "count": 0.2,
 }
-"""What is asked while the two layers learn alone: what they are for, and all that they are to leave as it is."""
+"""Weights of the types while the two layers learn alone: questions about time, and all that must not change."""
 
 ONSET: Final = OrderStage(
     name="onset",
@@ -134,7 +134,7 @@ POLISH: Final = replace(
 
 
 def make_time_curriculum(steps: int = TIME_STEPS) -> tuple[OrderStage, ...]:
-    """The stages of a run of `steps` steps: the first and the last are as long in any, the others share the rest."""
+    """Return the stages of a run of `steps` steps; the first and the last have a fixed length."""
     rest = steps - ONSET.steps - POLISH.steps
     shares = ((GATHER, 24), (TALLY, 24), (SETTLE, 16))
     middle = [replace(stage, steps=rest * share // 79) for stage, share in shares]

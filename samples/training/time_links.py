@@ -1,8 +1,8 @@
 """The links of the chain from events to an answer about one shape over time, in a network of eight layers.
 
-A token tells whether its event begins now, so that an event weighs as one token however long it is seen. The shape
-word then gathers the events of its shape: how often it came, in which colours and where, and when the last one was.
-Owns the table and the labels; `links` has those of order, and the losses.
+A token learns if its event begins now, so that every event counts as one token. The shape word then gathers the events
+of its shape: their number, colours, places, and the time of the last one. Has the table and the labels; `links` has
+those of order, and the losses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from samples.training.vocabulary import token_ids
 _GAIN: Final = 8.0
 
 FOLLOWED: Final = frozenset(token_ids("time")[word] for word in ("where", "times"))
-"""The words that stand LEAD before the shape word of every question about a shape over time."""
+"""The words that stand LEAD positions before the shape word of every question about a shape over time."""
 
 TIME_LINKS: Final = {
     **{name: link._replace(layer=link.layer + len(TIME_INSERTED) * (link.layer > 1)) for name, link in LINKS.items()},
@@ -36,25 +36,25 @@ TIME_LINKS: Final = {
     "opening": Link(6, len(PLACES), _GAIN),
     "closing": Link(6, len(PLACES), _GAIN),
 }
-"""Who tells what, beside `links.LINKS`:
+"""The tokens and the target of each link, beside `links.LINKS`:
 
-| link | tokens | what they tell |
+| link | tokens | target |
 |---|---|---|
-| onset | lit visual | of which shape the event is that begins now |
-| code | visual | the same as numbers, 1 for the shape of an event that begins and 0 for all else |
-| marks | visual | its colour and its place in the same way |
-| follows | shape words | whether the question may be one about the shape over time, as far as it has been read |
+| onset | lit visual | the shape of the event, if it begins now |
+| code | visual | the same as numbers: 1 for the shape of an event that begins, else 0 |
+| marks | visual | its colour and its place, as numbers too |
+| follows | shape words | 1 if the question, read so far, may be about the shape over time |
 | looks | the shape word of a question about it over time | the colours and the places of all its events |
 | until | the same | the time at which its last event began |
-| times | the same | whether it appeared twice, three times, four times |
-| opening, closing | the same | the place where it was first, and the place where it was last |
+| times | the same | if it appeared at least twice, three times, four times |
+| opening, closing | the same | its first place, and its last place |
 """
 
 
 def label_beginnings(labels: LinkLabels, number: int, video: SparseVideo, offset: int) -> None:
-    """What the tokens of video `number`, which begin at `offset`, tell; and which are lit, and latest.
+    """Label the tokens of video `number`, which begin at `offset`, and mark lit tokens and the latest events.
 
-    The last two are read by no link: a new layer is prepared with the one, and attention is taught with the other.
+    No link reads the two marks: the first prepares a new layer, and the second teaches attention.
     """
     begins, latest = (np.zeros((len(video.times), len(SHAPES)), np.bool_) for _ in range(2))
     marks = np.zeros((len(video.times), TIME_LINKS["marks"].size), np.bool_)
@@ -73,7 +73,7 @@ def label_beginnings(labels: LinkLabels, number: int, video: SparseVideo, offset
 
 
 def label_followed(labels: LinkLabels, number: int, words: Sequence[int], offset: int) -> None:
-    """Whether the shape words of a question with these token ids may be asked about over time; `offset` as above."""
+    """Label the shape words of a question that may be about the shape over time; `offset` as above."""
     at = [i for i, word in enumerate(words) if word in SHAPE_OF]
     if at:
         told = [[i >= LEAD and words[i - LEAD] in FOLLOWED] for i in at]
@@ -83,7 +83,7 @@ def label_followed(labels: LinkLabels, number: int, words: Sequence[int], offset
 def label_over_time(
     labels: LinkLabels, number: int, video: SparseVideo, shift: int, words: Sequence[int], shape: int, offset: int
 ) -> None:
-    """What the shape word of a question about a shape over time tells; arguments as of `links.label_question`."""
+    """Label the shape word of a question about a shape over time; arguments as in `links.label_question`."""
     positions = [offset + i for i, word in enumerate(words) if SHAPE_OF.get(word) == shape]
     own = [event for event in video.events if event.shape == shape]
     looks = np.zeros(TIME_LINKS["looks"].size, np.bool_)

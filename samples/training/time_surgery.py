@@ -1,8 +1,8 @@
-"""Two further layers behind the clock, which begin by looking where they should.
+"""Two further layers behind the clock, with weights that make them attend to the right tokens from the start.
 
-In the first, a visual token looks at the same cell one to three steps before: where nothing was lit, its event begins
-now. In the second, a shape word looks at the events of its shape that begin, each by one token, and at the first word
-of all: the more events, the less of its attention that word has. Knows no losses and no stages.
+In the first, a visual token attends to the same cell one to three steps back: if no token was lit there, its event
+begins now. In the second, a shape word attends to the first token of each event of its shape, and to the first word of
+the prompt, the sink: more events leave less attention to the sink. Knows no losses and no stages.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ ONSET_LAYER: Final = 1
 GATHER_LAYER: Final = 2
 TIME_INSERTED: Final = (ONSET_LAYER, GATHER_LAYER)
 LEAD: Final = 3
-"""How far in front of a shape word stands the word that tells whether it is asked about over time."""
+"""Distance from a shape word back to the word that makes its question one about time."""
 
 TIME_READING_LAYER: Final = 4
-"""The layer whose attention shows what an answer stands on, with these two in front of it."""
+"""The layer whose attention shows the evidence of an answer, behind the two new ones."""
 
 _BACK: Final = 2
 _BY_TIME: Final = (6.0, 6.0, 4.0, 4.0, 3.0, 2.0, 2.0, 1.0)
 _BY_CELL: Final = 10.0
 _BY_SHAPE: Final = 8.0
 _SINK: Final = {ONSET_LAYER: 14.0, GATHER_LAYER: 8.0}
-"""Scores: of the same cell, the same shape and the word that is looked at where nothing else is, and of the rotary
-pairs, fastest first, two steps before; one and three steps before it is 9 less at most, at once and four steps 18."""
+"""Attention scores: by the rotary pairs (fastest first) two steps back, of the same cell, of the same shape, and of the
+sink. One and three steps back the score by time is at most 9 lower; at the same step and four steps back, 18."""
 
 UNLIT: Final = -0.75
-"""Of the sink's score, for unlit tokens: they are thousands."""
+"""Share of the sink's score that unlit tokens get; negative, since there are thousands of them."""
 
 _NOT_FOLLOWED: Final = 3.0
-"""How many times as much a shape word that is not followed looks at the sink."""
+"""Factor of the sink's score for a shape word that is not asked about over time."""
 
 _CONTENT: Final = (12, 13, 14, 15, 28, 29, 30, 31)
-"""Dimensions of a head of 32 that turn by row and column, which is next to nothing."""
+"""Dimensions of a head of 32 that rotate by row and column, hence very little."""
 _SLOW: Final = 11
 
 
 def fit(x: Tensor, y: Tensor, ridge: float = 1.0) -> Tensor:
-    """The linear reading `[hidden + 1, K]` of y `[n, K]` from x `[n, hidden]`, its last row a constant."""
+    """Fit the linear reading `[hidden + 1, K]` of y `[n, K]` from x `[n, hidden]`; its last row is a constant."""
     x = torch.cat([x, torch.ones(len(x), 1)], 1)
     found: Tensor = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1]), x.T @ y)
     return found
 
 
 def make_codes(n: int) -> Tensor:
-    """Unit vectors `[n, n - 1]` as far from each other as can be."""
+    """Return n unit vectors `[n, n - 1]` with the largest distance from each other."""
     directions, _, _ = torch.linalg.svd(torch.eye(n) - 1 / n)
     return F.normalize(directions[:, : n - 1], dim=1)
 
 
 @torch.no_grad()
 def look_for_predecessors(attention: Any, theta: float, cells: Tensor, lit: Tensor, sink: Tensor, seed: int) -> None:
-    """Let all heads look at what was lit in the same cell before, and at the sink where nothing was.
+    """Let all heads attend to earlier lit tokens of the same cell, and to the sink if there are none.
 
     Readings `[hidden + 1, K]` of normalised states: the code of a lit token's cell (K = 8), lit and sink (K = 1).
     """
@@ -80,11 +80,11 @@ def look_for_predecessors(attention: Any, theta: float, cells: Tensor, lit: Tens
 
 @torch.no_grad()
 def look_for_events(attention: Any, shapes: Tensor, followed: Tensor, events: Tensor, sink: Tensor, seed: int) -> None:
-    """Let all heads look at the beginnings of events of a shape word's own shape, and as much at the sink.
+    """Let all heads attend equally to the starts of events of a shape word's shape and to the sink.
 
-    Shape words that are not asked about over time look at the sink alone. Readings `[hidden + 1, K]` of normalised
-    states: the shape of a word and of an event that begins (K = 8), whether a shape word is followed and the sink
-    (K = 1). Scores do not depend on how long ago that was.
+    Shape words that are not asked about over time attend to the sink alone. Readings `[hidden + 1, K]` of normalised
+    states: the shape of a word and of an event that begins (K = 8), if a shape word is asked about over time, and the
+    sink (K = 1). Scores do not depend on the time of an event.
     """
     D = attention.head_dim
     scale, codes = D**0.5, make_codes(shapes.shape[1])
@@ -99,7 +99,7 @@ def look_for_events(attention: Any, shapes: Tensor, followed: Tensor, events: Te
 
 @torch.no_grad()
 def look_at_lead(attention: Any, theta: float, group: int, seed: int) -> None:
-    """Let a group of heads look at the token LEAD before, and nowhere else, whatever a token is."""
+    """Let a group of heads attend only to the token LEAD positions back, for every token."""
     D, each = attention.head_dim, attention.num_key_value_groups
     queries, keys = slice(group * each * D, (group + 1) * each * D), slice(group * D, (group + 1) * D)
     for projection, rows in ((attention.q_proj, queries), (attention.k_proj, keys), (attention.v_proj, keys)):
@@ -115,7 +115,7 @@ def _look_at_sink(query: Tensor, key: Tensor, sink: Tensor, score: float, dimens
 
 
 def _set(attention: Any, query: Tensor, key: Tensor, seed: int) -> None:
-    """The same query and key `[D, hidden + 1]` for every head, and values at random."""
+    """Set the same query and key `[D, hidden + 1]` in every head, and random values."""
     generator = torch.Generator().manual_seed(seed)
     for projection, made in ((attention.q_proj, query), (attention.k_proj, key)):
         heads = len(projection.bias) // len(made)

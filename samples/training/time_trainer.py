@@ -1,4 +1,4 @@
-"""Trains a model that reads order to read what happens to one shape over time, on the stages of `time_curriculum`."""
+"""Train a model of order to read one shape over time, on the stages of `time_curriculum`."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ from samples.training.visual_tokens import N_PREFIX
 from samples.training.vocabulary import token_ids
 
 LEAD_GROUP: Final = 1
-"""The group of heads of the first layer that looks at the word in front of a shape word."""
+"""The group of heads of the first layer that attends to the word in front of a shape word."""
 
 LATEST_LAYER: Final = 5
 LATEST_HEADS: Final = 2
-"""The layer and the number of its heads, those of one key, that are to find the last event of a shape."""
+"""The layer, and the number of its heads (those of one key), that must find the last event of a shape."""
 
 _EXAMPLES: Final = 6
-"""Batches from which a new layer learns where cells and words are in what it reads."""
+"""Batches from which the readings of a new layer are fitted."""
 
 
 class TimeTrainer(OrderTrainer):
-    """A model with two layers more than the weights of one that reads order."""
+    """A model with two more layers than one that reads order."""
 
     stream: ClassVar[int] = 22
     links: ClassVar[Mapping[str, Link]] = TIME_LINKS
 
     def make_model(self, state: Mapping[str, Tensor], seed: int) -> Qwen2_5_VLForConditionalGeneration:
-        """Put the layers in front of what reads order."""
+        """Make the model with the new layers in front of those that read order."""
         model = insert_layers(state, seed, inserted=TIME_INSERTED, reading=TIME_READING_LAYER)
         tell_words_apart(model.model.language_model.embed_tokens.weight, seed, "order", "time")
         return model
 
     def begin(self, stage: OrderStage) -> None:
-        """Let a new layer look where it should, and train what the stage names."""
+        """Set where a new layer attends, and train the parameters that the stage names."""
         super().begin(stage)
         if stage.name == ONSET.name:
             self._prepare_onset(stage)
@@ -76,7 +76,7 @@ class TimeTrainer(OrderTrainer):
 
     @torch.no_grad()
     def _read_examples(self, stage: OrderStage, layer: int) -> tuple[list[OrderBatch], list[Tensor]]:
-        """Batches, and the normalised states `[B, L, hidden]` that a layer reads."""
+        """Return batches, and the normalised states `[B, L, hidden]` that a layer reads."""
         rng = np.random.default_rng([self.seed, self.stream, 200 + layer])
         shown = replace(stage, window=0.0, far=0.0, drop=0.0)
         batches = [make_order_batch(rng, self.composer, shown, 0.0) for _ in range(_EXAMPLES)]
@@ -88,7 +88,7 @@ class TimeTrainer(OrderTrainer):
         return batches, states
 
     def _prepare_onset(self, stage: OrderStage) -> None:
-        """Read the cell of lit tokens and the first word from what the layer is going to see."""
+        """Fit the readings of the cell of lit tokens and of the first word, and set the layer of beginnings."""
         states, told = [], []
         codes = make_codes(TOKENS)
         for batch, state in zip(*self._read_examples(stage, ONSET_LAYER), strict=True):
@@ -109,7 +109,7 @@ class TimeTrainer(OrderTrainer):
         look_at_lead(attention, theta, LEAD_GROUP, self.seed)
 
     def _prepare_gather(self, stage: OrderStage) -> None:
-        """Read shapes from words, events that begin as the link `code` does, and the first word as it stands there."""
+        """Fit the readings of shapes from words and of the first word, and set the layer that gathers events."""
         embedding = self.model.model.language_model.embed_tokens.weight.detach()
         is_shape = torch.zeros(len(embedding), len(SHAPES))
         is_shape[[token_ids()[shape] for shape in SHAPES], range(len(SHAPES))] = 1
@@ -141,7 +141,7 @@ class TimeTrainer(OrderTrainer):
         loss: Tensor,
         losses: dict[str, float],
     ) -> tuple[Tensor, list[tuple[str, bool]]]:
-        """As of order, and what is no yes or no: codes, and where shape words look."""
+        """Teach the links of order, the codes, and the attention of shape words."""
         loss, verdicts = super().teach(batch, tapped, stage, loss, losses)
         loss = weigh(stage, self._tell_numbers(batch, tapped, stage), loss, losses)
         if "traces" in stage.links:
@@ -151,7 +151,7 @@ class TimeTrainer(OrderTrainer):
         return weigh(stage, self._look(batch, tapped, stage), loss, losses), verdicts
 
     def _tell_numbers(self, batch: OrderBatch, tapped: Mapping[int, Tensor], stage: OrderStage) -> dict[str, Tensor]:
-        """The squared errors of what visual tokens tell as numbers."""
+        """Return the squared errors of the numbers that visual tokens predict."""
         found = {}
         present = find_present(batch)
         nv = N_PREFIX + present.shape[1]
@@ -163,7 +163,7 @@ class TimeTrainer(OrderTrainer):
         return found
 
     def _look(self, batch: OrderBatch, tapped: Mapping[int, Tensor], stage: OrderStage) -> dict[str, Tensor]:
-        """How far the shape words of questions over time are from looking where they should."""
+        """Return the distance of the attention of shape words in questions over time from the wanted attention."""
         found: dict[str, Tensor] = {}
         over_time = batch.links.get("until")
         if over_time is None:
@@ -186,7 +186,7 @@ class TimeTrainer(OrderTrainer):
         return found
 
     def _measure_traces(self, batch: OrderBatch, moved: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """What the new layers leave behind, but on shape words that may be asked about over time."""
+        """Measure the changes by the new layers, except on shape words that may be asked about over time."""
         lit = find_bits(batch, "lit")[..., 0] > 0
         videos, positions, bits = batch.links["follows"]
         followed = bits[:, 0] > 0
@@ -195,7 +195,7 @@ class TimeTrainer(OrderTrainer):
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
-        """As of order, and accuracy by type where shapes come again, where one crosses, and where all come twice."""
+        """Measure as for order, and by type with recurring shapes, with a crossing one, and with all shown twice."""
         if stage.quiet:
             return {}
         over_time = replace(HELD_OUT_STAGE, weights=dict.fromkeys(TIME_TYPES, 1.0), recurring=1.0)
@@ -207,19 +207,19 @@ class TimeTrainer(OrderTrainer):
         return {"held_out": super().measure(stage)["held_out"] | self.answer_each(shown, 110)}
 
     def find_taps(self, stage: OrderStage) -> set[int]:
-        """As of order, and what the layers read that look at events."""
+        """Return the taps for order, and the inputs of the layers that attend to events."""
         gazes = {"look_events": GATHER_LAYER, "look_latest": LATEST_LAYER}
         return super().find_taps(stage) | {layer for name, layer in gazes.items() if name in stage.links}
 
 
 def find_present(batch: OrderBatch) -> Tensor:
-    """Which visual tokens are no padding `[B, N]`."""
+    """Return `[B, N]`, true for visual tokens that are not padding."""
     present = batch.tokens.present
     return torch.ones_like(batch.tokens.times, dtype=torch.bool) if present is None else present
 
 
 def find_bits(batch: OrderBatch, name: str) -> Tensor:
-    """The bits of a link of visual tokens as `[B, N, size]`, 0 where there is no label."""
+    """Return the bits of a link of visual tokens as `[B, N, size]`, 0 without a label."""
     videos, positions, bits = batch.links[name]
     found = torch.zeros(*batch.tokens.times.shape, bits.shape[1])
     found[videos, positions - N_PREFIX] = bits

@@ -1,4 +1,4 @@
-"""The tokenizer files of the checkpoint, from the vocabulary; needs the tokenizers and transformers libraries."""
+"""The tokenizer of the checkpoint, built from the vocabulary; needs the tokenizers and transformers libraries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from samples.training.vocabulary import CHAT_TEMPLATE, SPECIAL, Extent, token_id
 
 
 def build_tokenizer(extent: Extent = "content") -> PreTrainedTokenizerFast:
-    """A word-level tokenizer that lowercases, splits off punctuation and ignores white space; see `words`."""
+    """Build a word-level tokenizer that lowercases, splits off punctuation and ignores white space; see `words`."""
     core = Tokenizer(models.WordLevel(token_ids(extent), unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
     )
-    # Joins words by one space and pulls punctuation to the word before it.
+    # Join words by one space, and punctuation to the word before it.
     core.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     core.add_special_tokens(list(SPECIAL))
     tokenizer = PreTrainedTokenizerFast(

@@ -1,7 +1,6 @@
-"""What layers leave behind in tokens that are not to change: a penalty, by how loud each kind of token is.
+"""A penalty on changes that new layers make to tokens that must stay the same, weighted by kind of token.
 
-Layers behind do not know that something was added, so whatever they can see there makes their answers worse. Knows no
-links and no stages.
+Later layers were not trained with these changes, so any of them makes answers worse. Knows no links and no stages.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from samples.training.visual_tokens import N_PREFIX
 _VISUAL: Final = 2.0
 _WORDS: Final = 30.0
 _CHANGED: Final = 0.03
-"""Weights of mean squares. Words are 13 times fainter than visual tokens; what is to change is only kept small."""
+"""Weights of mean squares. Words are 13 times fainter than visual tokens; words that must change weigh little."""
 
 
 def measure_traces(
     moved: Tensor, lit: Tensor, present: Tensor, words: Tensor, changed: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weighted mean squares of `moved` `[B, L, hidden]`, and the root mean square of each kind of token.
+    """Return the weighted mean square of the changes `moved` `[B, L, hidden]`, and its root for each kind of token.
 
-    `lit` and `present` `[B, N]` are of visual tokens, `words` `[B, L - prefix - N]` marks those that are no padding,
-    `changed` are videos and positions among the L tokens, `[n]` each, of the words that are to change.
+    `lit` and `present` `[B, N]` mark visual tokens, `words` `[B, L - prefix - N]` marks words that are not padding, and
+    `changed` has the videos and positions among the L tokens, `[n]` each, of words that must change.
     """
     nv = N_PREFIX + lit.shape[1]
     square = moved.square().mean(-1)

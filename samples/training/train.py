@@ -1,7 +1,7 @@
-"""Makes the embedded model from nothing: `python -m samples.training.train --out DIR [--seed N]`.
+"""Train the embedded model from nothing: `python -m samples.training.train --out DIR [--seed N]`.
 
-One command runs the vision tower, the clip bank and the language stages, and exports to DIR/weights. Every stage leaves
-a file in DIR, so the same command resumes after the last finished stage. DIR/log.jsonl has every measurement.
+Trains the vision tower, builds the clip bank, runs the language stages, and exports to DIR/weights. Every stage writes
+a file to DIR, so the same command resumes after the last finished stage. DIR/log.jsonl has every measurement.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from samples.training.trainer import Trainer
 
 
 def train(folder: Path, seed: int, *, until: str | None = None) -> Path:
-    """Run what is still missing in `folder`, with one thread per process, and return the checkpoint folder.
+    """Run the missing stages of `folder`, with one thread for each process, and return the checkpoint folder.
 
-    `until` names the last stage to run (None: all of them).
+    `until` names the last stage to run (None: all).
     """
     torch.set_num_threads(1)
     say = Journal(folder)
@@ -39,7 +39,7 @@ def train(folder: Path, seed: int, *, until: str | None = None) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, train, say where the checkpoint is."""
+    """Train, and print the path of the checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m samples.training.train", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for stages, log and the checkpoint")
     parser.add_argument("--seed", type=int, default=1)

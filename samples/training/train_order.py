@@ -1,8 +1,8 @@
-"""Teaches the shipped model order, then time: `python -m samples.training.train_order --out DIR [--seed N]`.
+"""Train the shipped model on order, then on time: `python -m samples.training.train_order --out DIR [--seed N]`.
 
-One command makes the clip bank with the shipped vision tower, puts two layers into the shipped language model, trains
-it on the stages of `order_curriculum`, puts in two more, trains on those of `time_curriculum` and exports to
-DIR/weights-order. Every stage leaves a file in DIR, so the same command resumes after the last finished stage.
+Builds the clip bank with the shipped vision tower, inserts two layers into the shipped language model, and trains it on
+the stages of `order_curriculum`. Then inserts two more, trains on the stages of `time_curriculum`, and exports to
+DIR/weights-order. Every stage writes a file to DIR, so the same command resumes after the last finished stage.
 DIR/log.jsonl has every measurement.
 """
 
@@ -40,9 +40,9 @@ def train_order(
     dtype: torch.dtype = torch.float32,
     counts: Mapping[int, int] = COUNTS,
 ) -> Path:
-    """Run what is still missing in `folder`, with one thread per process, and return the checkpoint folder.
+    """Run the missing stages of `folder`, with one thread for each process, and return the checkpoint folder.
 
-    `weights` is a checkpoint folder of four layers that reads content (None: the shipped one).
+    `weights` is a checkpoint folder with a model of content of four layers (None: the shipped one).
     """
     torch.set_num_threads(1)
     say = Journal(folder)
@@ -63,7 +63,7 @@ def train_order(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, train, say where the checkpoint is."""
+    """Train, and print the path of the checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m samples.training.train_order", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for stages, log and the checkpoint")
     parser.add_argument("--seed", type=int, default=1)

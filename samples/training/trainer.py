@@ -1,4 +1,4 @@
-"""Trains the language model from nothing on the stages of `curriculum`."""
+"""Train the language model from nothing, on the stages of `curriculum`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
 def answer(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[Tensor, list[bool]]:
-    """Loss of the answers of a batch, and which of them are right."""
+    """Return the loss of the answers of a batch, and for each answer if it is right."""
     select = batch.labels != IGNORED
     logits = compute_logits(model, batch.tokens, batch.questions, select)
     loss = F.cross_entropy(logits.float(), batch.labels[select])
@@ -33,7 +33,7 @@ def answer(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> tuple[Ten
 
 
 class Trainer(Loop[Stage]):
-    """A model with a frozen vision tower and what is needed to train the rest of it."""
+    """A language model in training, with a frozen vision tower."""
 
     stream: ClassVar[int] = 20
 
@@ -44,7 +44,7 @@ class Trainer(Loop[Stage]):
         self.composer = Composer(bank)
 
     def begin(self, stage: Stage) -> None:
-        """Start with "last" as the opposite of "first", where the stage says so."""
+        """Set the embedding of "last" to minus that of "first", if the stage wants it."""
         if stage.oppose_last:
             ids = token_ids()
             with torch.no_grad():
@@ -53,7 +53,7 @@ class Trainer(Loop[Stage]):
             self.optimizer.publish()
 
     def learn(self, rng: np.random.Generator, stage: Stage, progress: float) -> Outcome:
-        """Loss of the answers; right or not by type, and by what visual tokens saw."""
+        """Compute the loss of the answers, with verdicts by type and by the mask of visual tokens."""
         batch = make_batch(rng, self.composer, stage, progress)
         loss, right = answer(self.model, batch)
         way = "full" if batch.tokens.window is None else "window" if batch.tokens.far is None else "far"

@@ -1,7 +1,7 @@
-"""First stage: the vision tower is trained on dense labels, without the language model.
+"""The first stage: train the vision tower on dense labels, without the language model.
 
-Every merged token (one cell of the frame) predicts its shape, colour and cell through a linear head that is thrown
-away; then the tower is frozen. Without this stage the model does not learn to tell shapes apart.
+Every merged token (one cell of the frame) predicts its shape, colour and cell through a linear head, which is not kept.
+Then the tower is frozen. Without this stage the model does not learn to distinguish shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 96
 
 
 class _DenseSteps(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
-    """Endless batches of dense steps, the same for the same seed; made in a worker process."""
+    """Endless batches of dense steps, fixed by the seed and made in a worker process."""
 
     def __init__(self, seed: int, batch: int) -> None:
         self.seed = seed
@@ -40,7 +40,7 @@ class _DenseSteps(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
 def train_vision(
     visual: Any, seed: int, steps: int, say: Callable[[dict[str, Any]], None], batch: int = BATCH, workers: int = 1
 ) -> None:
-    """Train the tower `visual` (float32 in, float32 out) for `steps` batches; `say` gets a record now and then."""
+    """Train the tower `visual` (float32 in, float32 out) for `steps` batches; `say` gets a record at intervals."""
     torch.manual_seed(seed)
     hidden = visual.config.out_hidden_size
     head = torch.nn.Linear(hidden, 27)

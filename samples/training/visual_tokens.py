@@ -1,7 +1,7 @@
-"""Visual tokens of training videos: what of each video is there, when, in which cell, and who sees it.
+"""Visual tokens of training videos: the tokens shown, their times and cells, and the masks over them.
 
-A video need not be whole. Tokens that were left out can still be felt: a token that stands for n like it has a bias of
-log(n), since n equal keys of score s weigh as much as one of score s + log(n). Owns positions and masks, no weights.
+A video may leave out tokens. A token that stands for n equal ones has a bias of log(n), since n equal keys of score s
+weigh as much as one of score s + log(n). Makes positions and masks; has no weights.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ HIDDEN: Final = -30000.0
 
 @dataclass(frozen=True, slots=True)
 class VisualTokens:
-    """The visual tokens of B videos, N each, in the order in which they attend to what is before them.
+    """The visual tokens of B videos, N each; a token attends to those before it.
 
     Attributes:
         features: `[B, N, hidden]`.
         times, cells: `[B, N]` int64, the step of each token (gaps and shifts allowed) and its cell, row by row.
         end: `[B]` int64, the first step after the video.
         window: visual tokens see the last `window` steps only (None: all).
-        far: `[B, N]` bool, older tokens that they see all the same.
+        far: `[B, N]` bool, older tokens that they see too.
         seen: `[B, N]` bool, tokens that the questions see (None: all).
-        present: `[B, N]` bool, what is no padding (None: everything). Padding stands at the end.
-        bias: `[B, N]`, added to every score of a token as a key, for those that it stands for (None: 0).
+        present: `[B, N]` bool, false for padding, which stands at the end (None: no padding).
+        bias: `[B, N]`, added to every score of a token as a key (None: 0).
     """
 
     features: Tensor
@@ -52,7 +52,7 @@ class VisualTokens:
 
 
 def show_whole_steps(features: Tensor, times: Tensor, end: Tensor, **masks: Any) -> VisualTokens:
-    """All cells of the steps `times` `[B, K]`; features `[B, 9K, hidden]`, `masks` as VisualTokens names them."""
+    """Show all cells of the steps `times` `[B, K]`; features `[B, 9K, hidden]`, `masks` as in `VisualTokens`."""
     B, K = times.shape
     return VisualTokens(
         features, times.repeat_interleave(TOKENS, 1), torch.arange(TOKENS).repeat(K).expand(B, -1), end, **masks
@@ -60,7 +60,7 @@ def show_whole_steps(features: Tensor, times: Tensor, end: Tensor, **masks: Any)
 
 
 def make_positions(tokens: VisualTokens, n_questions: int, question_tokens: int) -> Tensor:
-    """Stream positions `[3, B, L]` of prefix, video and questions.
+    """Return stream positions `[3, B, L]` of prefix, video and questions.
 
     Every question starts at the largest position of the video plus one.
     """
@@ -75,7 +75,7 @@ def make_positions(tokens: VisualTokens, n_questions: int, question_tokens: int)
 
 
 def make_masks(tokens: VisualTokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Score biases: of visual tokens `[B or 1, nv, nv]`, and of questions over them `[B, 1, nv]`; nv = prefix + N."""
+    """Return score biases of visual tokens `[B or 1, nv, nv]` and of questions `[B, 1, nv]`; nv = prefix + N."""
     B, N = tokens.times.shape
     nv = N_PREFIX + N
     visible = torch.ones(1, nv, nv, dtype=torch.bool).tril()

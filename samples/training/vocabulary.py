@@ -1,4 +1,4 @@
-"""The words of the embedded model: text to token ids and back, without torch or a tokenizer library.
+"""The vocabulary of the embedded model: text to token ids, without torch or a tokenizer library.
 
 Text is lowercased and split into words and single punctuation marks; white space only separates. The shipped
 `tokenizer.json` follows the same rule, and a test compares the two.
@@ -42,7 +42,7 @@ CHAT_TEMPLATE: Final = (
 )
 
 Extent = Literal["content", "order", "time"]
-"""The questions that a vocabulary covers: those of `protokv/mini`, also about order, also about time."""
+"""The questions that a vocabulary covers: those of `protokv/mini`; also about order; also about order and time."""
 
 _PIECE = re.compile(r"<\|\w+\|>|[^\W_]+|[^\w\s]|_")
 

@@ -158,9 +158,7 @@ def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed
     assert int((held["near.step"] >= 0).sum()) == len(rows)
 
 
-def literal_pruning(
-    steps: list[Tensor], keys: Tensor, sink: Tensor, share: float, threshold: float
-) -> tuple[list[list[int]], int]:
+def literal_pruning(steps: list[Tensor], keys: Tensor, sink: Tensor, share: float) -> tuple[list[list[int]], int]:
     """Return the visual tokens that pruned layers read at each decode step, and the number of choices.
 
     Args:
@@ -168,7 +166,6 @@ def literal_pruning(
         keys: `[H, n, D]` of the visual tokens in that layer.
         sink: `[H, P0, D]`.
         share: p.
-        threshold: of the cosine.
     """
     H, n, D = keys.shape
     chosen: list[list[int]] = []
@@ -184,7 +181,7 @@ def literal_pruning(
                 attention[token] += float(weights[sink.shape[1] + token] / weights.sum()) / len(query)
         dot = sum(a * b for a, b in zip(attention, before or [0.0] * n, strict=True))
         norms = math.hypot(*attention) * math.hypot(*(before or [1.0]))
-        if before is None or dot / norms < threshold:
+        if before is None or dot / norms < 0.9:
             times += 1
             best = sorted(range(n), key=lambda token: -attention[token])[: int(n * (1 - share))]
             chosen.append(sorted(best))
@@ -225,7 +222,7 @@ def test_decode_steps_read_what_a_literal_computation_chooses(
         query = query + change * torch.randn(size, generator=generator)
         decoded.append(query[first - 1])
         shown.append([shown_to(context, layer, query[layer]) for layer in range(4)])
-    expected, _ = literal_pruning(decoded, keys[first - 1], sink[first - 1], share, 0.9)
+    expected, _ = literal_pruning(decoded, keys[first - 1], sink[first - 1], share)
     for rows, layers in zip(expected, shown, strict=True):
         for layer, (k, v, bias) in enumerate(layers):
             if layer < first:
@@ -245,8 +242,8 @@ def test_slow_drift_of_attention_leads_to_no_new_choice() -> None:
     # The attention of the third layer decides.
     keys, sink = torch.cat([step.keys for step in steps], 2)[2], memory.tensors()["sink.keys"][2]
     drift = [keys[:, 2:3] * (1 - k / 40) + keys[:, 9:10] * (k / 40) for k in range(41)]
-    _, times = literal_pruning(drift, keys, sink, 0.5, 0.9)
-    _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5, 0.9)
+    _, times = literal_pruning(drift, keys, sink, 0.5)
+    _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5)
     assert (times, jumps) == (1, 2)
     context = memory.recall()
     # The first query is the question; the last layer reads what the decode steps chose.

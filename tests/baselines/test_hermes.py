@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.backbones.base import Backbone
-from protokv.baselines import hermes
-from protokv.baselines.hermes import PROBES, Hermes, band_of
-from protokv.config import HermesConfig, SlidingWindowConfig
+from protokv.baselines.hermes import PROBES, Hermes
+from protokv.config import HermesConfig
 from protokv.core.context import SlotContext
-from protokv.core.session import Session
-from protokv.extras.queries import Probing
 from tests.baselines.conftest import watched
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.oracles.hermes import NaiveHermes
@@ -52,29 +49,26 @@ def test_it_equals_its_oracle_token_for_token(
     probed: bool,
     seed: int,
 ) -> None:
-    config = HermesConfig(budget=budget, kept_share=kept)
+    config = HermesConfig(budget=budget, kept_share=kept, shallow_share=bands[0], deep_share=bands[1])
     shape = shape_of(layers=layers, heads=heads, size=6, components=components)
     world = World(shape, seed)
     sink = world.sink()
     fast = Hermes(config, shape, world.rotary)
     fast.start(*sink)
-    naive = NaiveHermes(config, shape, world.rotary, sink[0], bands)
+    naive = NaiveHermes(config, shape, world.rotary, sink[0])
     generator = torch.Generator().manual_seed(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hermes, "SHALLOW_SHARE", bands[0])
-        patch.setattr(hermes, "DEEP_SHARE", bands[1])
-        for index, tokens in enumerate(lengths):
-            step = world.step(index, tokens)
-            queries = None
-            if probed and fast.probes_for(tokens):
-                queries = draw_queries(generator, layers, heads * group, 6)
-                fast.compact(queries, tokens)
-            fast.append(step)
-            naive.append(step, queries)
-            if naive.margin < TIE:
-                event("a near-tie ended the comparison")
-                return
-            compare(fast, naive)
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        queries = None
+        if probed and fast.probes_for(tokens):
+            queries = draw_queries(generator, layers, heads * group, 6)
+            fast.compact(queries, tokens)
+        fast.append(step)
+        naive.append(step, queries)
+        if naive.margin < TIE:
+            event("a near-tie ended the comparison")
+            return
+        compare(fast, naive)
 
 
 def compare(fast: Hermes, naive: NaiveHermes) -> None:
@@ -97,17 +91,6 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
     context = fast.context()
     assert isinstance(context, SlotContext)
     assert int((context.bias > -torch.inf).sum(-1).max()) == n + fast._shape.sink_tokens
-
-
-def test_bands_are_a_tenth_a_middle_and_three_tenths_of_the_layers() -> None:
-    assert [band_of(layer, 28)[0] for layer in (0, 1, 2, 18, 19, 27)] == [0, 0, 1, 1, 2, 2]
-    assert band_of(2, 28)[1] == 0.0
-    assert 0.9 < band_of(18, 28)[1] < 1.0
-
-
-def test_only_memories_that_probe_are_asked_for_probes(tiny: Backbone) -> None:
-    assert isinstance(Session.start(tiny, HermesConfig(budget=20)).memory, Probing)
-    assert not isinstance(Session.start(tiny, SlidingWindowConfig(budget=20)).memory, Probing)
 
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])

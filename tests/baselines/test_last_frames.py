@@ -52,21 +52,6 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
     assert torch.equal(read.keys[:, :, live][:, :, 2:], stream[:, :, times[2:]])
 
 
-def test_a_step_is_encoded_behind_the_prompt_prefix_alone() -> None:
-    shape = shape_of()
-    world = World(shape, 0)
-    memory = LastFrames(LastFramesConfig(budget=20), shape, world.rotary)
-    keys, values = world.sink()
-    memory.start(keys, values)
-    for index in range(9):
-        memory.append(world.step(index, 3))
-        context = plain(memory.context())
-        assert torch.equal(context.keys, keys)
-        assert torch.equal(context.values, values)
-        assert context.bias.eq(0).all()
-        assert (context.far_span(), context.visible_tokens()) == (0, 2)
-
-
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: str) -> None:
     pasts = [[0, 1, 2, 3, 20, 21, 22], [9, 8, 7, 6, 20, 21, 22]]
@@ -107,16 +92,6 @@ def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(t
     alone = watched(tiny, MemoryConfig.of("full", budget=400), [5])
     expected = alone.prefill(QUESTION)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(alone, expected))
-
-
-def test_compact_positions_do_not_grow_with_the_stream(tiny: Backbone) -> None:
-    # A PositionWarning would be an error here.
-    assert tiny.max_position is not None
-    session = Session.start(tiny, LastFramesConfig(budget=400, positions="compact"))
-    for step in range(12):
-        session.watch(random_frames(step), time_s=1000.0 * step)
-    session.ask(QUESTION)
-    assert session.clock.next_position > session.clock.steps
 
 
 def test_a_state_of_more_steps_than_it_keeps_is_refused_and_changes_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protokv.config import InfiniPotVConfig, LastFramesConfig, MemoryConfig, ReKVConfig
+from protokv.config import HermesConfig, InfiniPotVConfig, LastFramesConfig, MemoryConfig, ReKVConfig
 from protokv.errors import ConfigError
 
 
@@ -16,6 +16,9 @@ from protokv.errors import ConfigError
         ("dycoke", {"merge_share": 1.1}, "merge_share"),
         ("dycoke-decode", {"prune_share": -0.1}, "prune_share"),
         ("dycoke-decode", {"first_pruned_layer": 0}, "first_pruned_layer"),
+        ("hermes", {"shallow_share": -0.1}, "shallow_share"),
+        ("hermes", {"deep_share": 1.1}, "deep_share"),
+        ("hermes", {"shallow_share": 0.8, "deep_share": 0.3}, "together"),
         ("infinipot-v", {"kept_share": -0.1}, "kept_share"),
         ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
         ("infinipot-v", {"recent_share": float("nan")}, "recent_share"),
@@ -33,5 +36,6 @@ def test_constants_are_those_of_the_sources() -> None:
     # 0.29 * 100 is less than 29 to a float.
     assert InfiniPotVConfig(budget=100, kept_share=0.29).compressed_tokens == 29
     assert LastFramesConfig().last_steps == 4
+    assert (HermesConfig().shallow_share, HermesConfig().deep_share) == (0.1, 0.3)
     assert ReKVConfig(budget=6000).near_tokens == 6000
     assert ReKVConfig(budget=24_000).near_tokens == 15_000

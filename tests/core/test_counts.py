@@ -28,10 +28,10 @@ from tests.stub_backbone import StubBackbone
 
 # Memories whose steps do not wait for the device, and those whose decoding steps do not.
 WITHOUT_WAITS = [
-    ("sliding-window", 6000),
-    ("durable", 4000),
+    # A ring takes the same operations at any size.
+    ("sliding-window", 1000),
     ("durable", 6000),
-    pytest.param("sliding-window", 24_000, marks=pytest.mark.slow),
+    pytest.param("durable", 4000, marks=pytest.mark.slow),
     pytest.param("durable", 24_000, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
@@ -95,7 +95,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
         check_steady(session, OPERATIONS, steps=3)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 6000), ("durable", 4000)])
+@pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 1000), ("durable", 4000)])
 def test_a_steady_step_at_compact_positions_waits_for_nothing(
     kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_decoding_step_waits_for_its_token_alone(
     assert len({operations.total() for operations, _ in steps}) == 1
 
 
-@pytest.mark.parametrize("budget", [6000, pytest.param(24_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [1000, pytest.param(24_000, marks=pytest.mark.slow)])
 def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(
     budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from protokv.errors import StateCorrupt
 from tests.core.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
 from tests.tolerance import near
 
-LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=30)
+LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
 
 
 @given(LENGTHS, st.integers(0, 99), st.booleans(), st.sampled_from([0.05, 0.5]))
@@ -57,7 +57,7 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
 
 @given(
     lengths=LENGTHS,
-    reads=st.lists(st.booleans(), min_size=30, max_size=30),
+    reads=st.lists(st.booleans(), min_size=16, max_size=16),
     few=st.sampled_from([1, 2**18]),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(

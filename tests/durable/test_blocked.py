@@ -207,7 +207,7 @@ def test_how_much_is_done_at_once_changes_no_byte(rows: int, monkeypatch: pytest
 @given(
     KINDS,
     st.sampled_from([41, 130]),
-    st.lists(st.integers(1, 9), min_size=4, max_size=12),
+    st.lists(st.integers(1, 9), min_size=4, max_size=7),
     st.integers(0, 2**16),
     st.sampled_from([8, 32]),
 )

@@ -12,10 +12,11 @@ from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import grid_positions, grid_times
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
+from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
-from protokv.extras.evidence import FAINT, NOTICED, AttentionEvidence, Evidence, Moment, find_moments
+from protokv.extras.evidence import NOTICED, AttentionEvidence, Evidence, Moment, find_moments
 from protokv.extras.queries import RecordedContext
 from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import DEMONSTRATION

@@ -17,6 +17,9 @@ from protokv.fleet.worker import Worker
 from protokv.ingestion import Every, IngestOptions, ingest
 from tests.fleet.recipes import MockRecipe
 from tests.mock_backbone import MockBackbone
+from tests.storage.conftest import store
+
+__all__ = ["store"]
 
 CONFIG = DurableConfig(budget=40)
 

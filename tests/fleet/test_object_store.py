@@ -40,14 +40,6 @@ def server(films: Path) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.reset()
-
-
-@pytest.fixture
 def in_bucket(recipe: Recipe, tmp_path: Path) -> Recipe:
     """The recipe with a new prefix for its states and fewer commits."""
     options = replace(recipe.options, every=Every(n_steps=3))

@@ -222,12 +222,26 @@ def test_a_large_frame_looks_like_the_small_one_after_area_resize(side):
         {"counted": 1, "counted_in": (0, 0)},
         {"crossing_s": (60, 70)},
         {"crossing_s": (60, 120), "evidence_events": 2},
+        {"before_s": 60, "evidence_events": 0},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong):
     with pytest.raises(ConfigError) as error:
         WorldConfig(**wrong)
     assert next(reversed(wrong)) in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"before_s": 50}, "crosses a full minute"),
+        ({"before_s": -60}, "crosses a full minute"),
+        ({"again_s": 10}, "before it has been shown once"),
+    ],
+)
+def test_evidence_at_an_impossible_time_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        WorldConfig(evidence_events=4, evidence_s=16, length_s=300, **wrong)
 
 
 def test_the_world_and_its_questions_need_no_torch():

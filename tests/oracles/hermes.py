@@ -38,12 +38,9 @@ class NaiveHermes:
         margin: the least difference of scores between a kept and a dropped token.
     """
 
-    def __init__(
-        self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor, bands: tuple[float, float]
-    ) -> None:
+    def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor) -> None:
         """Start empty, after the prompt keys `[L, H, P0, D]`."""
         self.config, self.shape, self.rotary, self.sink = config, shape, rotary, sink.float()
-        self.shallow_share, self.deep_share = bands
         self.held: list[list[Token]] = [[] for _ in range(shape.layers)]
         self.newest = 0
         self.margin = math.inf
@@ -65,7 +62,7 @@ class NaiveHermes:
         L, n = self.shape.layers, len(self.held[0])
         keep = max(0, min(int(self.config.kept_share * self.config.budget + 1e-9), self.config.budget - T))
         newest = self.newest if self.newest <= keep else 0
-        first, last = int(L * self.shallow_share), int(L * (1 - self.deep_share))
+        first, last = int(L * self.config.shallow_share), int(L * (1 - self.config.deep_share))
         scores: list[list[float]] = []
         for layer in range(L):
             if layer < first:

@@ -1,4 +1,4 @@
-"""Answers for another harness are ours: one pass a video, no frame behind the time, the same text as replay gives."""
+"""Answers for another harness: one pass a video, no frame behind the time, and the same text as a session gives."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clip
     model.task_dict = {"shapes": {"test": [{}]}}
     questions = [(clip, q.question, at) for clip in clips for at in (10.0, None) for q in clip.ask(10.0)[:2]]
     requests = [request(clip, text, at, max_new_tokens=4, until=["\n\n"]) for clip, text, at in questions]
-    # In an order that is not that of time.
+    # Not in order of time.
     given = model.generate_until(requests[::-1])[::-1]
     assert given == [answerer.answer(clip.path, text, until_s=at, decoding=SHORT) for clip, text, at in questions]
     pictured = request(clips[0], "What is it?", None)
     pictured.args[1](None)[0]["content"][0]["type"] = "image"
-    with pytest.raises(ConfigError, match="no video"):
+    with pytest.raises(ConfigError, match="other than a video"):
         model.generate_until([pictured])
 
 

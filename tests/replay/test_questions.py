@@ -54,23 +54,27 @@ def test_a_missing_file_of_questions_is_named(tmp_path: Path) -> None:
         load_questions(tmp_path / "absent.jsonl")
 
 
-def test_a_type_is_found_by_its_name_and_its_data_set() -> None:
+@pytest.mark.parametrize(
+    ("name", "dataset", "group", "retrospective"),
+    [
+        ("which_first", "", "order", True),
+        ("count", "", "other", False),
+        ("count", "mlvu", "multi detail", True),
+        ("EPM", "mlvu", "other", False),
+        ("mood", "", "other", False),
+        ("", "", "other", True),
+    ],
+)
+def test_a_type_is_found_by_name_and_data_set_and_an_unknown_one_may_change_with_time(
+    name: str, dataset: str, group: str, retrospective: bool
+) -> None:
+    found = find_type(name, dataset)
+    assert (found.group, found.retrospective) == (group, retrospective)
+
+
+def test_types_cover_the_world_and_groups_keep_their_order() -> None:
     assert set(OF_THE_WORLD) <= {kind.name for kind in find_types()}
-    assert not find_type("count").retrospective
-    assert find_type("which_first").group == "order"
-    assert find_type("count").group == "other"
-    assert find_type("count", "mlvu").group == "multi detail"
-    assert find_type("EPM", "mlvu").group == "other"
-
-
-def test_groups_of_a_data_set_are_those_of_its_types_in_their_order() -> None:
     assert order_groups("ovo-bench") == ("backward", "real-time", "forward", "other")
-
-
-def test_an_unknown_type_may_change_with_time_and_a_question_without_one_is_asked() -> None:
-    assert not find_type("mood").retrospective
-    assert find_type("").retrospective
-    assert find_type("mood").group == find_type("").group == "other"
 
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"

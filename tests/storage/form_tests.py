@@ -225,16 +225,6 @@ class LocalFormTests(FormTests):
         save_state(load_state(a), c)
         assert contents(a) == contents(b) == contents(c)
 
-    def test_each_kept_commit_is_a_state_of_its_own(self, at, make_state, same_state):
-        path = at()
-        with Writer(path, keep=3) as writer:
-            for step in (1, 2, 3, 4):
-                writer.commit(moment(make_state, step), wait=True)
-        names = [f"{path.name}@00000{2 * step}.000s" for step in (2, 3)]
-        assert sorted(one.name for one in path.parent.iterdir()) == [path.name, *names]
-        for step, name in zip((2, 3), names, strict=True):
-            assert same_state(load_state(path.parent / name), moment(make_state, step))
-
     def test_a_link_to_itself_is_corrupt_and_a_name_that_is_too_long_is_not_found(self, at, make_state):
         path = at()
         path.symlink_to(path.name)

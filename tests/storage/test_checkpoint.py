@@ -59,19 +59,6 @@ def test_a_loaded_session_forwards_nothing(tiny: Backbone, tmp_path: Path, monke
     assert load(tmp_path / "s.safetensors", tiny).clock.steps == 3
 
 
-def test_a_session_that_failed_within_a_step_says_so(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = watched(tiny, CONFIGS["durable"], 0, 3)
-    assert session.intact
-
-    def append(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(session.memory, "append", append)
-    with pytest.raises(MemoryError):
-        session.watch(random_frames(3))
-    assert not session.intact
-
-
 @pytest.mark.parametrize(
     ("field", "change", "named"),
     [

@@ -15,7 +15,7 @@ from protokv.storage import writer
 from protokv.storage.api import load_state, moments, read_header, save_state
 from protokv.storage.files import SafetensorsForm
 from protokv.storage.form import FORMS, form_of
-from protokv.storage.watched import Segment, fingerprints, is_before, next_segment, segment_of
+from protokv.storage.watched import fingerprints, is_before, next_segment, segment_of
 from protokv.storage.writer import Writer
 from tests.storage.form_tests import moment as at
 
@@ -155,24 +155,19 @@ def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path
     assert load_state(link, at_s=2.0).clock.steps == 1
 
 
-def test_without_hard_links_a_kept_commit_is_a_copy(make_state, same_state, tmp_path, monkeypatch):
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state, same_state, tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refuse)
-    path = tmp_path / "a.safetensors"
-    for step in (1, 2):
-        commit(at(make_state, step), path, 2)
-    assert path.stat().st_nlink == 1
-    assert same_state(load_state(path, at_s=2.0), at(make_state, 1))
-
-
-def test_a_kept_commit_costs_no_second_copy_of_itself(make_state, tmp_path):
     path = tmp_path / "a.safetensors"
     commit(at(make_state, 1), path, 2)
     before = path.stat().st_ino
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     commit(at(make_state, 2), path, 2)
-    assert kept(path)[0].stat().st_ino == before
+    assert (kept(path)[0].stat().st_ino == before) == links
+    assert same_state(load_state(path, at_s=2.0), at(make_state, 1))
 
 
 def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
@@ -246,9 +241,6 @@ ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter i
 
 
 class TestSources:
-    def test_the_record_of_one_source_is_unchanged(self):
-        assert Segment().record(ONE) == ONE
-
     def test_sources_are_listed_in_order_with_the_beginning_of_each(self, make_state, tmp_path):
         state = at(make_state, 3, source=ONE, complete=True)
         for step, source in [(5, TWO), (9, THREE)]:
@@ -265,10 +257,6 @@ class TestSources:
             ("b.mp4", 3, 6.0),
         ]
         assert (found.source["first_step"], found.source["start_s"]) == (5, 10.0)
-
-    def test_a_state_without_a_source_has_an_empty_record(self, make_state):
-        assert fingerprints(at(make_state, 3, source=None)) == (None,)
-        assert next_segment(at(make_state, 3, source=None)).earlier == ({},)
 
     @pytest.mark.parametrize(
         ("field", "value"),

@@ -109,18 +109,6 @@ def test_a_flipped_bit_in_a_tensor_is_found_and_the_tensor_named(suffix, make_st
         assert not load_state(path, verify=False).tensors["bank.mass"].equal(state.tensors["bank.mass"])
 
 
-def test_a_flipped_bit_anywhere_in_a_head_is_found_or_means_nothing(good, make_state, same_state, tmp_path):
-    data, path = good[".safetensors"].read_bytes(), tmp_path / "a.safetensors"
-    for at in range(0, len(data) - len(split(data)[1]), 7):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at * 5 % 8]) + data[at + 1 :])
-        try:
-            found = load_state(path)
-        except StateError:
-            continue
-        # JSON ignores the padding and the case of an escape.
-        assert same_state(found, make_state()), at
-
-
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_every_cut_of_a_file_is_refused_even_without_digests(suffix, good, tmp_path):
     data, path = good[suffix].read_bytes(), tmp_path / f"a{suffix}"

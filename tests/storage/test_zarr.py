@@ -57,18 +57,11 @@ class TestZarr(LocalFormTests):
             np.testing.assert_array_equal(found["mass"].values, state.tensors["bank.mass"].numpy())
             assert found["mass"].dims == ("layer", "kv_head", "prototype")
 
-    @pytest.mark.parametrize("what", ["chunk", "metadata", "root", "cut off", "gone"])
-    def test_a_damaged_state_is_healed_by_writing_it_again(self, what, at, make_state, same_state):
+    @pytest.mark.parametrize("file", ["bank/mass/c.0.0.0", "bank/mass/zarr.json", "zarr.json"])
+    def test_a_damaged_state_is_healed_by_writing_it_again(self, file, at, make_state, same_state):
         path = at()
         save_state(make_state(), path)
-        file = {"chunk": "bank/mass/c.0.0.0", "metadata": "bank/mass/zarr.json", "gone": "near/step/c.0"}.get(
-            what, "zarr.json"
-        )
-        data = bytearray((path / file).read_bytes())
-        data[len(data) // 2] ^= 1
-        (path / file).write_bytes(data[:-9] if what == "cut off" else data)
-        if what == "gone":
-            (path / file).unlink()
+        (path / file).write_bytes((path / file).read_bytes()[:-9])
         with pytest.raises(StateError):
             load_state(path)
         save_state(make_state(), path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
+from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.benchmarks.mlvu import Mlvu
 from protokv.replay.benchmarks.ovo_bench import OvoBench
 from protokv.replay.benchmarks.ovo_s_bench import OvoSBench
@@ -16,18 +16,6 @@ from protokv.replay.benchmarks.rvs import RvsEgo, RvsMovie
 from protokv.replay.benchmarks.streamingbench import StreamingBench
 from protokv.replay.benchmarks.videomme import VideoMme
 from protokv.replay.questions import OTHER, WORLD, QuestionType
-
-__all__ = [
-    "BENCHMARKS",
-    "Annotations",
-    "Benchmark",
-    "Score",
-    "Video",
-    "find_benchmark",
-    "find_type",
-    "find_types",
-    "order_groups",
-]
 
 BENCHMARKS: Final[dict[str, Benchmark]] = {
     benchmark.name: benchmark

@@ -2,8 +2,8 @@
 
 Source: github.com/JUNJIE99/MLVU at fd060c1, seven files `1_plotQA.json` to `7_topic_reasoning.json` (CC BY-NC-SA 4.0);
 the two generation tasks, `8_sub_scene.json` and `9_summary.json`, are not asked. Prompt and rule of
-`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, and or
-the whole answer without one. That code begins the model's answer with "Best Option: ("; here these words end the
+`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, or
+the whole answer if there is none. That code begins the model's answer with "Best Option: ("; here these words end the
 question. The official average, M-Avg, is the mean of the seven tasks.
 """
 

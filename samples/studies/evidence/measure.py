@@ -1,12 +1,11 @@
-"""How well the moments that an answer stands on tell where its evidence was, and whether it is right.
+"""Measure how well the moments behind an answer show where its evidence was, and if the answer is right.
 
-    python measure.py ROWS.jsonl                # watch and ask; goes on where it was stopped
+    python measure.py ROWS.jsonl                # watch and ask; continues an interrupted run
     python measure.py --report ROWS.jsonl       # the tables of README.md
 
 Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute, `durable` at three
-budgets. Beside the questions of the delay study two are asked of each world about a shape that it never shows. Seeds
-are of the study's range (`samples.seeds`), behind those of the delay study; layers and shares were fitted on
-others.
+budgets. Each world has the questions of the delay study, and two about a shape that it never shows. The seeds lie in
+the range of the studies (`samples.seeds`), behind those of the delay study; layers and shares were fitted on others.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import numpy as np
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import DurableConfig
+from protokv.core.parts import FAINT
 from protokv.core.session import Session
-from protokv.extras.evidence import FAINT
 from protokv.mini.sprites import SHAPES
 from protokv.replay.benchmarks import find_type
 from protokv.replay.texts import is_expected
@@ -36,7 +35,7 @@ LENGTH_S = 240
 
 
 def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
-    """Append the rows of every world that the file does not have; a world's rows are written together."""
+    """Append the rows of every world that is missing in the file; the rows of a world are written together."""
     done = {row["seed"] for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
     for seed in (seed for seed in seeds if seed not in done):
@@ -76,7 +75,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
 
 
 def spans_of(stream: WorldStream, seen_s: float) -> list[list[float]]:
-    """When the event that decides was visible, at each showing; none of a "no"."""
+    """Return when the deciding event was visible, at each showing; none for a "no"."""
     world = stream.world
     start_s, *again = world.config.showings
     shift = again[0] - start_s if again else 0
@@ -90,7 +89,7 @@ def spans_of(stream: WorldStream, seen_s: float) -> list[list[float]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows."""
+    """Read the rows."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
@@ -124,22 +123,22 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def hit(row: dict[str, Any], most: int) -> bool:
-    """Whether one of the first moments overlaps with a time at which what was asked about was visible."""
+    """Return True if one of the first moments overlaps with a time at which the evidence was visible."""
     return any(a < end and start < b for a, b, _ in row["moments"][:most] for start, end in row["true"])
 
 
 def strength(row: dict[str, Any]) -> float:
-    """The share of the strongest moment."""
+    """Return the share of the strongest moment."""
     return float(row["moments"][0][2]) if row["moments"] else 0.0
 
 
 def share(rows: Sequence[dict[str, Any]], most: int) -> str:
-    """How often `hit`, with an interval."""
+    """Return the share of rows that `hit`, with its interval."""
     return interval([hit(row, most) for row in rows])
 
 
 def interval(found: Sequence[bool]) -> str:
-    """A share with Wilson's 95 % interval."""
+    """Return a share with Wilson's 95 % interval."""
     n = len(found)
     if not n:
         return "-"
@@ -150,7 +149,7 @@ def interval(found: Sequence[bool]) -> str:
 
 
 def auc(good: Sequence[dict[str, Any]], bad: Sequence[dict[str, Any]]) -> str:
-    """How often the share of one of the first is above that of one of the second, by bootstrap over worlds."""
+    """Return how often a good row is stronger than a bad one, with an interval by bootstrap over worlds."""
     seeds = sorted({row["seed"] for row in [*good, *bad]})
     rng, drawn = np.random.default_rng(0), []
     by_seed = {seed: [[strength(r) for r in rows if r["seed"] == seed] for rows in (good, bad)] for seed in seeds}

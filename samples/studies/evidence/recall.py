@@ -1,12 +1,12 @@
-"""Merging against pruning: is the evidence of a wrong answer still in memory, and does the answer attend to it?
+"""Compare merging with pruning: is the evidence of a wrong answer still in memory, and does the answer attend to it?
 
-    python recall.py ROWS.jsonl                 # watch and ask; goes on where it was stopped
+    python recall.py ROWS.jsonl                 # watch and ask; continues an interrupted run
     python recall.py --report ROWS.jsonl        # the table of README.md
 
-The streams and questions of `measure.py`, of which only those about content, under `durable`, which merges, and
-`infinipot-v`, which prunes, at four budgets. Evidence is *held* by a head of the layer that reads memory if one of its
-slots is anchored in the time at which what was asked about was visible: the newest token in it is of that event. It is
-*attended to* if one of the moments that the answer stood on overlaps with that time.
+The streams of `measure.py` and its questions about content, under `durable` (merges) and `infinipot-v` (prunes), at
+four budgets. A head of the layer that reads memory *holds* the evidence if one of its slots is anchored in the time at
+which the evidence was visible: the newest token of the slot is of that event. The answer *attends to* the evidence if
+one of its moments overlaps with that time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUDGETS = (86, 43, 22, 11)
 
 
 def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
-    """Append the rows of every world that the file does not have, some worlds in one batch."""
+    """Append the rows of every world that is missing in the file, some worlds in one batch."""
     done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
     groups = [
@@ -63,7 +63,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
 
 
 def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
-    """Every question about content whose evidence was visible at all."""
+    """Ask every question about content whose evidence was visible."""
     for question in stream.questions:
         spans = spans_of(stream, question.reference_s)
         if not spans or find_type(question.type).group != "content":
@@ -82,7 +82,7 @@ def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
 
 
 def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
-    """Share of the heads of the reading layers with a slot that is anchored in one of the spans."""
+    """Return the share of the heads of the reading layers with a slot that is anchored in one of the spans."""
     backbone, context = session.backbone, session.memory.recall()
     heads: list[bool] = []
     for layer in backbone.reading_layers or range(backbone.layers):

@@ -106,29 +106,12 @@ def test_accuracy_stands_by_the_age_of_the_evidence(played: Callable[[str], Play
     assert [age["from_s"] for age in score["ages"]] == sorted(age["from_s"] for age in score["ages"])
 
 
-def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(
-    data_root: Path, embedded: Backbone, tmp_path: Path
-) -> None:
-    request = Request(
-        dataset="rvs-ego", data_root=data_root, memories=["durable"], budgets=[90], delays_s=[0.0, 3.0], prompt="bare"
-    )
+def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path, embedded: Backbone) -> None:
+    request = Request(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0], prompt="bare")
     plan = request.plan(request.open("protokv/mini"), embedded, 2.0)
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
     assert plan.dropped == {"type Scene Summary is not known to be retrospective": 2}
-    rows = list(run(plan, embedded, RowFile(tmp_path / "r.jsonl")))
-    points = summarise([row for row in rows if isinstance(row, Row)])["curves"][0]["all"]
-    assert [point["delay_s"] for point in points] == [0.0, 3.0]
-    # All points stand on the same questions.
-    assert len({point["n"] for point in points}) == 1
-
-
-def test_a_delay_behind_evidence_is_asked_while_the_answer_is_known(data_root: Path, embedded: Backbone) -> None:
-    request = Request(dataset="ovo-s-bench", data_root=data_root, delays_s=[0.0, 2.0], intersection=False)
-    plan = request.plan(request.open("protokv/mini"), embedded)
-    for _, asked in plan.streams:
-        assert asked.asks
-        assert all(ask.at_s <= ask.question.valid_until_s for ask in asked.asks)
 
 
 def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
