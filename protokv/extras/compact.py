@@ -32,7 +32,6 @@ class CompactPlacement(Placement):
     """Shows a context at consecutive positions, and forwards new tokens behind it."""
 
     def __init__(self, backbone: Backbone) -> None:
-        """Serve one model."""
         self._rotary, self._moving = backbone.precise_rotary, backbone.moving
         self._origin = len(backbone.prefix_ids)
         self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
@@ -154,17 +153,13 @@ class Survey:
 
 
 def survey_of(context: Context) -> Survey:
-    """Find where the slots of a context stand, without waiting for the device."""
+    """Find where the slots of a context stand, without waiting for the device.
+
+    If no exact token is near, the near window begins at `until` of the context, or behind all slots if that is None.
+    """
     if not isinstance(context, SlotContext) or context.positions is None:
         raise ValueError("this context does not know the positions of its slots")
-    return survey(context.positions(), context.bias > -torch.inf, context.far, context.until)
-
-
-def survey(places: Tensor, live: Tensor, far: slice, until: int | None = None) -> Survey:
-    """Find where slots stand that have positions `places` `[L, H, N, P]` int64 and are in use where `live` `[L, H, N]`.
-
-    If no exact token is near, the near window begins at `until`, or behind all slots if that is None.
-    """
+    places, live, far, until = context.positions(), context.bias > -torch.inf, context.far, context.until
     never = torch.iinfo(places.dtype).min
     time = places[..., 0]
     near_live, near_time = live[..., far.stop :], time[..., far.stop :]

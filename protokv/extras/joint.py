@@ -26,10 +26,12 @@ class Stream:
 
 
 class JointKV(LocalKV):
-    """The local keys and values of several streams. A forward with it ignores the context it is given."""
+    """The local keys and values of several streams, in the order of their tokens.
+
+    A forward with it ignores the context that it is given.
+    """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        """Take the streams in the order of their tokens."""
         self.streams = list(streams)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, context: Context, scaling: float) -> Tensor:

@@ -124,10 +124,9 @@ class RecentSteps(StatePart):
 
 
 class WithRecent(Memory):
-    """A memory (`inner`) and the last steps."""
+    """A memory (`inner`, empty at first) and the last steps."""
 
     def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
-        """Wrap an empty memory."""
         self.bounded, self.joins_steps = inner.bounded, inner.joins_steps
         self.inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
 

@@ -36,13 +36,7 @@ class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
     def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        """Empty memories.
-
-        Args:
-            cls: their kind.
-            config: of each.
-            shape: of the whole model, with `layer_devices`.
-            rotary: gives angles on the device of the positions.
+        """Make empty memories of the kind `cls` for a model of this whole `shape`, by its `layer_devices`.
 
         Raises:
             ConfigError: the config does not fit the model, or this kind needs all layers on one device.
@@ -153,7 +147,18 @@ class LayerShards(Memory):
         return least | {"layers": [layer for report in reports for layer in report["layers"]]}
 
     def _empty_parts(self) -> list[LocalMemory]:
-        return [self._cls(self._config, _part(self._shape, run), self._rotary) for run in self._runs]
+        parts = []
+        for run in self._runs:
+            shape = replace(
+                self._shape,
+                layers=len(run),
+                device=run.device,
+                layer_devices=None,
+                part_of=self._shape.layers,
+                first_layer=run.start,
+            )
+            parts.append(self._cls(self._config, shape, self._rotary))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +223,6 @@ class ShardedContext(Context):
             for part, moved in zip(self.parts, parts, strict=True)
         ]
         return ShardedContext(self.runs, parts)
-
-
-def _part(shape: MemoryShape, run: DeviceLayers) -> MemoryShape:
-    return replace(
-        shape,
-        layers=len(run),
-        device=run.device,
-        layer_devices=None,
-        part_of=shape.layers,
-        first_layer=run.start,
-    )
 
 
 def _narrow(spec: TensorSpec, run: DeviceLayers) -> TensorSpec:

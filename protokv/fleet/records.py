@@ -7,8 +7,9 @@ values that travel between processes.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
+from protokv.backbones import EMBEDDED, identify_backbone, load_backbone
 from protokv.errors import ProtoKVError
 from protokv.fleet.plan import Job, target_of
 from protokv.ingestion import IngestOptions
@@ -40,22 +41,15 @@ class Recipe:
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `load_backbone`."""
-        from protokv.backbones import EMBEDDED, load_backbone
-
-        return load_backbone(self._name or EMBEDDED, **self._placement(device))
+        return load_backbone(**self._arguments(device))
 
     def identify(self, device: str) -> BackboneIdentity:
         """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
-        from protokv.backbones import EMBEDDED, identify_backbone
+        return identify_backbone(**self._arguments(device))
 
-        return identify_backbone(self._name or EMBEDDED, **self._placement(device))
-
-    @property
-    def _name(self) -> str | None:
-        return cast("str | None", self.options.backbone)
-
-    def _placement(self, device: str) -> dict[str, Any]:
-        return self.options.placement | {"device": device, "dtype": self.options.dtype or "auto"}
+    def _arguments(self, device: str) -> dict[str, Any]:
+        chosen = {"name": self.options.backbone or EMBEDDED, "device": device, "dtype": self.options.dtype or "auto"}
+        return self.options.placement | chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from protokv.ingestion.events import (
     Started,
     Summary,
 )
-from protokv.ingestion.options import IngestOptions, LiveOptions
+from protokv.ingestion.options import LIVE, MINUTELY, NEVER, Every, IngestOptions, LiveOptions
 from protokv.ingestion.run import default_target, ingest
-from protokv.ingestion.schedule import LIVE, MINUTELY, NEVER, Every
 
 __all__ = [
     "LIVE",

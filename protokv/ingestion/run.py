@@ -1,7 +1,7 @@
 """`ingest`: stream a source through a session into a state, with commits on the way.
 
 Owns the work before the first step: open the source, lock the state, start a session or continue the saved one. The
-run itself is in `watching` and, for live sources, in `live.run`.
+run itself is in `watching`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from protokv.ingestion.continuation import (
 )
 from protokv.ingestion.events import Event
 from protokv.ingestion.growing_file import GrowingFile
-from protokv.ingestion.live.run import LiveRun
 from protokv.ingestion.live.source import LiveSource, open_input
-from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.schedule import LIVE, MINUTELY, Ending
-from protokv.ingestion.watching import Run, Start
+from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
+from protokv.ingestion.watching import LiveRun, Run, Start
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
@@ -42,7 +40,7 @@ from protokv.storage.watched import Segment
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
-from protokv.video.part import Part
+from protokv.video.derived import Part
 from protokv.video.source import never
 
 AnySource = str | os.PathLike[str] | Source | LiveSource

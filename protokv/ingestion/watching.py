@@ -1,7 +1,7 @@
 """One run over one source: prefetch its steps, watch them, commit the state, and give the events.
 
-Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the writer
-writes states.
+`Run` reads a source to its end, `LiveRun` a live one. Owns the order of these, and saves the watched steps whatever
+ends the run. The caller makes the session; the writer writes states.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
-from protokv.ingestion.events import Commit, Event, Progress, Started, Summary
+from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.growing_file import GrowingFile
+from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.ingestion.schedule import Every
 from protokv.storage.api import stored_bytes
 from protokv.storage.checkpoint import to_state
 from protokv.storage.watched import Segment, end_of, frames_by_decoder, is_beyond
@@ -27,6 +28,8 @@ from protokv.storage.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
+
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,6 @@ class Run:
         chunk: int = 1,
         timings: Timings | None = None,
     ) -> None:
-        """Prepare the run; nothing is read.
-
-        Args:
-            start: session, segment and record to go on with.
-            source: the source to watch.
-            file: identity of the source as a file.
-            writer: of the state, entered.
-            chunk: steps of a forward.
-            timings: adds up seconds by stage.
-        """
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
@@ -240,3 +233,61 @@ def _next_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], 
     except SourceError as error:
         return steps, error
     return steps, None
+
+
+class LiveRun(Run):
+    """A `Run` over a live source: it waits, goes on after losses, tells of both, and ends when the user said.
+
+    The thread that reads the source gives the steps, so nothing else prefetches.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        source: LiveSource,
+        file: GrowingFile,
+        writer: Writer,
+        ending: Ending,
+        timings: Timings | None = None,
+    ) -> None:
+        super().__init__(start, cast(Source, source), file, writer, timings=timings)
+        self._live, self._ending = source, ending
+        # The wall clock log holds the losses of earlier runs.
+        self._damage = source.damage
+
+    def _steps(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
+        session, segment, stop = self._session, self._segment, Stop(should_stop)
+        clock = self._first
+        steps = self._live.steps(clock.fps, clock.frames_per_step, segment, clock.stream_time_s, stop.ask)
+        while not stop.ask():
+            try:
+                step = next(steps, _END)
+            except SourceError as error:
+                if session.clock.steps == segment.first_step:
+                    raise
+                self._damage = replace(self._damage, frames_lost=1, message=error.message)
+                return
+            if step is _END:
+                break
+            if isinstance(step, Step):
+                session.watch(step.images, segment.start_s + step.time_s)
+                self._decoders.update(step.decoders)
+                yield self._progress()
+            elif step is not None:
+                yield step  # type: ignore[misc]
+            yield from self._events(self._writer.landed())
+            if self._unsaved and not stop.decided and (isinstance(step, SourceLost) or self._due(every)):
+                yield from self._commit()
+        self._complete = self._ending.over or not stop.decided
+        if self._complete and session.clock.steps == segment.first_step:
+            raise SourceUnreadable(f"no frame of {self._live.info.name} came", hint="look at the source")
+
+    def _described(self) -> dict[str, Any]:
+        return self._live.record(self._committed.stream_time_s)
+
+    def _progress(self) -> Progress:
+        return replace(super()._progress(), frames_dropped=self._live.log.frames_dropped)
+
+    def _summary(self) -> Summary:
+        log = self._live.log
+        return replace(super()._summary(), frames_dropped=log.frames_dropped, gaps=log.gaps_in_all)

@@ -38,7 +38,8 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
     """
     options = {"protocol_whitelist": "file", "max_pixels": str(max_pixels)}
     try:
-        container = _open("file:" + str(path), options)
+        # Tags in another encoding than UTF-8 are no reason to refuse a file.
+        container = av.open("file:" + str(path), options=options, metadata_errors="surrogateescape")
     except Exception as error:
         raise SourceUnreadable(
             f"expected a video file, cannot open {path}: {reason(error)}",
@@ -78,24 +79,10 @@ def too_large(name: object, width: int, height: int, max_pixels: int) -> SourceU
     )
 
 
-def comment_of(container: Any) -> str | None:
-    """Return the beginning of a video's comment; Matroska's tags are in capitals."""
-    tags = {name.lower(): text for name, text in container.metadata.items()}
-    return tags["comment"][:COMMENT] if tags.get("comment") else None
-
-
 def reason(error: BaseException) -> str:
     """Return an error in one line, without numbers and paths if FFmpeg or the system has words for it."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0]
-
-
-def _open(url: str, options: dict[str, str]) -> Any:
-    try:
-        return av.open(url, options=options)
-    except UnicodeDecodeError:
-        # PyAV up to 18 refuses tags that are not UTF-8 unless it is told otherwise; later versions are never told.
-        return av.open(url, options=options, metadata_errors="surrogateescape")
 
 
 def _video_stream(container: Any, path: Path) -> Any:
@@ -113,6 +100,8 @@ def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> S
     """Return the facts that PyAV's container, its video stream and its first frame tell of a source."""
     rotation = round(first.rotation / 90) % 4 * 90
     across = rotation in (90, 270)
+    # Matroska's tags are in capitals.
+    tags = {name.lower(): text for name, text in container.metadata.items()}
     return SourceInfo(
         name=name,
         kind=kind,
@@ -124,7 +113,7 @@ def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> S
         height=int(first.width if across else first.height),
         rotation=rotation,
         rate_fps=float(stream.average_rate) if stream.average_rate else None,
-        comment=comment_of(container),
+        comment=tags.get("comment", "")[:COMMENT] or None,
     )
 
 

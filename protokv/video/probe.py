@@ -192,17 +192,13 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
             packet = next(demux)
         except StopIteration:
             break
-        except IndexError:
-            # A packet of a stream that appeared in the middle of the file, which PyAV does not know; it is consumed.
-            strangers += 1
-            if strangers > MOST_STRANGERS:
-                report.failed(None, "packets of unknown streams")
-                break
-            demux = container.demux(stream)
-            continue
         except Exception as error:
-            failures += 1
-            if failures > MOST_DEMUX_FAILURES:
+            if isinstance(error, IndexError):
+                # A packet of a stream that appeared in the middle of the file. PyAV does not know it and drops it.
+                strangers += 1
+            else:
+                failures += 1
+            if strangers > MOST_STRANGERS or failures > MOST_DEMUX_FAILURES:
                 report.failed(None, reason(error))
                 break
             demux = container.demux(stream)

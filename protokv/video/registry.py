@@ -63,7 +63,7 @@ def open_source(
     if decoder not in DECODERS:
         raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
     if object_store.is_object(source):
-        from protokv.video.objects import ObjectSource
+        from protokv.video.derived import ObjectSource
 
         opened = partial(open_source, decoder=decoder, max_pixels=max_pixels, isolate=isolate)
         return ObjectSource(os.fspath(source), opened)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -53,7 +52,6 @@ class StreamSource(Reading):
         timeout_s: how long to wait for the connection, and for every packet.
         size: width and height of the frames to give; None: those of the first frame.
         follow: read a file on while it grows, until nothing was added for `timeout_s`.
-        clock: for the arrival of frames.
 
     Raises:
         SourceError: as `connected`, or no picture can be had.
@@ -69,10 +67,9 @@ class StreamSource(Reading):
         timeout_s: float = TIMEOUT_S,
         size: tuple[int, int] | None = None,
         follow: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         del decoder
-        self._source, self._size, self._follow, self._clock = os.fspath(source), size, follow, clock
+        self._source, self._size, self._follow = os.fspath(source), size, follow
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
         self._name = address.shown(self._source)
         self._held = ExitStack()
@@ -119,7 +116,7 @@ class StreamSource(Reading):
         self._first = None
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
-        stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0), self._clock)
+        stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0))
         slot, last_s = -1, 0.0
         for frame in frames:
             if frame is None:

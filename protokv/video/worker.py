@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any, BinaryIO
 
@@ -69,17 +70,11 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
             "duration_s": frame.duration_s,
             "decoder": frame.decoder,
             "shape": image.shape,
-            "damage": _damage(source),
+            "damage": asdict(source.damage),
         }
         send(out, header, image.reshape(-1).data)
         sent = time.monotonic()
-    send(out, {"end": True, "damage": _damage(source)})
-
-
-def _damage(source: Source) -> dict[str, Any]:
-    found = source.damage.to_dict()
-    del found["ok"]
-    return found
+    send(out, {"end": True, "damage": asdict(source.damage)})
 
 
 def send(out: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:

@@ -156,20 +156,6 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
         assert stands.positions.amax(0).tolist() == list(stands.highest)
 
 
-@pytest.mark.parametrize(
-    ("family", "heads", "kv_heads"), [("qwen2_5_vl", 4, 4), ("qwen3_vl", 7, 1), ("llava_onevision", 7, 1)]
-)
-def test_logits_equal_the_whole_model_at_other_groupings(
-    family: str, tmp_path: Path, heads: int, kv_heads: int
-) -> None:
-    folder = BUILDERS[family](tmp_path, heads=heads, kv_heads=kv_heads)
-    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    steps = video(backbone, 3)
-    session = watched(backbone, everything(), steps)
-    expected = expected_logits(Upstream(family, folder), session, steps)
-    assert_logits(session, expected)
-
-
 def test_a_greedy_answer_is_that_of_transformers(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

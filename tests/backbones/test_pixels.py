@@ -91,12 +91,6 @@ def test_frames_that_are_too_narrow_are_refused() -> None:
         smart_resize(6, 1280, PixelConfig())
 
 
-def test_both_spellings_of_the_pixel_limits_are_read() -> None:
-    old = PixelConfig.from_files({"min_pixels": 3136, "max_pixels": 7056})
-    new = PixelConfig.from_files({"size": {"shortest_edge": 3136, "longest_edge": 7056}})
-    assert old == new == PixelConfig(min_pixels=3136, max_pixels=7056)
-
-
 def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
     ours, Theirs = FrameConfig.from_files({}), LlavaOnevisionImageProcessorPil
     assert (ours.mean, ours.std) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))

@@ -33,13 +33,6 @@ NOTE = (
 _MADE = 64
 
 
-def config_of(rule: str, prototypes: int) -> DurableConfig:
-    """Return a config with this many prototypes and a third as many near tokens."""
-    config = DurableConfig(budget=prototypes * 4 // 3, rule=rule)  # type: ignore[arg-type]
-    assert config.is_blocked == (rule == "blocked")
-    return config
-
-
 class Stream:
     """A memory and the steps that it takes, with the indices and positions of an endless stream."""
 
@@ -78,7 +71,8 @@ class Stream:
 @torch.inference_mode()
 def measure(rule: str, *, early: int, late: int, rounds: int, tokens: int, prototypes: int) -> dict[str, Any]:
     """Return one row: medians and bytes at both places, and their ratios."""
-    config, shape = config_of(rule, prototypes), shape_of(layers=1)
+    # A third as many near tokens as prototypes.
+    config, shape = DurableConfig(budget=prototypes * 4 // 3, rule=rule), shape_of(layers=1)  # type: ignore[arg-type]
     at_early, at_late = streams = [Stream(config, shape, tokens) for _ in range(2)]
     for stream, steps in zip(streams, (early, late), strict=True):
         stream.advance(steps)

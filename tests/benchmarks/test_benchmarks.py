@@ -21,7 +21,7 @@ from tests.benchmarks.decode import measure as measure_decoding
 from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
 from tests.benchmarks.shapes.run import Request, run, summary_rows, write
-from tests.benchmarks.shapes.stages import Stopwatch, measure, see
+from tests.benchmarks.shapes.stages import measure, see
 from tests.benchmarks.shapes.work import state_bytes, work_of
 from tests.benchmarks.snapshot_cost import measured, tensors_of
 
@@ -133,13 +133,6 @@ def test_bytes_of_a_state_are_those_of_its_tensors() -> None:
     assert rows["sliding-window"]["mb"] == pytest.approx((6000 + 14) * token / 1e6, rel=0.01)
     assert rows["full"]["kb_a_token_more"] == pytest.approx(token / 1e3, rel=0.01)
     assert rows["durable"]["kb_a_token_more"] == 0
-
-
-def test_calls_of_a_round_are_one_number_and_the_first_round_is_none() -> None:
-    stopwatch = Stopwatch(torch.device("cpu"))
-    stopwatch.rounds(lambda turn: [stopwatch.time("a", lambda: turn) for _ in range(2)], 2, ["b"])
-    assert len(stopwatch.times["a"]) == 2
-    assert stopwatch.times["b"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rule", ["exact", "blocked"])

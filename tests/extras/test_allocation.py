@@ -166,15 +166,6 @@ def test_until_there_are_codebooks_everyone_alive_has_one_slot() -> None:
     assert torch.equal(seen.sum(2), (memory._bank.mass > 0).sum(2))
 
 
-def test_one_slot_each_leaves_nothing_to_deal_out() -> None:
-    one, other = (_streamed(pseudo_tokens=1, allocation=name)[0].context() for name in ("fixed", "variance"))
-    # Free prototypes have a slot of their own with the one, and none with the other.
-    (shown, keys), (also, others) = ((part.bias > -torch.inf, part.keys) for part in (one, other))
-    assert torch.equal(shown.sum(2), also.sum(2))
-    assert torch.equal(keys[shown], others[also])
-    assert torch.equal(one.bias[shown], other.bias[also])
-
-
 def test_a_variance_of_residuals_that_are_not_kept_is_refused() -> None:
     with pytest.raises(ConfigError, match="allocation"):
         PaperConfig(allocation="variance", residual=False)

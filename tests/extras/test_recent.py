@@ -114,19 +114,13 @@ def test_a_question_reads_no_more_than_the_budget_where_the_memory_has_the_recen
     assert afresh.context_tokens == plain.context_tokens
 
 
-def test_asking_changes_nothing(tiny: Backbone) -> None:
-    session = watched(tiny, 5, "durable", budget=24, recent_frames=4)
-    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
-    assert session.ask(QUESTION).text == session.ask(QUESTION).text
-    after = session.tensors()
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
 @pytest.mark.parametrize("cut", [0, 2, 5])
 def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: Path, cut: int) -> None:
     whole = watched(tiny, 7, "durable", budget=24, recent_frames=4)
     part = watched(tiny, cut, "durable", budget=24, recent_frames=4)
     path = tmp_path / "state.safetensors"
+    # A question changes nothing.
+    part.ask(QUESTION)
     checkpoint.save(part, path)
     resumed = checkpoint.load(path, tiny)
     for seed in range(cut, 7):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-import protokv
 from protokv import storage
-from protokv.core.session import Session
-from protokv.errors import SourceUnreadable, StateCorrupt, StateError
+from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, Progress, Started, Summary, ingest
+from protokv.ingestion.options import Ending
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
@@ -41,18 +41,16 @@ class Breaking(Prepared):
             yield frame
 
 
-def test_one_loaded_model_ingests_many_sources(mock: MockBackbone, tmp_path: Path) -> None:
-    for source, steps in ((A, 5), (B, 3)):
-        *_, summary = protokv.ingest(source, tmp_path / f"{steps}.safetensors", CONFIG, backbone=mock)
-        assert (summary.steps, summary.complete) == (steps, True)
-        assert protokv.load(tmp_path / f"{steps}.safetensors", mock).clock.steps == steps
-
-
-def test_start_steps_commits_and_end_are_events(mock: MockBackbone, tmp_path: Path) -> None:
-    events = list(ingest(A, tmp_path / "s.safetensors", CONFIG, backbone=mock, every=Every(n_steps=2)))
+def test_start_steps_commits_and_end_are_events_and_the_state_has_the_name_of_the_source(
+    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    events = list(ingest(A, config=CONFIG, backbone=mock, every=Every(n_steps=2)))
     kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
+    assert events[-1].state == "1.safetensors"
+    assert storage.load_state("1.safetensors").complete
 
 
 def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbone, tmp_path: Path) -> None:
@@ -61,15 +59,6 @@ def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbon
     assert storage.moments(path) == [4.0, 5.0]
     with pytest.raises(TypeError, match="evry"):
         ingest(A, path, options=options, evry=NEVER)
-
-
-def test_the_state_has_the_name_of_the_source_by_default(
-    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    *_, summary = ingest(A, config=CONFIG, backbone=mock)
-    assert summary.state == "1.safetensors"
-    assert storage.load_state("1.safetensors").complete
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -104,26 +93,16 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
 def test_a_minute_of_the_clock_commits_by_default(
     mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = 0.0
-
-    watch = Session.watch_prepared
-
-    def slow(*arguments: object) -> None:
-        nonlocal now_s
-        now_s += 22.0
-        watch(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("protokv.ingestion.watching.time.perf_counter", lambda: now_s)
-    monkeypatch.setattr(Session, "watch_prepared", slow)
-
-    def commits(**options: object) -> list[int]:
-        path = tmp_path / f"{len(options)}.safetensors"
-        events = ingest(Prepared(5, 20), path, CONFIG, backbone=mock, **options)  # type: ignore[arg-type]
-        return [event.steps for event in events if isinstance(event, Commit)]
-
-    # A step takes 22 s, so the third is the first after a minute.
-    assert commits() == [3, 6, 9, 10]
-    assert commits(every=NEVER) == [10]
+    now_s, commits, calls = 0.0, [], count()
+    monkeypatch.setattr("protokv.ingestion.watching.time.perf_counter", lambda: now_s + 1e-6 * next(calls))
+    for event in ingest(Prepared(5, 20), tmp_path / "s.safetensors", CONFIG, backbone=mock):
+        if isinstance(event, Progress):
+            # A step takes 22 s, so the third is the first after a minute.
+            now_s += 22.0
+        if isinstance(event, Commit):
+            commits.append(event.steps)
+    assert commits == [3, 6, 9, 10]
+    assert not NEVER.due(10**9, 1e9, 1e9)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), MemoryError()], ids=repr)
@@ -149,43 +128,26 @@ def test_watched_steps_are_saved_when_the_caller_closes_the_run(mock: MockBackbo
     assert storage.load_state(path).clock.steps == 2
 
 
-def test_an_error_within_a_step_leaves_the_last_commit(
-    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("protokv.core.session.StepKV", RuntimeError("half a step")),
+        ("protokv.ingestion.watching.to_state", StateCorrupt("a number is not finite")),
+    ],
+    ids=["an error within a step", "a state that cannot be loaded"],
+)
+def test_what_is_no_sound_state_does_not_replace_the_last_commit(
+    broken: str, error: Exception, mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
     path = tmp_path / "s.safetensors"
     run = ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=2))
     while next(run).steps != 3:
         pass
-    monkeypatch.setattr("protokv.core.session.StepKV", _refuse)
-    with pytest.raises(RuntimeError, match="half a step"):
-        next(run)
-    assert storage.load_state(path).clock.steps == 2
-
-
-def _refuse(*_: object, **__: object) -> None:
-    raise RuntimeError("half a step")
-
-
-def test_a_state_that_cannot_be_loaded_does_not_replace_one_that_can(
-    mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, sessions = tmp_path / "s.safetensors", []
-    start = Session.start
-
-    def remember(*arguments: object, **options: object) -> Session:
-        sessions.append(start(*arguments, **options))  # type: ignore[arg-type]
-        return sessions[-1]
-
-    monkeypatch.setattr("protokv.ingestion.run.Session.start", remember)
-    run = ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=2))
-    while next(run).steps != 3:
-        pass
-
-    def check(clock: object, tensors: object) -> list[str]:
-        raise StateCorrupt("state: tensor near.keys holds a number that is not finite")
-
-    monkeypatch.setattr(sessions[0].memory, "check", check)
-    with pytest.raises(StateCorrupt, match=r"near\.keys"):
+    monkeypatch.setattr(broken, refuse)
+    with pytest.raises(type(error), match=str(error)):
         list(run)
     assert storage.load_state(path).clock.steps == 2
 
@@ -225,3 +187,32 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbon
             path.rename(moved)
     assert isinstance(event, Summary)
     assert event.file_bytes == moved.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("options", "live", "stream_s", "passed_s", "over"),
+    [
+        ({"for_s": None, "until": None}, True, 1e9, 1e9, False),
+        ({"for_s": 60.0, "until": None}, False, 159.0, 1e6, False),
+        ({"for_s": 60.0, "until": None}, False, 160.0, 0.0, True),
+        ({"for_s": 60.0, "until": None}, True, 100.0, 59.0, False),
+        ({"for_s": 60.0, "until": None}, True, 100.0, 60.0, True),
+        ({"for_s": None, "until": 1e9 + 5}, False, 100.0, 4.0, False),
+        ({"for_s": None, "until": 1e9 + 5}, False, 100.0, 5.0, True),
+    ],
+)
+def test_a_run_ends_when_it_was_told_to_and_stays_ended(options, live, stream_s, passed_s, over):
+    now_s = 0.0
+    ending = Ending(from_s=100.0, live=live, clock=lambda: now_s, now=lambda: 1e9 + now_s, **options)
+    assert not ending.reached(100.0)
+    now_s = passed_s
+    assert ending.reached(stream_s) is over
+    now_s = 0.0
+    assert ending.over is over
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["seconds", "n_steps", "wall_s"])
+def test_an_interval_of_nothing_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="cannot commit every"):
+        Every(**{name: value})

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from protokv.errors import SourceNotFound, SourceUnreadable
-from protokv.video import open_source, read_steps, sample
+from protokv.video import open_source, read_steps
 from protokv.video.isolated import IsolatedSource
-from protokv.video.sampling import thin
 from tests.video.conftest import number_in
 
 OPENER = "tests.video.doubles:by_name"
@@ -32,11 +31,11 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["variable rate", "turned"])
+@pytest.mark.parametrize("name", ["variable rate", "turned", "late start", "one frame"])
 def test_steps_and_damage_are_those_of_a_reading_without_a_process(name, make_clip):
     with open_source(make_clip(name)) as plain, IsolatedSource(make_clip(name)) as isolated:
         assert isolated.info == plain.info
-        for fps in (2.0, 30.0):
+        for fps in (0.7, 29.97):
             whole = list(read_steps(plain, fps, 2))
             for first in {0, len(whole) // 2, len(whole) - 1}:
                 for a, b in zip(whole[first:], read_steps(isolated, fps, 2, first_index=first), strict=True):
@@ -52,16 +51,6 @@ def test_damage_crosses_the_border(make_clip, tmp_path):
         assert len(list(plain.frames())) == len(list(isolated.frames()))
         assert not plain.damage.ok
         assert isolated.damage == plain.damage
-
-
-@pytest.mark.parametrize("fps", [0.7, 29.97])
-@pytest.mark.parametrize("name", ["variable rate", "late start", "one frame"])
-def test_frames_that_do_not_cross_the_border_change_no_sample(name, fps, make_clip):
-    with open_source(make_clip(name)) as source:
-        for start_s in (0.0, 0.9):
-            plain = list(sample(source.frames(start_s), fps, start_s))
-            thinned = list(sample(thin(source.frames(start_s), fps), fps, start_s))
-            assert [(s.time_s, s.image.tobytes()) for s in plain] == [(s.time_s, s.image.tobytes()) for s in thinned]
 
 
 def test_errors_of_opening_keep_their_kind_and_words(tmp_path):

@@ -1,4 +1,4 @@
-"""The contract of file sources, for both decoders and every container."""
+"""The contract of file sources, for both decoders and every container; and of their parts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.video import SOURCES, open_source, read_steps
+from protokv.video import open_source, read_steps
+from protokv.video.derived import Part
+from tests.cli.conftest import write_video
 from tests.video.conftest import CLIPS, Clip, number_in, write
+from tests.video.doubles import INFO
 
 needs_decord = pytest.mark.skipif(importlib.util.find_spec("decord") is None, reason="decord is not installed")
 DECODERS = ["pyav", pytest.param("decord", marks=needs_decord)]
@@ -122,14 +127,6 @@ def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(decode
             part = list(read_steps(source, 5.0, 3, should_stop=lambda answers=answers: next(answers, True)))
             assert len(part) < len(whole)
             assert [s.images.tobytes() for s in part] == [s.images.tobytes() for s in whole[: len(part)]]
-
-
-def test_a_new_kind_of_source_is_one_line_in_the_registry(monkeypatch):
-    seen = []
-    monkeypatch.setattr("tests.video.test_sources.fake_source", lambda *given: seen.append(given), raising=False)
-    monkeypatch.setitem(SOURCES, "screen", ("tests.video.test_sources", "fake_source"))
-    open_source("screen:0")
-    assert seen == [("screen:0", "auto", None)]
 
 
 def test_an_unknown_kind_of_source_is_refused_with_the_known_ones():
@@ -247,3 +244,54 @@ def test_reading_damage_writes_nothing_to_stdout_or_stderr(make_clip, tmp_path, 
         assert [frame.image for frame in source.frames()]
         assert not source.damage.ok
     assert capfd.readouterr() == ("", "")
+
+
+# Parts of a source
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("part") / "clip.mp4", 12)
+
+
+@pytest.mark.parametrize(("start_s", "duration_s"), [(0.0, None), (4.0, 3.0), (4.0, None), (11.0, 9.0), (0.0, 5.0)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_its_steps_are_those_of_the_whole(clip: Path, start_s: float, duration_s: float | None, first: int) -> None:
+    with open_source(clip) as whole:
+        steps = list(read_steps(whole, 2.0, 2))
+        end = len(steps) if duration_s is None else round(start_s + duration_s)
+        wanted = steps[round(start_s) : end][first:]
+    with Part(open_source(clip), start_s, duration_s) as part:
+        found = list(read_steps(part, 2.0, 2, first))
+        assert part.info.duration_s == min(12.0 - start_s, duration_s or 99.0)
+    assert [one.time_s for one in found] == [one.time_s - start_s for one in wanted]
+    assert all(np.array_equal(a.images, b.images) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_part_that_begins_between_samples_is_sampled_from_its_beginning(clip: Path) -> None:
+    # Pictures change every whole second: 0.75 s on, the second sample of the part shows the next one.
+    with Part(open_source(clip), 0.75, 1.0) as part, open_source(clip) as whole:
+        (step,) = read_steps(part, 2.0, 2)
+        first, second = list(read_steps(whole, 2.0, 2))[:2]
+    assert np.abs(step.images[0].astype(int) - first.images[0]).mean() < 3
+    assert np.abs(step.images[1].astype(int) - first.images[1]).mean() > 20
+    assert np.abs(step.images[1].astype(int) - second.images[0]).mean() < 3
+
+
+def test_parts_are_other_sources(clip: Path) -> None:
+    with open_source(clip) as whole:
+        prints = {whole.info.fingerprint, *(Part(whole, *of).info.fingerprint for of in ((0, 4), (4, 4), (4, None)))}
+    assert len(prints) == 4
+
+
+def test_an_impossible_part_is_refused(clip: Path) -> None:
+    with open_source(clip) as whole:
+        for start_s, duration_s in ((12.0, None), (99.0, 1.0), (0.0, 0.0)):
+            with pytest.raises(ConfigError):
+                Part(whole, start_s, duration_s)
+
+    class Pipe:
+        info = replace(INFO, seekable=False)
+
+    with pytest.raises(ConfigError, match="cannot be read in parts"):
+        Part(Pipe(), 1.0)  # type: ignore[arg-type]

@@ -190,12 +190,6 @@ def test_a_missing_screen_or_a_device_of_another_system_is_named(source, error, 
     assert hint in caught.value.hint
 
 
-def test_a_pipe_has_the_comment_of_its_file(tmp_path):
-    path = write(Clip([0], suffix="mkv", comment="drawn"), tmp_path / "x.mkv")
-    with piped(path.read_bytes()) as address, StreamSource(address) as source:
-        assert source.info.comment == "drawn"
-
-
 def test_a_frame_that_is_too_large_is_refused(make_clip):
     with piped(make_clip("transport stream").read_bytes()) as address, pytest.raises(SourceUnreadable):
         list(StreamSource(address, max_pixels=64 * 64).frames())

@@ -225,20 +225,14 @@ class Backoff:
 class Mailbox(Generic[T]):
     """A bounded queue between the thread that reads a live source and the session that watches it.
 
-    A full mailbox makes the reader wait or drops its oldest frame, so a camera is never blocked and the session watches
-    the newest frames. News of the source is never dropped.
+    While it holds `room` frames, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
+    the session watches the newest frames. News of the source is never dropped.
 
     Attributes:
-        dropped: number of items dropped so far.
+        dropped: number of frames dropped so far.
     """
 
     def __init__(self, room: int, *, wait: bool) -> None:
-        """Begin empty.
-
-        Args:
-            room: how many items fit.
-            wait: let `put` wait while the mailbox is full, instead of dropping the oldest item.
-        """
         self._room, self._wait = room, wait
         self._items: deque[tuple[T, bool]] = deque()
         self._changed = threading.Condition()

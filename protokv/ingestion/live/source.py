@@ -259,7 +259,7 @@ def open_input(
     kind = address.kind_of(text)
     if kind not in SOURCES or (kind == "file" and not options.follow):
         return None
-    connect = partial(_connect, text, options, max_pixels)
+    connect, opened = partial(_connect, text, options, max_pixels), None
     if kind in ("file", "http", "https"):
         try:
             opened = connect()
@@ -267,11 +267,9 @@ def open_input(
             # A playlist may appear later; any other video on a server is there or not.
             if ".m3u8" not in text:
                 raise
-            return LiveSource(text, options, connect)
-        if opened.info.seekable:
-            return opened
-        return LiveSource(text, options, connect, opened)
-    return LiveSource(text, options, connect)
+    if opened is not None and opened.info.seekable:
+        return opened
+    return LiveSource(text, options, connect, opened)
 
 
 def _connect(

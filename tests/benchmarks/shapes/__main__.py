@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
     parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
     parser.add_argument("--positions", choices=("stream", "compact"), help="of the tokens in memory")
-    parser.add_argument("--stream", type=float, default=1.25, help="tokens seen, as a multiple of what fills a memory")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file and the table")
     given = parser.parse_args()
     on_cpu = given.device == "cpu"
@@ -57,7 +56,6 @@ def main() -> None:
             budgets=[BUDGETS[name] for name in given.budget],
             memories=given.memory or (list(MEMORIES) if model == given.model[0] else SOME),
             rounds=given.rounds or (2 if on_cpu else 50),
-            stream=given.stream,
             positions=given.positions,
             layers=given.layers or (1 if on_cpu else None),
             vocabulary=1000 if on_cpu else None,

@@ -49,7 +49,6 @@ class Request:
         vocabulary: how many of its words beside fewer layers; all where None.
         budgets, memories: each with each.
         rounds: of every stage.
-        stream: tokens seen, as a multiple of those that fill a memory.
         positions: at which a memory's tokens are shown; None: as each memory does by default.
         peak: side of the product and bytes of the copy that measure the device's peaks.
         video: frames, width and height of the file that is decoded.
@@ -61,7 +60,6 @@ class Request:
     budgets: Sequence[int]
     memories: Sequence[str]
     rounds: int
-    stream: float = 1.25
     positions: Positions | None = None
     layers: int | None = None
     vocabulary: int | None = None
@@ -133,7 +131,7 @@ def run(
             tell(f"{name} at {budget}")
             placed = {} if request.positions is None else {"positions": request.positions}
             config = MemoryConfig.of(name, budget=budget, **placed)
-            measured = measure(backbone, cut, config, steps, request.rounds, request.stream)
+            measured = measure(backbone, cut, config, steps, request.rounds)
             work = work_of(cut, config, measured.slots, dtype)
             add(name, budget, measured.stopwatch, work, whole.layers / cut.layers)
             document["held"].append(

@@ -29,8 +29,9 @@ from protokv.storage.checkpoint import to_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of
 
-# Steps after the memory is full, so that every prototype has been in question.
-_MORE = 5
+# Tokens seen, as a multiple of those that fill a memory (of the budget where nothing bounds it). More steps follow, so
+# that every prototype has been in question.
+_STREAM, _MORE = 1.25, 5
 
 
 class Stopwatch:
@@ -176,7 +177,6 @@ def measure(
     config: MemoryConfig,
     steps: Sequence[StepTokens],
     rounds: int,
-    stream: float = 1.25,
 ) -> Measured:
     """Time every stage behind the vision tower.
 
@@ -186,11 +186,10 @@ def measure(
         config: of the memory.
         steps: of `see`; more than rounds.
         rounds: steps, questions' tokens and commits that are timed, after one of each that is not.
-        stream: tokens seen before, as a multiple of those that fill the memory; of the budget where nothing bounds it.
     """
     session = Session.start(backbone, config)
     room = config.near_tokens + config.prototypes if config.prototypes else config.budget
-    fill(session, shape, int(stream * room) // shape.tokens + _MORE)
+    fill(session, shape, int(_STREAM * room) // shape.tokens + _MORE)
     stopwatch = Stopwatch(backbone.device)
     parts: list[tuple[Any, str, str]] = [
         (session.backbone, "forward", "forward"),

@@ -1,15 +1,23 @@
-"""`Part`: a part of a source as a source of its own, with times that begin at 0.
+"""Sources made of another source: `Part`, a part of one, and `ObjectSource`, the copy of an object of a store.
 
-Its fingerprint names start and duration, so it differs from the whole and from other parts. Damage before or after the
-part does not count. Knows no files and no decoders.
+A part has times that begin at 0. Its fingerprint names start and duration, so it differs from the whole and from other
+parts. Damage before or after the part does not count.
+
+Objects are copied into a temporary file, because decoders seek, and FFmpeg's own readers of object stores do not know
+our credentials and endpoints. So the disk must hold one video per open source. The fingerprint comes from metadata of
+the store: it is known without a copy, and differs from that of the same video in a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, SourceError, SourceUnreadable
+from protokv.object_store import fetch, scheme_of
 from protokv.video.source import Damage, Frame, Reading, Source, Wanted
 
 
@@ -89,3 +97,48 @@ class Part(Reading):
 
 def _moved(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
     return Frame(time_s, lambda: frame.image, duration_s, frame.decoder)
+
+
+class ObjectSource(Reading):
+    """The video at an address. See `Source` for the contract.
+
+    Args:
+        address: `s3://BUCKET/KEY`, `gs://...` or `az://...`.
+        open_copy: opens the file into which the object is copied.
+
+    Raises:
+        SourceError: as for a file, or the store cannot be read.
+    """
+
+    def __init__(self, address: str, open_copy: Callable[[Path], Source]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
+        path = Path(self._folder.name, PurePosixPath(address).name or "video")
+        with ExitStack() as on_error:
+            on_error.callback(self._folder.cleanup)
+            try:
+                fingerprint = fetch(address, path)
+                self._file = open_copy(path)
+            except SourceError as error:
+                raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+            except OSError as error:
+                raise SourceUnreadable(
+                    f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+                    hint="make room there, or name another folder with TMPDIR",
+                ) from error
+            on_error.pop_all()
+        self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
+
+    @property
+    def damage(self) -> Damage:
+        """See `Source`."""
+        return self._file.damage
+
+    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+        start_s, fps, from_beginning, should_stop = wanted
+        return self._file.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+
+    def close(self) -> None:
+        """End any reading, and remove the copy."""
+        super().close()
+        self._file.close()
+        self._folder.cleanup()
