@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.output import Format, Output
@@ -21,46 +21,47 @@ REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 NAMED_SOURCES = 5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """The options of a query: `placement` has keywords of `load_backbone`, `sampling` has fields of `Decoding`.
+
+    `at` is the text of the user. With `at_prompt`, questions are typed. A question that is `alone` is not
+    repeated before its answer.
+    """
+
+    model: str | None
+    placement: dict[str, Any]
+    sampling: dict[str, Any]
+    at: str | None
+    watch_s: float | None
+    verify: bool
+    top: int | None
+    evidence: bool
+    timings: bool
+    at_prompt: bool
+    alone: bool
+
+
 class Answers:
     """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON."""
 
     def __init__(
-        self,
-        out: Output,
-        state: str,
-        decoding: Decoding,
-        clock: Timings | None,
-        *,
-        beyond: bool = False,
-        evidence: bool = False,
+        self, out: Output, state: str, asking: QueryOptions, decoding: Decoding, clock: Timings, *, beyond: bool
     ) -> None:
-        """Ask nothing yet.
-
-        With a `clock`, rows have the times of answers; `beyond` marks rows of a source that the model cannot read;
-        `evidence` shows the moments that each answer stood on.
-        """
-        self._out, self._state, self._decoding, self._clock = out, state, decoding, clock
-        self._beyond, self._evidence = beyond, evidence
+        """Ask nothing yet; `beyond` marks rows of a source that the model cannot read."""
+        self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
+        self._beyond = beyond
         self._warned_of_words = False
 
-    def ask_all(
-        self,
-        session: Session,
-        questions: Iterable[Question],
-        age_s: float | None,
-        *,
-        alone: bool = False,
-        at_prompt: bool = False,
-    ) -> None:
+    def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
         """Ask every question, and note how many answers were as expected.
 
-        `age_s` is that of the last commit of a live stream. A question that is `alone` is not repeated before its
-        answer. A refused question at the prompt does not end the loop.
+        `age_s` is that of the last commit of a live stream. A refused question at the prompt does not end the loop.
         """
         asked = right = 0
         for question in questions:
-            with surviving_errors(self._out, at_prompt):
-                row = self._ask(session, question, age_s, alone=alone)
+            with surviving_errors(self._out, self._asking.at_prompt):
+                row = self._ask(session, question, age_s)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
                 if self._out.format is Format.JSON:
@@ -70,19 +71,24 @@ class Answers:
         if asked:
             self._out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
-    def _ask(self, session: Session, question: Question, age_s: float | None, *, alone: bool) -> dict[str, Any]:
+    def _ask(self, session: Session, question: Question, age_s: float | None) -> dict[str, Any]:
         self._warn_of_words(session, question.text)
-        answer = self._stream(session, question.text, alone=alone)
+        answer = self._stream(session, question.text)
         row = row_of(answer, self._state)
         if answer.evidence is not None:
-            row |= evidence_keys(answer.evidence)
+            moments = [
+                {"start_s": moment.start_s, "end_s": moment.end_s, "share": round(moment.share, 4)}
+                for moment in answer.evidence.moments
+            ]
+            # `faint` is null if a low share says nothing about the model.
+            row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self._out.format is not Format.JSON:
                 self._out.plain(f"  {evidence_text(answer.evidence)}")
         if self._beyond:
             row["beyond_model"] = True
         if age_s is not None:
             row["commit_age_s"] = round(age_s, 3)
-        if self._clock is not None:
+        if self._asking.timings:
             self._clock.add("first token", answer.ttft_ms / 1e3)
             self._clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
             row["timings"] = timings_key(self._clock.seconds)
@@ -92,10 +98,10 @@ class Answers:
             row |= {"expected": question.expected, "correct": is_expected(answer.text, question.expected)}
         return row
 
-    def _stream(self, session: Session, question: str, *, alone: bool) -> Answer:
-        if self._out.format is Format.TABLE and not alone:
+    def _stream(self, session: Session, question: str) -> Answer:
+        if self._out.format is Format.TABLE and not self._asking.alone:
             self._out.table(question, style="cyan", end=" ")
-        pieces = session.stream(question, self._decoding, evidence=self._evidence)
+        pieces = session.stream(question, self._decoding, evidence=self._asking.evidence)
         while True:
             try:
                 piece = next(pieces)
@@ -152,26 +158,11 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}: this may no longer be in memory" if evidence.faint else text
 
 
-def evidence_keys(evidence: Evidence) -> dict[str, Any]:
-    """Return `evidence`, the moments, and `faint`: null if a low share says nothing about the model."""
-    moments = [
-        {"start_s": moment.start_s, "end_s": moment.end_s, "share": round(moment.share, 4)}
-        for moment in evidence.moments
-    ]
-    return {"evidence": moments, "faint": evidence.faint}
+def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with a real model:") -> None:
+    """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of.
 
-
-def warn_of_source(out: Output, source: str, argument: str) -> None:
-    """Warn before a run that the embedded model cannot make sense of a source; `argument` names it in a command."""
-    out.warn(
-        f"Warning: the embedded model reads only its own world of coloured shapes, and {source} is not of it: its "
-        "answers will mean nothing."
-    )
-    out.warn(f"Hint: name a real model: protokv ingest {shlex.quote(argument)} --model {REAL_MODEL}")
-
-
-def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with") -> None:
-    """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of."""
+    `how` begins the hint; `--model` and a model follow.
+    """
     if sources:
         more = len(sources) - NAMED_SOURCES
         names = ", ".join(sources[:NAMED_SOURCES]) + (f" and {more} more" if more > 0 else "")
@@ -179,4 +170,4 @@ def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with
             f"Warning: the embedded model reads only its own world of coloured shapes, and {names} "
             f"{'is' if len(sources) == 1 else 'are'} not of it: the answers mean nothing."
         )
-        out.warn(f"Hint: {how} a real model: --model {REAL_MODEL}")
+        out.warn(f"Hint: {how} --model {REAL_MODEL}")

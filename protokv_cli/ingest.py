@@ -267,7 +267,7 @@ def ingest(
                 input=dict(_parse_input(one) for one in inputs or ()),
             ),
         )
-        fleet = FleetOptions(listing, workers, devices, batch, ray, max_failures, failures)
+        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures)
         sources = sources or []
         if keep is not None and keep > 1 and every is None and not _is_stream(sources):
             out.warn(
@@ -277,7 +277,7 @@ def ingest(
         if listing is not None or len(sources) != 1 or is_several(sources[0]):
             if timings:
                 raise ConfigError("--timings: for one video only", hint="name one of them alone to see its times")
-            ingest_fleet(out, sources, state, chosen, fleet, dry_run=dry_run)
+            ingest_fleet(out, sources, listing, state, chosen, fleet, dry_run=dry_run)
             return
         if given := fleet.given():
             raise ConfigError(

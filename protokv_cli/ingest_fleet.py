@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,29 +38,28 @@ FAILURES_LISTED = 50
 class FleetOptions:
     """The options of `ingest` that are for several videos only, as they were written."""
 
-    listing: str | None
-    workers: int | None
-    devices: str | None
-    batch: int
-    ray: str | None
-    max_failures: int | None
-    failures: Path | None
+    workers: int | None = None
+    devices: str | None = None
+    batch: int = 1
+    ray: str | None = None
+    max_failures: int | None = None
+    failures: Path | None = None
 
     def given(self) -> list[str]:
-        """Return the names of the options that are set, `--from` left out."""
-        given = {
-            "--workers": self.workers is not None,
-            "--devices": self.devices is not None,
-            "--batch": self.batch > 1,
-            "--ray": self.ray is not None,
-            "--max-failures": self.max_failures is not None,
-            "--failures": self.failures is not None,
-        }
-        return [name for name, is_given in given.items() if is_given]
+        """Return the names of the options that differ from their defaults."""
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return ["--" + name.replace("_", "-") for name in changed]
 
 
 def ingest_fleet(
-    out: Output, sources: list[str], output: str | None, chosen: IngestOptions, fleet: FleetOptions, *, dry_run: bool
+    out: Output,
+    sources: list[str],
+    listing: str | None,
+    output: str | None,
+    chosen: IngestOptions,
+    fleet: FleetOptions,
+    *,
+    dry_run: bool,
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import Recipe, look_fleet, run_fleet
@@ -68,14 +67,14 @@ def ingest_fleet(
     _refuse_single(chosen)
     require_model(str(chosen.backbone or EMBEDDED), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
-    jobs = _plan_jobs(out, sources, fleet.listing)
+    jobs = _plan_jobs(out, sources, listing)
     with _open_pool(fleet, recipe) as pool:
         if dry_run:
             _show_plan(out, look_fleet(jobs, pool, recipe.place), len(jobs))
             return
         ledger = Ledger(_failures_file(fleet, recipe.place))
         account = Account(len(jobs))
-        with stopping(out.warn) as stop, ledger, _progress(out, account) as show:
+        with stopping(out.warn) as stop, _progress(out, account) as show:
             for outcome in run_fleet(
                 jobs,
                 pool,
@@ -86,7 +85,10 @@ def ingest_fleet(
             ):
                 account.add(outcome)
                 ledger.add(outcome)
-                _show_outcome(out, outcome)
+                if out.format is Format.JSON:
+                    out.json({"type": "video", **outcome.to_dict()})
+                elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
+                    out.plain(outcome.state)
                 show()
         _show_end(out, account, ledger, stop.exit)
 
@@ -134,27 +136,20 @@ def _plan_jobs(out: Output, sources: list[str], listing: str | None) -> list[Job
     from protokv.fleet import plan, read_manifest
 
     listed: list[Job] = []
-    if listing is not None:
-        with _open_listing(out, listing) as lines:
-            listed.extend(read_manifest(lines, "stdin" if listing == "-" else listing))
+    if listing == "-":
+        listed = list(read_manifest(out.stdin or sys.stdin, "stdin"))
+    elif listing is not None:
+        try:
+            with Path(listing).open(encoding="utf-8", errors="surrogateescape") as lines:
+                listed = list(read_manifest(lines, listing))
+        except OSError as error:
+            raise SourceNotFound(
+                f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
+            ) from None
     jobs = plan(sources, listed)
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     return jobs
-
-
-@contextmanager
-def _open_listing(out: Output, listing: str) -> Iterator[IO[str]]:
-    if listing == "-":
-        yield out.stdin or sys.stdin
-        return
-    try:
-        with Path(listing).open(encoding="utf-8", errors="surrogateescape") as lines:
-            yield lines
-    except OSError as error:
-        raise SourceNotFound(
-            f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
-        ) from None
 
 
 def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
@@ -212,24 +207,18 @@ class Account:
 
 
 class Ledger:
-    """The file of failures, a line of JSON each as they happen, and the first of them for a table.
-
-    The file of an earlier run is removed; without failures there is no file.
-    """
+    """The file of failures, a line of JSON each as they happen, and the first of them for a table."""
 
     def __init__(self, file: Path) -> None:
+        """Remove the file of an earlier run; without failures there is no file."""
         self.file, self.rows = file, list[dict[str, Any]]()
-        self._stream: IO[str] | None = None
-
-    def __enter__(self) -> Ledger:
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.unlink(missing_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
         except OSError as error:
             raise StateError(
-                f"cannot write {self.file}: {error.strerror}", hint="choose a folder that you may write to"
+                f"cannot write {file}: {error.strerror}", hint="choose a folder that you may write to"
             ) from error
-        return self
 
     def add(self, outcome: Outcome) -> None:
         """Write the failure of a video, if it failed."""
@@ -247,14 +236,8 @@ class Ledger:
         }
         if len(self.rows) < FAILURES_LISTED:
             self.rows.append(row)
-        if self._stream is None:
-            self._stream = self.file.open("w", encoding="utf-8")
-        self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        with self.file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
 
 
 def _exit_code_of(failure: Failure) -> Exit:
@@ -278,13 +261,6 @@ def _show_plan(out: Output, found: Iterator[Looked], total: int) -> None:
             out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
     words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     out.note(f"{total} videos: {words}; nothing was written")
-
-
-def _show_outcome(out: Output, outcome: Outcome) -> None:
-    if out.format is Format.JSON:
-        out.json({"type": "video", **outcome.to_dict()})
-    elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
-        out.plain(outcome.state)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import typer
 from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
 from protokv.ingestion.estimate import Estimate
 from protokv.timings import Timings
-from protokv_cli.answers import warn_of_source
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text, show_timings, timings_key
@@ -45,7 +45,7 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     if started.beyond_model:
-        warn_of_source(out, source, argument)
+        warn_of_answers(out, [source], f"name a real model: protokv ingest {shlex.quote(argument)}")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
@@ -113,10 +113,7 @@ def event_type(event: Event) -> str:
 def progress_parts(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
     """Return the text beside the bar, the most important part first.
 
-    Args:
-        event: the latest.
-        first: time of the clock and stream time at the first event, from which the time left is estimated.
-        now_s: time of the clock.
+    `first` is the time of the clock and of the stream at the first event; the time left is estimated from there.
     """
     where, speed = time_text(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
     state = f"state {bytes_text(event.state_bytes)}"
@@ -145,11 +142,7 @@ def _show_summary(out: Output, summary: Summary) -> None:
 def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -> None:
     """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
 
-    Args:
-        out: where to write.
-        summary: of the run.
-        source: its name, without secrets.
-        stopped: the exit code of the signal that stopped the run; None: it ended by itself.
+    `source` is its name without secrets. `stopped` is the exit code of the signal that stopped the run.
     """
     if stopped is not None:
         at = time_text(summary.stream_time_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -84,15 +84,15 @@ def inspect(
                 )
             _show_folder(out, state)
             return
-        from protokv.inspection.compare import differences
+        from protokv.inspection.compare import compare
         from protokv.inspection.convert import convert
         from protokv.inspection.describe import describe
-        from protokv.storage.api import read_header
+        from protokv.storage.api import load_state, read_header
 
         digests = verify is not False
         if other is not None:
-            found = differences(state, other, digests=digests)
-            _show(out, found)
+            found = compare(load_state(state, verify=digests), load_state(other, verify=digests))
+            _show(out, {"states": [state, other], **found})
             raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
         if output is not None:
             _show(out, convert(state, output, overwrite=force, digests=digests))
@@ -100,13 +100,14 @@ def inspect(
         if watch:
             with interruptible():
                 _watch(out, state, digests=digests, layers=layers)
+            return
         at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
         document = describe(state, at_s=at_s, digests=digests, values=verify is True)
         note_commit(out, document["stream"]["duration_s"], at_s)
         _show(out, document, layers=layers)
 
 
-def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
+def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
     """Show a state after every commit; on a terminal in the same place."""
     from protokv.inspection.describe import describe
 
@@ -114,13 +115,11 @@ def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> NoReturn:
     await_first_commit(out, state)
     for _ in rounds(LOOK_S):
         document = describe(state, digests=digests)
-        if document == shown:
-            continue
-        if out.format is Format.TABLE:
-            out.clear()
-        _show(out, document, layers=layers)
-        shown = document
-    raise AssertionError
+        if document != shown:
+            if out.format is Format.TABLE:
+                out.clear()
+            _show(out, document, layers=layers)
+            shown = document
 
 
 def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:

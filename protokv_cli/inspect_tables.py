@@ -53,9 +53,9 @@ def _fleet_cells(row: Mapping[str, Any], root: str) -> tuple[Any, ...]:
     known = row["steps"] is not None
     return (
         row["state"].removeprefix(root),
-        time_text(row["stream_time_s"]) if known else "-",
-        row["steps"] if known else "-",
-        bytes_text(row["file_bytes"]) if known else "-",
+        time_text(row["stream_time_s"]) if known else None,
+        row["steps"],
+        bytes_text(row["file_bytes"]) if known else None,
         "yes" if row["complete"] else "no",
         row["failure"] or row["damage"] or "",
     )
@@ -85,7 +85,7 @@ def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
                 time_text(one["start_s"]),
                 time_text(one["end_s"]),
                 _decoder(one),
-                one["damage"]["message"] if one["damage"] else "-",
+                one["damage"]["message"] if one["damage"] else None,
             )
             for one in sources
         )
@@ -156,7 +156,7 @@ def _live_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield pairs(rows, title="live")
     if live["gaps"]:
         cells = (
-            (one["from"], time_text(one["from_s"]), "-" if one["to_s"] is None else time_text(one["to_s"]), one["why"])
+            (one["from"], time_text(one["from_s"]), None if one["to_s"] is None else time_text(one["to_s"]), one["why"])
             for one in live["gaps"][-GAPS_SHOWN:]
         )
         yield grid(["gap", "from", "to", "why"], cells)
@@ -221,8 +221,8 @@ def _bank_tables(layers: Sequence[Mapping[str, Any]], prototypes: int, step_s: f
                 i,
                 _fitting(row),
                 row["residual_updates"],
-                _or_dash(row["key_usage_entropy_bits"]),
-                _or_dash(row["value_usage_entropy_bits"]),
+                row["key_usage_entropy_bits"],
+                row["value_usage_entropy_bits"],
             )
             for i, row in rows
         )
@@ -246,26 +246,22 @@ def _fitting(row: Mapping[str, Any]) -> str:
     return f"warming up, {row['warmup_residuals']} of {row['warmup_target']}"
 
 
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _difference_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
     a, b = d["states"]
     verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
     yield pairs({"a": a, "b": b, "they are": verdict}, title="states")
     if d["header"]:
-        fields = ((one["field"], _cell(one["a"]), _cell(one["b"])) for one in d["header"])
+        fields = ((one["field"], one["a"], one["b"]) for one in d["header"])
         yield grid(["field", "a", "b"], fields, title="header")
     if d["tensors"]:
         tensors = (
             (
                 one["name"],
-                _cell(one["a"]),
-                "same" if one["b"] == one["a"] else _cell(one["b"]),
-                "-" if one["differing"] is None else f"{one['differing']} of {one['elements']}",
-                _cell(one["max_abs_difference"]),
+                one["a"],
+                "same" if one["b"] == one["a"] else one["b"],
+                None if one["differing"] is None else f"{one['differing']} of {one['elements']}",
+                one["max_abs_difference"],
             )
             for one in d["tensors"]
         )
@@ -274,7 +270,3 @@ def _difference_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
             tensors,
             title=f"tensors, {len(d['tensors'])} of {d['tensors_compared']}",
         )
-
-
-def _cell(value: Any) -> Any:
-    return "-" if value is None else value

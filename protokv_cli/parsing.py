@@ -1,4 +1,7 @@
-"""The grammar of option values: budgets, settings, times, intervals, lists, seeds."""
+"""The grammar of option values: budgets, settings, times, intervals, lists, seeds.
+
+Every function raises ConfigError, with an example as its hint, for a text that it cannot read.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,7 @@ _DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
 
 
 def parse_budget(text: str) -> int:
-    """Return the tokens of "512", "6k" or "1.5k" (thousands) or "1m" (millions).
-
-    Raises:
-        ConfigError: the text is none of these, or not a whole positive number of tokens.
-    """
+    """Return the tokens of "512", "6k" or "1.5k" (thousands) or "1m" (millions)."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
     tokens = Fraction(match[1]) * _TOKENS[match[2]] if match else Fraction(0)
     if tokens < 1 or tokens.denominator != 1:
@@ -41,11 +40,7 @@ def parse_budget(text: str) -> int:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word.
-
-    Raises:
-        ConfigError: there is no name or no value.
-    """
+    """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
         raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or anchor=first")
@@ -59,11 +54,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`.
-
-    Raises:
-        ConfigError: the text is no length of time.
-    """
+    """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`."""
     given = text.strip().lower()
     match = _CLOCK.fullmatch(given) or _UNITS.fullmatch(given) or _BARE.fullmatch(given)
     if not match or not given:
@@ -85,9 +76,6 @@ def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
         text: of the option.
         now: seconds since 1970; a time of day is the last one before now.
         ahead: a time of day is the next one after now.
-
-    Raises:
-        ConfigError: the text is none of these.
     """
     given, local = text.strip(), datetime.fromtimestamp(now).astimezone()
     try:
@@ -106,11 +94,7 @@ def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
 
 
 def parse_every(text: str) -> Every:
-    """Return how often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`.
-
-    Raises:
-        ConfigError: the text is none of these, or not above zero.
-    """
+    """Return how often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`."""
     from protokv.ingestion import NEVER, Every
 
     if text.strip().lower() == "never":
@@ -130,11 +114,7 @@ def parse_list(text: str) -> list[str]:
 
 
 def parse_seeds(text: str) -> range:
-    """Return the seeds of `SEED` or `SEED:COUNT`: SEED, SEED + 1 and so on.
-
-    Raises:
-        ConfigError: the text is neither.
-    """
+    """Return the seeds of `SEED` or `SEED:COUNT`: SEED, SEED + 1 and so on."""
     seed, colon, count = text.partition(":")
     if not seed.isdecimal() or (colon and not count.isdecimal()) or (colon and int(count) == 0):
         raise ConfigError(f"world: expected SEED or SEED:COUNT, got {text!r}", hint="for example --world 7:20")
@@ -142,11 +122,7 @@ def parse_seeds(text: str) -> range:
 
 
 def parse_scene(text: str) -> tuple[int, int] | None:
-    """Return the shortest and longest scene in seconds of `SHORTEST:LONGEST`; None for `none`.
-
-    Raises:
-        ConfigError: the text is neither.
-    """
+    """Return the shortest and longest scene in seconds of `SHORTEST:LONGEST`; None for `none`."""
     if text == "none":
         return None
     shortest, colon, longest = text.partition(":")
@@ -156,11 +132,7 @@ def parse_scene(text: str) -> tuple[int, int] | None:
 
 
 def parse_variation(text: str) -> Variation:
-    """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`.
-
-    Raises:
-        ConfigError: there is no name or no value.
-    """
+    """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`."""
     from protokv.replay.memories import Variation
 
     name, _, values = text.partition("=")

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import IO, NoReturn
 
@@ -45,14 +45,11 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
     When a command returns, its states are committed, its locks released and its threads joined; only the streams are
     left to flush. An exception other than SystemExit passes.
     """
+    code = 0
     try:
         command()
-        code: object = Exit.DONE
     except SystemExit as end:
-        code = end.code
-    if code is not None and not isinstance(code, int):
-        sys.stderr.write(f"{code}\n")
-        code = Exit.FAILURE
+        code = int(end.code or 0)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -61,7 +58,7 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
             pass
         except (OSError, ValueError):
             code = code or Exit.FAILURE
-    os._exit(int(code or Exit.DONE))
+    os._exit(code)
 
 
 class Stop:
@@ -120,54 +117,51 @@ def withheld_stdin() -> Iterator[IO[str] | None]:
     A library that asks on the terminal whether to run code or to download would otherwise read its answer from the
     questions that the user pipes in. Both `sys.stdin` and file descriptor 0 are empty inside.
     """
-    mine = sys.stdin
-    with open(os.devnull, encoding="utf-8") as empty:  # noqa: PTH123
+    mine = real = sys.stdin
+    with ExitStack() as stack:
+        empty = stack.enter_context(open(os.devnull, encoding="utf-8"))  # noqa: PTH123
+        # Another descriptor means that a program which calls this one has replaced stdin.
+        if _descriptor_of(mine) == 0:
+            kept = stack.enter_context(_descriptor_0_replaced(empty.fileno()))
+            real = stack.enter_context(open(kept, encoding="utf-8", errors="replace", closefd=False))
+        sys.stdin = empty
         try:
-            number = mine.fileno() if mine is not None else -1
-        except (OSError, ValueError):
-            number = -1
-        if number != 0:
-            # None, closed, or replaced by a program that calls this one.
-            sys.stdin = empty
-            try:
-                yield mine
-            finally:
-                sys.stdin = mine
-            return
-        kept = os.dup(0)
-        with open(kept, encoding="utf-8", errors="replace", closefd=False) as real:
-            os.dup2(empty.fileno(), 0)
-            sys.stdin = empty
-            try:
-                yield real
-            finally:
-                sys.stdin = mine
-                os.dup2(kept, 0)
-                os.close(kept)
+            yield real
+        finally:
+            sys.stdin = mine
 
 
 @contextmanager
 def lent_stdin(real: IO[str]) -> Iterator[None]:
     """Put the real stdin back while somebody types: readline reads `sys.stdin` and file descriptor 0."""
     withheld = sys.stdin
-    try:
-        number = real.fileno()
-        empty = os.dup(0) if real is not withheld and os.isatty(number) else None
-    except (OSError, ValueError):
-        empty = None
-    if empty is None:
-        sys.stdin = real
+    with ExitStack() as stack:
+        keyboard, number = real, _descriptor_of(real)
+        if real is not withheld and number is not None and os.isatty(number):
+            stack.enter_context(_descriptor_0_replaced(number))
+            keyboard = stack.enter_context(open(0, encoding="utf-8", errors="replace", closefd=False))
+        sys.stdin = keyboard
         try:
             yield
         finally:
             sys.stdin = withheld
-        return
+
+
+def _descriptor_of(stream: IO[str] | None) -> int | None:
+    """Return the file descriptor; None if there is no stream, or it is closed or in memory."""
     try:
-        os.dup2(number, 0)
-        with open(0, encoding="utf-8", errors="replace", closefd=False) as keyboard:
-            sys.stdin = keyboard
-            yield
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _descriptor_0_replaced(number: int) -> Iterator[int]:
+    """Put another file at descriptor 0; yield the descriptor that the former one has meanwhile."""
+    kept = os.dup(0)
+    os.dup2(number, 0)
+    try:
+        yield kept
     finally:
-        sys.stdin = withheld
-        os.dup2(empty, 0)
-        os.close(empty)
+        os.dup2(kept, 0)
+        os.close(kept)

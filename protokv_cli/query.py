@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli import options
-from protokv_cli.answers import Answers, row_of, warn_of_answers
+from protokv_cli.answers import Answers, QueryOptions, row_of, warn_of_answers
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
@@ -67,27 +66,6 @@ Evidence = Annotated[bool, typer.Option("--evidence", help="Show the times of th
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryOptions:
-    """The options of a query: `placement` has keywords of `load_backbone`, `sampling` has fields of `Decoding`.
-
-    `at` is the text of the user. With `at_prompt`, questions are typed. A question that is `alone` is not
-    repeated before its answer.
-    """
-
-    model: str | None
-    placement: dict[str, Any]
-    sampling: dict[str, Any]
-    at: str | None
-    watch_s: float | None
-    verify: bool
-    top: int | None
-    evidence: bool
-    timings: bool
-    at_prompt: bool
-    alone: bool
 
 
 def query(
@@ -160,8 +138,8 @@ def query(
             top=top,
             evidence=evidence,
             timings=timings,
-            at_prompt=at_prompt,
-            alone=at_prompt or (len(texts) == 1 and texts != ["-"] and file is None),
+            at_prompt=at_prompt and watch is None,
+            alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
         if many:
             _query_many(out, state, [question.text for question in questions], asking)
@@ -212,8 +190,7 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
     beyond = beyond_model(header)
     warn_of_answers(out, beyond)
-    row_clock = clock if asking.timings else None
-    answers = Answers(out, state, decoding, row_clock, beyond=bool(beyond), evidence=asking.evidence)
+    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond))
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
@@ -226,7 +203,7 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if asking.at_prompt:
         out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
-    answers.ask_all(session, questions, age_s, alone=asking.alone, at_prompt=asking.at_prompt)
+    answers.ask_all(session, questions, age_s)
     if asking.timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
 

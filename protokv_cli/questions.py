@@ -78,8 +78,7 @@ def _parse(line: str, where: str) -> Question:
 
 def typed_questions(stdin: IO[str]) -> Iterator[Question]:
     """Yield the lines that a user types at the prompt, without empty ones."""
-    history = _read_history()
-    try:
+    with _history():
         while True:
             try:
                 with lent_stdin(stdin):
@@ -92,8 +91,6 @@ def typed_questions(stdin: IO[str]) -> Iterator[Question]:
                 continue
             if line.strip():
                 yield Question(line.strip())
-    finally:
-        _write_history(history)
 
 
 def _read_line() -> str:
@@ -105,28 +102,26 @@ def _read_line() -> str:
     return input()
 
 
-def _read_history() -> Path | None:
-    """Load the history; return its file, or None without readline or a place for it."""
+@contextmanager
+def _history() -> Iterator[None]:
+    """Load the history, and save it at the end; without readline or a place for it there is none."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(base) / "protokv" / "history"
-    try:
+    loaded = False
+    with suppress(ImportError, OSError):
         import readline
 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
         readline.read_history_file(file)
-    except (ImportError, OSError):
-        return None
-    return file
-
-
-def _write_history(file: Path | None) -> None:
-    if file is not None:
-        with suppress(ImportError, OSError):
-            import readline
-
-            readline.set_history_length(HISTORY_LINES)
-            readline.write_history_file(file)
+        loaded = True
+    try:
+        yield
+    finally:
+        if loaded:
+            with suppress(OSError):
+                readline.set_history_length(HISTORY_LINES)
+                readline.write_history_file(file)
 
 
 @contextmanager

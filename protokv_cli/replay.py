@@ -254,7 +254,7 @@ def replay(
         backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
         plan = request.plan(opened, backbone, fps)
         beyond = [stream.name for stream, _ in plan.streams if is_beyond(backbone.identity.name, stream.comment)]
-        warn_of_answers(out, beyond, "name")
+        warn_of_answers(out, beyond, "name a real model:")
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, plan.trials.values(), output)

@@ -27,19 +27,11 @@ _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a command.
-
-    Attributes:
-        name: its long name without dashes, `max-new-tokens`.
-        parameter: of the function, `max_new_tokens`.
-        kind: the type of a value.
-        repeatable: it may be given more than once.
-        info: its declaration.
-    """
+    """One option of a command, such as `max-new-tokens` of the parameter `max_new_tokens`."""
 
     name: str
     parameter: str
-    kind: type
+    kind: type  # of one value
     repeatable: bool
     info: OptionInfo
 

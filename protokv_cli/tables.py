@@ -81,15 +81,21 @@ def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
 
 
 def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
-    """Return a table with a header; every column but the first is aligned to the right."""
+    """Return a table with a header; every column but the first is aligned to the right, and None is a dash."""
     from rich.table import Table
 
     table = Table(box=None, header_style="cyan")
     for i, column in enumerate(columns):
         table.add_column(printable(column), justify="left" if i == 0 else "right")
     for row in rows:
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else printable(cell) for cell in row))
+        table.add_row(*map(_cell_text, row))
     return _titled(title, table)
+
+
+def _cell_text(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.3g}" if isinstance(cell, float) else printable(cell)
 
 
 def _titled(title: str, table: RenderableType) -> RenderableType:

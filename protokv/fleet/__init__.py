@@ -9,7 +9,7 @@ from __future__ import annotations
 from protokv.fleet.local import LocalPool
 from protokv.fleet.plan import Job, find_states, plan, read_manifest, target_of
 from protokv.fleet.records import Failure, Looked, Outcome, Recipe
-from protokv.fleet.run import Pool, Slot, look_fleet, run_fleet
+from protokv.fleet.run import look_fleet, run_fleet
 
 __all__ = [
     "Failure",
@@ -17,9 +17,7 @@ __all__ = [
     "LocalPool",
     "Looked",
     "Outcome",
-    "Pool",
     "Recipe",
-    "Slot",
     "find_states",
     "look_fleet",
     "plan",

@@ -7,10 +7,11 @@ values that travel between processes.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
+from protokv.backbones import EMBEDDED, identify_backbone, load_backbone
 from protokv.errors import ProtoKVError
-from protokv.fleet.plan import Job, target_of
+from protokv.fleet.plan import Job
 from protokv.ingestion import IngestOptions
 
 if TYPE_CHECKING:
@@ -34,28 +35,17 @@ class Recipe:
     place: str
     options: IngestOptions = field(default_factory=IngestOptions)
 
-    def target_of(self, job: Job) -> str:
-        """Return where the state of a video goes."""
-        return target_of(self.place, job.key)
-
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `load_backbone`."""
-        from protokv.backbones import EMBEDDED, load_backbone
-
-        return load_backbone(self._name or EMBEDDED, **self._placement(device))
+        return load_backbone(**self._arguments(device))
 
     def identify(self, device: str) -> BackboneIdentity:
         """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
-        from protokv.backbones import EMBEDDED, identify_backbone
+        return identify_backbone(**self._arguments(device))
 
-        return identify_backbone(self._name or EMBEDDED, **self._placement(device))
-
-    @property
-    def _name(self) -> str | None:
-        return cast("str | None", self.options.backbone)
-
-    def _placement(self, device: str) -> dict[str, Any]:
-        return self.options.placement | {"device": device, "dtype": self.options.dtype or "auto"}
+    def _arguments(self, device: str) -> dict[str, Any]:
+        chosen = {"name": self.options.backbone or EMBEDDED, "device": device, "dtype": self.options.dtype or "auto"}
+        return self.options.placement | chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is left to do for a video.
+    """The work left for a video.
 
     Attributes:
         standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing

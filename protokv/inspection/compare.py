@@ -11,21 +11,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.snapshot import Header, State
-from protokv.storage.api import load_state
-from protokv.storage.form import StatePath
 
 # Compare this many elements at a time, because they are converted to float64.
 _CHUNK = 1 << 20
-
-
-def differences(a: StatePath, b: StatePath, *, digests: bool = True) -> dict[str, Any]:
-    """Load two states and return how they differ, as `compare`, with their paths under `states`.
-
-    Raises:
-        StateError: one of them is missing or damaged.
-    """
-    found = compare(load_state(a, verify=digests), load_state(b, verify=digests))
-    return {"states": [str(a), str(b)], **found}
 
 
 def compare(a: State, b: State) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def describe(
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact_tokens(state, memory)
+    given = config.to_dict()
     return {
         "state": str(path),
         "format_version": state.format_version,
@@ -66,8 +67,9 @@ def describe(
             "prototypes": config.prototypes,
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "positions": config.positions,
-            "config": config.to_dict(),
-            "resolved": _resolved(config),
+            "config": given,
+            # The values that settings of "auto" resolve to.
+            "resolved": {name: value for name, value in config.resolve().to_dict().items() if value != given[name]},
         },
         "stream": {
             "source": source["name"],
@@ -116,12 +118,6 @@ def _check_budget(state: State, config: MemoryConfig, memory: Memory) -> Iterato
     if used > config.budget:
         raise StateCorrupt(f"state: {used} slots are in use, the budget is {config.budget}")
     yield f"budget: {used} of {config.budget} slots in use, where most are"
-
-
-def _resolved(config: MemoryConfig) -> dict[str, Any]:
-    """Return the values that settings of "auto" resolve to."""
-    given = config.to_dict()
-    return {name: value for name, value in config.resolve().to_dict().items() if value != given[name]}
 
 
 def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | None]:

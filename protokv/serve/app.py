@@ -158,7 +158,6 @@ class _Server:
                     tell(end.value)
                     return
             pieces.close()
-            tell(TooMuch(f"no answer in {self._limits.answer_s:g} s; ask again later"))
         except BaseException as error:
             tell(error)
 

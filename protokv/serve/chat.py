@@ -58,11 +58,13 @@ def parse(body: bytes) -> Request:
     for name, allowed in _UNUSED.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: a state cannot do that")
+    if not isinstance(data.get("model"), str):
+        raise ConfigError("model: expected the name of a state")
     stream_options = data.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise ConfigError("stream_options: expected an object")
     return Request(
-        model=_of(data, "model", str),
+        model=data["model"],
         question=_question(data.get("messages")),
         decoding=Decoding(
             max_new_tokens=int(_number(data, ("max_completion_tokens", "max_tokens"), 64, 1, MOST_TOKENS)),
@@ -90,12 +92,6 @@ def _question(messages: object) -> str:
     if not isinstance(content, str) or not content.strip():
         raise ConfigError("messages: the question is empty")
     return content
-
-
-def _of(data: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    if not isinstance(data.get(name), kind):
-        raise ConfigError(f"{name}: expected {kind.__name__}")
-    return data[name]
 
 
 def _number(data: dict[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:

@@ -6,7 +6,6 @@ A name is looked up among the states that exist, so no request leads out of the 
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from pathlib import Path
 
@@ -25,16 +24,9 @@ class States:
     """The states that are in a folder when they are asked for."""
 
     def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = MOST_SESSIONS) -> None:
-        """Read nothing yet.
-
-        Args:
-            folder: of the states.
-            backbone: the model that made them.
-            most: sessions to keep.
-        """
+        """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to keep."""
         self._folder, self._backbone, self._most = Path(folder), backbone, most
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
-        self._lock = threading.Lock()
 
     def names(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
@@ -63,21 +55,20 @@ class States:
             return 0
 
     def session(self, path: Path) -> Session:
-        """Return the session of the last commit of a state. Two threads must not use it at once.
+        """Return the session of the last commit of a state. Two threads must not ask for sessions or use one at once.
 
         Raises:
             StateNotFound: it is gone.
             StateError: it cannot be read, or another model made it.
         """
-        with self._lock:
-            version = _version(path)
-            known = self._sessions.pop(path, None)
-            if known is None or known[0] != version:
-                known = (version, from_state(storage.load_state(path), self._backbone))
-            self._sessions[path] = known
-            while len(self._sessions) > self._most:
-                self._sessions.popitem(last=False)
-            return known[1]
+        version = _version(path)
+        known = self._sessions.pop(path, None)
+        if known is None or known[0] != version:
+            known = (version, from_state(storage.load_state(path), self._backbone))
+        self._sessions[path] = known
+        while len(self._sessions) > self._most:
+            self._sessions.popitem(last=False)
+        return known[1]
 
 
 def _version(path: Path) -> tuple[int, int]:

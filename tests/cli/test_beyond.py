@@ -54,11 +54,6 @@ def test_matroska_keeps_the_mark_of_a_drawn_video(tmp_path: Path) -> None:
         assert source.info.comment == MARK
 
 
-def test_another_model_watches_what_it_likes(protokv: Program, mocked: None, video: Path) -> None:
-    assert "Warning" not in protokv("ingest", video, "--budget", "24", "--json").err
-    assert "Warning" not in protokv("query", "clip.safetensors", "what ?").err
-
-
 @pytest.mark.parametrize("name", ["short", "minute", "long"])
 def test_the_samples_are_marked(name: str) -> None:
     with open_source(SAMPLES / name / "video.mp4") as source:

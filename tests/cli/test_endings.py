@@ -134,7 +134,7 @@ def test_an_ignored_hang_up_stays_ignored(hang_up: None) -> None:
         assert not stop
 
 
-def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(protokv: Program, mocked: None, video: Path) -> None:
+def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, mocked: None, video: Path) -> None:
     pipe = protokv.folder / "pipe"
     os.mkfifo(pipe)
 
@@ -142,13 +142,16 @@ def test_a_reader_who_leaves_ends_the_report_and_not_the_ingest(protokv: Program
         with pipe.open() as out:
             out.readline()
 
-    reader = threading.Thread(target=read_a_line)
-    reader.start()
-    seen = run_on_terminal(protokv.environment, "ingest", video, *EVERY_STEP, stdout=pipe)
-    reader.join()
-    assert seen.code == Exit.DONE, seen.screen
-    assert "Error" not in seen.screen
-    assert storage.load_state("clip.safetensors").complete
+    asking = ("query", "clip.safetensors", *["what is first ?"] * 500, "--json")
+    for command in (("ingest", video, *EVERY_STEP), asking):
+        reader = threading.Thread(target=read_a_line)
+        reader.start()
+        seen = run_on_terminal(protokv.environment, *command, stdout=pipe)
+        reader.join()
+        assert seen.code == Exit.DONE, seen.screen
+        assert "Error" not in seen.screen
+        # The ingest goes on, because its purpose is the state.
+        assert storage.load_state("clip.safetensors").complete
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -198,12 +201,9 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
 ) -> None:
     path = write_video(tmp_path / "cut.mkv", 12)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    runs = [protokv("ingest", path, *ARGUMENTS) for _ in range(3)]
-    assert [run.code for run in runs] == [Exit.PARTIAL] * 3
+    runs = [protokv("ingest", path, *ARGUMENTS) for _ in range(2)]
+    assert [run.code for run in runs] == [Exit.PARTIAL] * 2
     assert f"\nError: {path}: " in runs[0].err
     assert 0 < runs[0].rows()[-1]["steps"] < 12
     assert len({run.rows()[-1]["damage"] for run in runs}) == 1
     assert protokv("query", "cut.safetensors", "what is first ?").code == 0
-    (document,) = protokv("inspect", "cut.safetensors", "--json").rows()
-    assert document["stream"]["damage"] == runs[0].rows()[-1]["damage"]
-    assert "damaged" in protokv("inspect", "cut.safetensors", "--format", "table").out

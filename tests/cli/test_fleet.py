@@ -33,22 +33,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Pools:
-    """Stands in for `LocalPool`: workers of this process, with the mock."""
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
+    made: list[tuple[int, list[str]]] = []
 
-    def __init__(self) -> None:
-        self.made: list[tuple[int, list[str]]] = []
-
-    def __call__(self, recipe: Recipe, n: int, devices: list[str]) -> Any:
-        self.made.append((n, devices))
+    def make(recipe: Recipe, n: int, devices: list[str]) -> Any:
+        made.append((n, devices))
         return nullcontext(InlinePool(remade(recipe, MockRecipe), n))
 
-
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
-    pools = Pools()
-    monkeypatch.setattr("protokv.fleet.LocalPool", pools)
-    return pools
+    monkeypatch.setattr("protokv.fleet.LocalPool", make)
+    return made
 
 
 @pytest.mark.usefixtures("pools", "mocked")
@@ -86,9 +81,8 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert not Path("states/failures.jsonl").exists()
 
 
-def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_if_so_many_are_wanted(
-    protokv: Program, pools: Pools
-) -> None:
+@pytest.mark.usefixtures("pools")
+def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
     gone = [f"gone{i}.mp4" for i in range(60)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
     assert result.code == Exit.PARTIAL
@@ -123,10 +117,10 @@ def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program)
     ],
 )
 def test_a_worker_per_device_unless_told_otherwise(
-    options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, folder: Path, pools: Pools
+    options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, folder: Path, pools: list[object]
 ) -> None:
     assert protokv("ingest", folder / "more", "-o", "states", *SMALL, *options, "--dry-run").code == 0
-    assert pools.made == [made]
+    assert pools == [made]
 
 
 def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: Program, folder: Path) -> None:
@@ -179,12 +173,3 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert result.code == Exit.PARTIAL
     assert len(result.out.splitlines()) == 2
     assert result.err.splitlines()[-1] == "1 of 3 states cannot be asked"
-
-
-def test_options_for_one_state_are_refused_for_many(protokv: Program) -> None:
-    Path("states").mkdir()
-    assert protokv("query", "states", "what ?").code == Exit.NOT_FOUND
-    assert protokv("query", "s.safetensors", "what ?", "--top", "3").code == Exit.USAGE
-    for option in ("--timings are", "--evidence is"):
-        assert f"{option} told of one state" in protokv("query", "states/", "what ?", option.split()[0]).err
-    assert protokv("inspect", "states", "-o", "x.zarr").code == Exit.USAGE

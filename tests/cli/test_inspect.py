@@ -65,6 +65,7 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
         if source == cut:
             # A source behind a damaged one is watched once the state counts as complete.
             assert result.code == Exit.PARTIAL
+            damage = result.rows()[-1]["damage"]
             state = storage.load_state("s.safetensors")
             storage.save_state(replace(state, complete=True), "s.safetensors")
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
@@ -73,7 +74,7 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
     times = [(one["start_s"], one["end_s"]) for one in stream["sources"]]
     assert [end for _, end in times[:-1]] == [start for start, _ in times[1:]]
     assert [one["damage"] is not None for one in stream["sources"]] == [False, True, False]
-    assert stream["damage"] == stream["sources"][1]["damage"]["message"]
+    assert stream["damage"] == stream["sources"][1]["damage"]["message"] == damage
     text = protokv("inspect", "s.safetensors", "--format", "table").out
     for said in (*names, "3 sources", "damaged: ", "frames lost"):
         assert said in text

@@ -256,19 +256,3 @@ def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(
     assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.err
     assert asked.err.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
     assert len(tagged.requests) == requests
-
-
-@pytest.mark.parametrize("command", ["ingest", "ingest --dry-run", "ingest -o states/", "query", "replay", "serve"])
-def test_a_folder_and_the_embedded_model_have_no_revisions(protokv: Program, video: Path, command: str) -> None:
-    name = "protokv/mini" if command in ("ingest", "serve") else str(protokv.folder)
-    verb, *options = command.split()
-    operand: list[object] = {
-        "ingest": [video],
-        "query": ["x.safetensors", "what ?"],
-        "replay": [],
-        "serve": [protokv.folder],
-    }[verb]
-    result = protokv(verb, *operand, *options, "--model", name, "--revision", "v1")
-    assert result.code == Exit.USAGE
-    assert "has no revisions" in result.err.splitlines()[0]
-    assert len(result.err.splitlines()) == 2

@@ -44,6 +44,9 @@ MISTAKES = [
     ("ingest rtsp:/camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest RTSP:camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest c:/absent.mp4", Exit.NOT_FOUND, "spelling"),
+    ("ingest VIDEO --model protokv/mini --revision v1", Exit.USAGE, "has no revisions"),
+    ("ingest VIDEO --model protokv/mini --revision v1 --dry-run", Exit.USAGE, "has no revisions"),
+    ("ingest VIDEO notes.mp4 -o states --model protokv/mini --revision v1", Exit.USAGE, "has no revisions"),
     ("ingest a.mp4 b.mp4 -o s.safetensors", Exit.USAGE, "s.safetensors is the name of one"),
     ("ingest a.mp4 x/a.mkv", Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
     ("ingest a.mp4 b.mp4 --append -o s", Exit.USAGE, "--append: for one video only"),
@@ -57,6 +60,15 @@ MISTAKES = [
     ("query torn.safetensors 'what ?'", Exit.CORRUPT, "torn.safetensors"),
     ("query s.safetensors -", Exit.USAGE, "no question"),
     ("query s.safetensors --questions bad.jsonl", Exit.USAGE, "line 1 of"),
+    ("query s.safetensors --questions absent.jsonl", Exit.USAGE, "cannot be read"),
+    ("query s.safetensors 'what ?' --top 3", Exit.USAGE, "--top ranks the answers of many states"),
+    ("query s.safetensors 'what ?' --watch 30s --at 3s", Exit.USAGE, "--watch asks the last commit"),
+    ("query s.safetensors 'what ?' --at 2026-01-01", Exit.USAGE, "is of a video, which has no date"),
+    ("query s.safetensors 'what ?' --at noon", Exit.USAGE, "expected a length of time"),
+    ("query s.safetensors 'what ?' --model . --revision v1", Exit.USAGE, "has no revisions"),
+    ("query states 'what ?'", Exit.NOT_FOUND, "states"),
+    ("query states/ 'what ?' --timings", Exit.USAGE, "--timings are told of one state"),
+    ("query states/ 'what ?' --evidence", Exit.USAGE, "--evidence is told of one state"),
     ("query s.safetensors 'what ?' --temperature -1", Exit.USAGE, "temperature"),
     ("query s.safetensors 'is <|im_end|> ?'", Exit.USAGE, "control token"),
     ("inspect absent.safetensors", Exit.NOT_FOUND, "absent.safetensors"),
@@ -66,6 +78,13 @@ MISTAKES = [
     ("inspect s.safetensors s.safetensors --at 9", Exit.USAGE, ""),
     ("inspect s.safetensors -o b.pt --verify", Exit.USAGE, ""),
     ("inspect s.safetensors -o b.npz", Exit.USAGE, ""),
+    ("inspect states -o b.zarr", Exit.USAGE, "holds many states"),
+    ("serve absent", Exit.NOT_FOUND, "there is no folder absent"),
+    ("serve . --host 0.0.0.0", Exit.USAGE, "PROTOKV_TOKEN"),
+    ("serve . --host 192.168.1.7", Exit.USAGE, "PROTOKV_TOKEN"),
+    ("serve . --host ::", Exit.USAGE, "PROTOKV_TOKEN"),
+    ("serve . --host example.org", Exit.USAGE, "PROTOKV_TOKEN"),
+    ("serve . --model protokv/mini --revision v1", Exit.USAGE, "has no revisions"),
     ("replay x.mp4", Exit.USAGE, "no questions"),
     ("replay x.mp4 --world 3", Exit.USAGE, "either SOURCE or --world"),
     ("replay absent.mp4 --questions absent.jsonl", Exit.NOT_FOUND, "absent.jsonl"),
@@ -75,6 +94,13 @@ MISTAKES = [
     (f"replay {WORLD} --delays 1h --memory durable", Exit.USAGE, "nothing to show: no question could be asked"),
     (f"replay {WORLD} --cuts fast", Exit.USAGE, "cuts: expected"),
     ("replay --world 7:x", Exit.USAGE, "expected SEED or SEED:COUNT, got '7:x'"),
+    (f"replay {WORLD} -o notes.mp4", Exit.USAGE, "row of results"),
+    (f"replay {WORLD} -o notes", Exit.USAGE, "row of results"),
+    (f"replay {WORLD} -o bad.jsonl", Exit.USAGE, "row of results"),
+    ("replay notes.mp4 --questions bad.jsonl -o notes.mp4 --force", Exit.USAGE, "would be written over"),
+    ("replay notes.mp4 --questions bad.jsonl --plot notes.mp4", Exit.USAGE, "would be written over"),
+    ("replay notes.mp4 --questions bad.jsonl --html bad.jsonl", Exit.USAGE, "would be written over"),
+    ("replay --model . --revision v1", Exit.USAGE, "has no revisions"),
     ("replay --report absent.jsonl", Exit.NOT_FOUND, "absent.jsonl"),
     ("replay --dataset imagenet", Exit.USAGE, "no data set 'imagenet'"),
     ("replay --dataset mlvu", Exit.USAGE, "where is mlvu"),
@@ -88,6 +114,12 @@ MISTAKES = [
 ]
 
 
+def files() -> dict[Path, bytes]:
+    """Return the content of every file below the current folder, except lists of results and failures."""
+    found = (path for path in Path().rglob("*") if path.name not in ("results.jsonl", "failures.jsonl"))
+    return {path: path.read_bytes() for path in found if path.is_file()}
+
+
 @pytest.mark.parametrize(("command", "code", "said"), MISTAKES, ids=[command for command, *_ in MISTAKES])
 def test_a_mistake_is_one_error_line_at_most_one_hint_and_its_code(
     protokv: Program, video: Path, watched: Callable[..., Path], command: str, code: Exit, said: str
@@ -95,8 +127,10 @@ def test_a_mistake_is_one_error_line_at_most_one_hint_and_its_code(
     state = Path(shutil.copy(watched(), protokv.folder / "s.safetensors"))
     Path("torn.safetensors").write_bytes(state.read_bytes()[:-100])
     Path("notes.mp4").write_text("not a video\n" * 100)
-    Path("bad.jsonl").write_text('{"question": 1}\n')
-    before = {path for path in Path().iterdir() if path.suffix != ".jsonl"}
+    Path("notes").write_text("my notes")
+    Path("bad.jsonl").write_text('{"question": 1}')
+    Path("states").mkdir()
+    before = files()
     result = protokv(*(str(video) if word == "VIDEO" else word for word in shlex.split(command)))
     assert result.code == code, result.err
     error, *hints = result.err.splitlines()
@@ -105,4 +139,4 @@ def test_a_mistake_is_one_error_line_at_most_one_hint_and_its_code(
     assert all(line.startswith("Hint: ") for line in hints)
     assert said in " ".join([error, *hints])
     assert result.out == ""
-    assert {path for path in Path().iterdir() if path.suffix != ".jsonl"} == before
+    assert files() == before

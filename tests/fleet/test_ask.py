@@ -13,11 +13,10 @@ from protokv.core.session import Answer
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
 from protokv.fleet.ask import Reply, ask_all, load_backbone_for, surest
-from protokv.ingestion import ingest
 from protokv.storage.checkpoint import load
+from tests.baselines.conftest import watched
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.mock_backbone import MockBackbone
-from tests.prepared import Prepared
 from tests.tolerance import near_logits
 
 QUESTIONS = ["what is first ?", "red ring"]
@@ -54,12 +53,8 @@ def test_the_surest_come_first_and_of_equals_the_earlier() -> None:
     assert [(rank, one.state) for rank, one in surest(replies, 2)] == [(1, "b"), (2, "d"), (1, "c")]
 
 
-def test_an_answer_says_the_mean_log_probability_of_its_tokens(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "s.safetensors"
-    list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
-    session = load(path, tiny)
+def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = watched(tiny, CONFIG, range(6))
     decoding = Decoding(max_new_tokens=5)
     # One forward takes the question and each token of the answer but the last.
     chosen: list[int] = []
@@ -86,11 +81,9 @@ def test_an_answer_says_the_mean_log_probability_of_its_tokens(
     assert answer.mean_logprob == pytest.approx(sum(each) / len(each), rel=0, abs=allowed)
 
 
-def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone, tmp_path: Path) -> None:
+def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone) -> None:
     """The probability is always that of temperature 1."""
-    path = tmp_path / "s.safetensors"
-    list(ingest(Prepared(1, 6), path, CONFIG, backbone=tiny))
-    session = load(path, tiny)
+    session = watched(tiny, CONFIG, range(6))
     greedy = session.ask("what is first ?", Decoding(4))
     drawn = session.ask("what is first ?", Decoding(4, temperature=1e-4, seed=3))
     assert drawn.text == greedy.text

@@ -202,42 +202,36 @@ def test_a_state_that_is_damaged_or_of_another_model_is_told_and_the_others_answ
         assert ask(one, "door").choices
 
 
-class Held:
-    """Answers that begin, and wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
-
-
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    held, stream = Held(), Session.stream
+def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Hold every answer: it sets the first event when it begins, and goes on once the second is set."""
+    begun, go, stream = threading.Event(), threading.Event(), Session.stream
 
     def slow(self: Session, *arguments: Any) -> Any:
-        held.begun.set()
-        assert held.go.wait(30)
+        begun.set()
+        assert go.wait(30)
         return (yield from stream(self, *arguments))
 
     monkeypatch.setattr(Session, "stream", slow)
-    return held
+    return begun, go
 
 
-def test_more_questions_than_may_wait_are_sent_away(made: Path, held: Held) -> None:
-    answers: list[Any] = []
+def test_more_questions_than_may_wait_are_sent_away(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
+    (begun, go), answers = held, list[Any]()
     with server(made, limits=Limits(waiting=1)) as address, client(address) as one, client(address) as other:
         thread = threading.Thread(target=lambda: answers.append(ask(one)), daemon=True)
         thread.start()
-        assert held.begun.wait(30)
+        assert begun.wait(30)
         with pytest.raises(openai.InternalServerError, match="too many questions"):
             ask(other)
-        held.go.set()
+        go.set()
         thread.join(30)
         assert ask(other).choices
     assert len(answers) == 1
 
 
-def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: Held) -> None:
+def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
     with server(made, limits=Limits(answer_s=0.05)) as address, client(address) as one:
         with pytest.raises(openai.InternalServerError, match=r"no answer in 0\.05 s"):
             ask(one)
-        held.go.set()
+        held[1].set()

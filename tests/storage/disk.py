@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -28,7 +29,7 @@ class File:
         self._file, self._disk = file, disk
 
     def write(self, data) -> int:
-        self._disk.write(self._file, data)
+        self._disk.call("write", self._file, data)
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,65 +43,51 @@ class File:
 
 
 class Disk:
-    """Replace the file system calls of a commit within a `with` block; subclasses record them or let them fail."""
+    """Takes the file system calls of a commit within a `with` block, and the writes to its files."""
 
     def __enter__(self) -> Self:
         self._patch = pytest.MonkeyPatch()
         for name in CALLS:
-            self._patch.setattr(filesystem, name, getattr(self, name))
+            self._patch.setattr(filesystem, name, partial(self.call, name))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
 
-    def create(self, path: Path) -> File:
-        return File(_REAL["create"](path), self)
-
-    def write(self, file: BinaryIO, data) -> None:
-        file.write(data)
-
-
-for _name in set(CALLS) - {"create"}:
-    setattr(Disk, _name, staticmethod(_REAL[_name]))
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Make a call, or do what this disk does instead."""
+        if name == "write":
+            file, data = arguments
+            return file.write(data)
+        made = _REAL[name](*arguments)
+        return File(made, self) if name == "create" else made
 
 
 class Fast(Disk):
     """The real file system without waiting for the disk."""
 
-    def sync(self, file: File) -> None:
-        file.flush()
-
-    def sync_folder(self, folder: Path) -> None:
-        pass
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "sync":
+            return arguments[0].flush()
+        return None if name == "sync_folder" else super().call(name, *arguments)
 
 
 class Failing(Fast):
-    """A disk on which call number `at` fails with an error, once or from then on."""
+    """A disk on which call number `at` fails with an error, once or from then on. Removals succeed and do not count."""
 
     def __init__(self, at: int, error: int, *, once: bool) -> None:
         self.at, self.error, self.once, self.count = at, error, once, 0
 
-    def step(self) -> bool:
-        self.count += 1
-        return self.count == self.at or (self.count > self.at and not self.once)
-
-
-def _failing(name: str) -> Any:
-    def call(self: Failing, *arguments: Any) -> Any:
-        if self.step():
-            if name == "write":
-                # Half of the bytes arrive.
-                file, data = arguments
-                file.write(bytes(data)[: len(data) // 2])
-                file.flush()
-            raise OSError(self.error, os.strerror(self.error))
-        return getattr(super(Failing, self), name)(*arguments)
-
-    return call
-
-
-for _name in ("create", "write", "sync", "replace", "exchange", "sync_folder", "link", "make_folder"):
-    setattr(Failing, _name, _failing(_name))
+    def call(self, name: str, *arguments: Any) -> Any:
+        self.count += name != "remove"
+        if name == "remove" or self.count < self.at or (self.once and self.count > self.at):
+            return super().call(name, *arguments)
+        if name == "write":
+            # Half of the bytes arrive.
+            file, data = arguments
+            file.write(bytes(data)[: len(data) // 2])
+            file.flush()
+        raise OSError(self.error, os.strerror(self.error))
 
 
 class Recorded(Fast):
@@ -112,48 +99,20 @@ class Recorded(Fast):
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, []
 
-    def create(self, path: Path) -> File:
-        self.calls.append(("create", path))
-        return super().create(path)
-
-    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        super().write(file, data)
-        self.calls.append(("write", Path(file.name), bytes(data)))
-
-    def sync(self, file: File) -> None:
-        super().sync(file)
-        self.calls.append(("sync", Path(file.name)))
-
-    def exchange(self, a: Path, b: Path) -> bool:
-        if self.exchanges:
-            assert super().exchange(a, b)
-            self.calls.append(("exchange", a, b))
-        return self.exchanges
-
-    def replace(self, source: Path, target: Path) -> None:
-        super().replace(source, target)
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "exchange" and not self.exchanges:
+            return False
+        if name == "remove" and arguments[0].is_dir():
+            for one in sorted(arguments[0].iterdir()):
+                self.call("remove", one)
+        made = super().call(name, *arguments)
+        assert name != "exchange" or made
         # With two names of one file, nothing is moved.
-        if not source.exists():
-            self.calls.append(("replace", source, target))
-
-    def remove(self, path: Path) -> None:
-        for one in sorted(path.iterdir()) if path.is_dir() else ():
-            self.remove(one)
-        if os.path.lexists(path):
-            super().remove(path)
-            self.calls.append(("remove", path))
-
-
-def _recorded(name: str) -> Any:
-    def call(self: Recorded, *arguments: Path) -> None:
-        getattr(super(Recorded, self), name)(*arguments)
-        self.calls.append((name, *arguments))
-
-    return call
-
-
-for _name in ("sync_folder", "link", "make_folder"):
-    setattr(Recorded, _name, _recorded(_name))
+        if name != "replace" or not arguments[0].exists():
+            first, *rest = arguments
+            path = Path(first.name) if name in ("write", "sync") else first
+            self.calls.append((name, path, *map(bytes, rest)) if name == "write" else (name, path, *rest))
+        return made
 
 
 @dataclass(eq=False)
