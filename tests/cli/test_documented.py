@@ -68,9 +68,6 @@ def arguments_of(command: str) -> list[str]:
 def test_there_are_examples_where_they_are_looked_for() -> None:
     for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
         assert EXAMPLES[place], place
-
-
-def test_every_command_is_shown_in_the_readme() -> None:
     shown = {command.split()[0] for command in EXAMPLES["README.md"] if command}
     assert set(COMMANDS) <= shown
 

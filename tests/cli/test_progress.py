@@ -76,22 +76,20 @@ def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
     assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
+@pytest.mark.parametrize("term", ["dumb", "unknown", "xterm-256color"])
+def test_a_terminal_that_cannot_be_drawn_on_gets_lines_and_quiet_nothing(
     term: str, protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", term=term)
+    quiet = ("--quiet", "--format", "plain") if term == "xterm-256color" else ()
+    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", *quiet, term=term)
     assert seen.code == 0
     assert DRAWING not in seen.screen
     assert "\r" not in seen.screen.replace("\r\n", "\n")
-    assert [line for line in seen.lines() if "frames/s, state" in line]
-
-
-def test_quiet_draws_nothing(protokv: Program, mocked: None, video: Path) -> None:
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--quiet")
-    assert seen.code == 0
-    assert "loading" not in seen.screen
+    if quiet:
+        assert seen.lines() == ["clip.safetensors"]
+    else:
+        assert [line for line in seen.lines() if "frames/s, state" in line]
 
 
 def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(

@@ -91,6 +91,12 @@ def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program
     assert "Warning: PROTOKV_BUDGT is no setting; did you mean PROTOKV_BUDGET?" in result.err
 
 
+SECONDS = {
+    "0": 0, "30s": 30, "2m": 120, "1.5h": 5400, " 7 ": 7, "10M": 600, "1m30s": 90, "1h2m3.5s": 3723.5, "7:30": 450,
+    "7m30s": 450, "450": 450, "450s": 450, "7.5m": 450, "0:04.5": 4.5, "1:02:03": 3723, "90:00": 5400, "1h30s": 3630,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
@@ -118,24 +124,12 @@ def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program
         (parse_setting, "anchor=first", ("anchor", "first")),
         (parse_setting, "anchor=a=b", ("anchor", "a=b")),
         (parse_setting, "x=" + "[" * 100_000, ("x", "[" * 100_000)),
+        *((parse_duration, text, seconds) for text, seconds in SECONDS.items()),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:20]),
 )
 def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
     assert parse(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600), ("1m30s", 90),
-        ("1h2m3.5s", 3723.5), ("7:30", 450), ("7m30s", 450), ("450", 450), ("450s", 450),
-        ("7.5m", 450), ("0:04.5", 4.5), ("1:02:03", 3723),
-        ("90:00", 5400), ("1h30s", 3630),
-    ],
-)  # fmt: skip
-def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
 
 
 @given(st.integers(0, 10**7))
