@@ -166,7 +166,7 @@ def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, v
         (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_two_lines(
+def test_a_model_that_cannot_be_loaded_is_two_lines(
     call: Call, video: Path, hub: Hub, name: str, revision: str | None, in_reach: bool, said: str
 ) -> None:
     changes = {"PROTOKV_REVISION": revision} if revision else {}
@@ -180,7 +180,7 @@ def test_a_model_that_cannot_be_had_is_two_lines(
     assert hub.requests.count(f"/api/models/{name}") <= 1
 
 
-def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
+def test_a_missing_model_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
     code = (
         "import sys\nfrom protokv.backbones import require_model\nfrom protokv.errors import ModelError\n"
         f"try:\n    require_model({NAME!r})\nexcept ModelError:\n    pass\n"
@@ -216,7 +216,7 @@ def tagged(hub: Hub, tmp_path: Path) -> Hub:
     return hub
 
 
-def test_a_revision_is_what_is_loaded_recorded_and_asked_again(
+def test_the_revision_is_loaded_recorded_and_asked_again(
     protokv: Program, call: Call, video: Path, tagged: Hub
 ) -> None:
     first = call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)

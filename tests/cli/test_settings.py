@@ -66,7 +66,7 @@ def test_a_setting_at_the_top_serves_every_command_that_has_it(protokv: Program)
     assert "NAME=VALUE" in protokv("ingest", "x.mp4").err
 
 
-def test_options_whose_names_are_others_in_the_program_are_read(protokv: Program, mocked: None, video: Path) -> None:
+def test_an_option_is_read_by_its_name_on_the_command_line(protokv: Program, mocked: None, video: Path) -> None:
     text = "quiet = true\n[ingest]\njson = true\noutput = 'there.safetensors'\nset = ['split=1:5']\nbudget = 24\n"
     (protokv.folder / "protokv.toml").write_text(text + "[inspect]\nformat = 'plain'\n")
     assert protokv("ingest", video).rows()[-1]["state"] == "there.safetensors"
@@ -84,7 +84,7 @@ def test_every_option_has_its_variable(name: str) -> None:
     assert "--debug" in variables
 
 
-def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program, mocked: None, video: Path) -> None:
+def test_a_variable_sets_an_option_and_an_unknown_one_is_reported(protokv: Program, mocked: None, video: Path) -> None:
     protokv.environment |= {"PROTOKV_JSON": "1", "PROTOKV_OUTPUT": "b.pt", "PROTOKV_BUDGT": "3", "PROTOKV_BUDGET": "24"}
     result = protokv("ingest", video)
     assert result.rows()[-1]["state"] == "b.pt"
