@@ -45,7 +45,7 @@ def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: B
     torch.testing.assert_close(cuda_logits.cpu(), cpu_logits, rtol=1e-3, atol=1e-3)
 
 
-# Of 8 bits, a centre differs by a whole unit where two sums differ in their last digit.
+# A centre of 8 bits differs by a whole unit if two sums differ in their last digit.
 NEAR = {
     "paper": (PaperConfig(budget=48), 1e-3),
     "durable, 32 bits": (DurableConfig(budget=48, center_bits=32), 1e-3),
@@ -78,7 +78,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
 
 @pytest.fixture
 def _no_waits() -> Iterator[None]:
-    """A wait of the host for the device raises."""
+    """Raise if the host waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
@@ -141,7 +141,7 @@ def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.M
     session.ask("what?", Decoding(3))
     monkeypatch.setattr(session_module, "read_token", reading)
     try:
-        # Not to the end: how many tokens were visible is asked once an answer.
+        # Stop before the end, where the number of visible tokens is read once an answer.
         pieces = session.stream("what?", Decoding(6))
         for _ in range(4):
             next(pieces)

@@ -1,4 +1,4 @@
-"""The package as a user imports it: its names, what an import costs, and the README's code."""
+"""The package as a user sees it: its names, the README's code, its wheel, and the rules of its rooms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_nothing_in_the_wheel_imports_what_is_not_in_it(wheel: ZipFile) -> None:
     assert len(sources) > 50
     for name in sources:
         assert not imported_packages(wheel.read(name).decode()) & {"samples", "tests"}, name
-    # The same look at the training recipe finds what it looks for.
+    # The search itself works: it finds an import of the training recipe.
     assert "samples" in imported_packages((ROOT / "samples/training/train.py").read_text())
 
 

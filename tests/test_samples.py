@@ -70,6 +70,7 @@ def test_a_sample_is_answered_from_its_state_alone(
     assert len(rows) - len(wrong) >= RIGHT[name], wrong
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_readme_shows_what_the_commands_print(
     ingested: Callable[[str], tuple[Program, Result]],
 ) -> None:

@@ -30,18 +30,8 @@ COLOURS: Final[dict[str, tuple[int, int, int]]] = {
 
 COLOUR_NAMES: Final = tuple(COLOURS)
 
-# Row by row, three per row: place p is row p // 3, column p % 3 of the frame.
-PLACES: Final = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "center",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
-)
+PLACES: Final = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
+"""Row by row: place p is row p // 3, column p % 3 of the frame."""
 
 NUMBERS: Final = ("zero", "one", "two", "three", "four")
 """Words for 0 to 4, the highest count."""

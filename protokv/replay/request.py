@@ -29,14 +29,12 @@ from protokv.replay.schedule import LADDER
 from protokv.replay.streams import open_files
 from protokv.replay.studies import Dataset, Study, load_study
 
-PROMPTS = ("official", "bare")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A replay; see `protokv replay --help` for the meaning of each field.
 
-    `worlds` has the fields of the study's `Worlds` to change.
+    `worlds` has the fields of the study's `Worlds` to change; `prompt` is "official", "bare", or None for the model's.
     """
 
     study: Study = field(default_factory=lambda: load_study("quick"))
@@ -89,8 +87,6 @@ class Request:
             raise ConfigError("--data-root is the folder of a data set", hint="name the data set with --dataset")
         if self.sources and self.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
-        if self.prompt not in (None, *PROMPTS):
-            raise ConfigError(f"there is no prompt {self.prompt!r}", hint=f"use one of {', '.join(PROMPTS)}")
 
     def open(self, model: str) -> Opened:
         """Open the streams, and list the missing ones.

@@ -138,8 +138,6 @@ class Row(Trial):
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
         names = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
-        if "protocol" not in data and "question_id" in data:
-            raise ValueError("it is from an older version, which did not note the model and the stream")
         missing = [name for name in names if name not in data]
         if missing:
             raise ValueError(f"{missing[0]} is missing")

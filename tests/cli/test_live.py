@@ -28,14 +28,8 @@ TICKS = [40 * i for i in range(200)]
 
 def watched(path: Path, *scripts: list[Any], address: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> Path:
     world = World(*(scripts or [list(one) for one in SCRIPTS]))
-    quiet = 0
-
-    def stop() -> bool:
-        nonlocal quiet
-        quiet = quiet + 1 if world.idle.is_set() and not source.waiting else 0
-        return quiet > 5
-
     with world.source(address) as source:
+        stop = world.watched(source)
         for _ in ingest(source, path, DurableConfig(budget=40), backbone=MockBackbone(), should_stop=stop, **options):
             pass
     return path

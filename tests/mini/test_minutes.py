@@ -1,4 +1,4 @@
-"""Evidence that lasts for minutes: a crossing is where it says, and counts are what comes into view."""
+"""Evidence that lasts for minutes: a crossing shape is where its events say, and counts match the frames."""
 
 from __future__ import annotations
 

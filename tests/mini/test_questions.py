@@ -34,7 +34,7 @@ def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
 
 
 def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[set[str], float]:
-    """Every answer that the events allow, by brute force over frames of half seconds, and when it was last seen."""
+    """Return every answer that the events allow, by brute force over frames, and when its evidence was last seen."""
     times = np.arange(0, ask_s, 0.5)
     shown = [[e for e in events if e.start_s <= t < e.end_s] for t in times]
 

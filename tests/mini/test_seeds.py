@@ -1,4 +1,4 @@
-"""The ranges of seeds are apart, and everything that names a seed stays within its own."""
+"""The ranges of seeds are disjoint, and everything that names a seed stays within its range."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from protokv.replay.studies import load_study
-from samples.seeds import (
-    CARD,
-    DEMONSTRATION,
-    DEVELOPMENT,
-    RANGES,
-    STUDY,
-    TRAINING_STREAM,
-    WORLD_STREAMS,
-)
+from samples.seeds import CARD, DEMONSTRATION, DEVELOPMENT, RANGES, STUDY, TRAINING_STREAM, WORLD_STREAMS
 from samples.training.evaluate import LENGTHS, make_held_out_world
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +39,7 @@ def test_the_worlds_of_the_card_keep_to_themselves() -> None:
                 assert CARD.start <= CARD.start + 10_000 * length + index < CARD.stop
 
 
-def test_studies_keep_to_theirs() -> None:
+def test_studies_keep_to_their_range() -> None:
     for path in ("delay", "quick", *sorted((ROOT / "samples" / "studies").glob("*.toml"))):
         worlds = load_study(str(path)).worlds
         reported = Path(path).stem in ("delay", "harder", "order", "time", "hour", "decay", "modes")
@@ -64,14 +56,13 @@ def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
         seeds = re.findall(rb'"video": ?"world-(\d+)"', rows)
         assert len(seeds) == rows.count(b"\n") > 0
         assert all(int(seed) in STUDY for seed in set(seeds))
-    for start, count in re.findall(
-        r"--world (\d+):(\d+)", "".join((folder / "run.sh").read_text() for folder in folders)
-    ):
+    commands = "".join((folder / "run.sh").read_text() for folder in folders)
+    for start, count in re.findall(r"--world (\d+):(\d+)", commands):
         assert int(start) in STUDY
         assert int(start) + int(count) - 1 in STUDY
 
 
-def test_the_samples_are_of_theirs() -> None:
+def test_the_samples_keep_to_their_range() -> None:
     seeds = re.findall(r"--seed (\d+)", (ROOT / "samples" / "make.sh").read_text())
     assert len(seeds) == 3
     assert all(int(seed) in DEMONSTRATION for seed in seeds)

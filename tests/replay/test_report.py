@@ -120,7 +120,7 @@ def test_a_difference_is_of_the_same_questions() -> None:
     assert compare(one, []) is None
 
 
-def test_memories_without_a_different_answer_are_equal_up_to_what_so_few_can_show() -> None:
+def test_memories_without_a_different_answer_still_have_an_interval() -> None:
     same = [[True] * 10] * 6
     found = compare(rows("durable", same), rows("full", same))
     assert found is not None

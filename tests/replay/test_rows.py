@@ -105,10 +105,3 @@ def test_a_model_is_known_by_its_weights_whatever_it_is_called() -> None:
     assert replace(ROW, model={**ROW.model, "name": "elsewhere"}).key == ROW.key
     nameless = replace(ROW, model={**ROW.model, "weights_digest": ""})
     assert replace(nameless, model={**nameless.model, "name": "elsewhere"}).key != nameless.key
-
-
-def test_rows_of_an_older_version_are_refused_by_what_they_lack(tmp_path: Path) -> None:
-    old = {name: value for name, value in asdict(ROW).items() if name not in ("model", "stream", "protocol")}
-    (tmp_path / "r.jsonl").write_text(json.dumps(old) + "\n\n")
-    with pytest.raises(ConfigError, match="older version"):
-        read_rows([tmp_path / "r.jsonl"])

@@ -17,7 +17,7 @@ from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_min
 
 
 def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldStream:
-    """300 seconds with the evidence at the start, unless the settings say otherwise."""
+    """Make a stream of 300 seconds with the evidence at the start, unless the settings say otherwise."""
     return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
 
 
@@ -33,18 +33,6 @@ def test_questions_of_further_types_come_behind_the_others_and_keep_their_answer
     seen = [e for e in stream.world.events_until(300) if e not in repeats]
     for question in further:
         assert question.answer in {fact.answer for fact in find_facts(question.type, seen, 300)}
-
-
-@pytest.mark.parametrize("before", [0, 60, 104, 240])
-def test_the_evidence_is_the_same_wherever_it_lies(before: int) -> None:
-    first, later = (make_world(9, distractor_rate=20.0, before=start).world for start in (0, before))
-    expected = [event.later(before) for event in first.events_until(16)]
-    assert [e for e in later.events() if before <= e.start_s < before + 16] == expected
-    assert all(e in later.visible(e.start_s) for e in expected)
-    others = [e for e in later.events() if e not in expected]
-    assert len(others) > 60
-    for attribute in ("shape", "colour", "place"):
-        assert not {getattr(e, attribute) for e in expected} & {getattr(e, attribute) for e in others}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -95,7 +83,7 @@ def _shapes_in(text: str) -> list[int]:
     return [i for i, shape in enumerate(SHAPES) if shape in text.rstrip("?").split()]
 
 
-def test_every_second_world_shows_what_is_counted_once_a_minute_and_the_others_within_one() -> None:
+def test_every_second_world_spreads_counted_shapes_over_minutes_and_the_others_use_one() -> None:
     placed = [place_minutes(seed, 480)[0] for seed in range(8)]
     assert placed == [(0, 4), (0, 1), (0, 4), (1, 1), (0, 4), (2, 1), (0, 4), (3, 1)]
     crossings = [place_minutes(seed, 480)[1] for seed in range(12)]

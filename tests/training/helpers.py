@@ -1,4 +1,4 @@
-"""A stage that is over in a second, the size of the models it trains, and a video of which every token is known."""
+"""A stage that takes a second, the size of its models, and a video whose tokens are all known."""
 
 from __future__ import annotations
 

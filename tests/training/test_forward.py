@@ -1,4 +1,4 @@
-"""The fast training forward is transformers' own forward, in float32: masks, gaps, shifted positions, questions."""
+"""The fast forward pass of training equals that of transformers in float32: masks, gaps, positions, questions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from samples.training.forward import (
-    QUESTION_TOKENS,
-    compute_logits,
-    encode_steps,
-    read_questions,
-    to_patches,
-)
+from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, read_questions, to_patches
 from samples.training.model import TOKENS, make_model
 from samples.training.visual_tokens import HIDDEN, N_PREFIX, PREFIX, show_whole_steps
 from samples.training.vocabulary import PADDED_SIZE
@@ -21,7 +15,7 @@ from tests.tolerance import forward_terms, near
 
 
 def _model():
-    """A small model whose weights are large enough that a wrong mask or position shows."""
+    """Return a small model with weights large enough to show a wrong mask or position."""
     model = make_model(5, layers=2).eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
@@ -49,7 +43,7 @@ def _whole(generator, **masks):
 
 
 def _pick(tokens, index, present=None, bias=None):
-    """Some tokens of each video, `index` `[B, n]`."""
+    """Keep the tokens `index` `[B, n]` of each video."""
     rows = torch.arange(len(index))[:, None]
     return replace(
         tokens,
@@ -64,7 +58,7 @@ def _pick(tokens, index, present=None, bias=None):
 
 
 def _near(logits):
-    """The tolerance for the logits of questions about all steps."""
+    """Return the tolerance for the logits of questions about all steps."""
     return near(logits, forward_terms(2, 128, N_PREFIX + 5 * TOKENS + QUESTION_TOKENS))
 
 
@@ -74,7 +68,7 @@ def _answers(model, tokens, questions):
 
 
 def _answers_of_transformers(model, tokens, questions):
-    """Each question by itself, over the tokens that are there, with positions and scores written out one by one."""
+    """Answer each question by itself over the present tokens, with positions and scores written out one by one."""
     language = model.model.language_model
     rows = []
     for b in range(len(questions)):

@@ -1,4 +1,4 @@
-"""The labels of links on videos made by hand, their losses, and the attention that is taught."""
+"""The labels of links on a video made by hand, their losses, and the attention that training teaches."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_shape_word_of_a_question_with_one_tells_its_part_of_the_stream():
     assert found["part"].bits.sum().item() == (PARTS < 13 / 20).sum()
     assert found["end"].bits.sum().item() == (BOUNDS < 20).sum()
     assert not {"later", "other"} & set(found)
-    # A shape that is named and that the answer does not rest on is asked nothing.
+    # A named shape that is not evidence has no labels.
     assert not _told("Was there a star?", (1,))[1]
 
 
@@ -179,7 +179,7 @@ def test_each_kind_of_token_has_its_own_mean_and_words_weigh_most():
     moved = torch.zeros(1, N_PREFIX + 7, 8)
     for position, size in ((N_PREFIX, 1.0), (N_PREFIX + 1, 2.0), (N_PREFIX + 3, 3.0), (N_PREFIX + 4, 4.0)):
         moved[0, position] = size
-    # A video token and a word that are padding.
+    # One video token and one word are padding.
     moved[0, N_PREFIX + 2] = moved[0, N_PREFIX + 6] = 100.0
     loss, told = measure_traces(moved, lit, present, words, changed)
     mean = 9.0 / (N_PREFIX + 2)

@@ -19,23 +19,9 @@ from samples.training import evaluate_order as evaluate_order_module
 from samples.training.batches import IGNORED, judge_answers, make_batch
 from samples.training.curriculum import CURRICULUM
 from samples.training.evaluate import LENGTHS, evaluate, format_table, make_held_out_world
-from samples.training.evaluate_order import (
-    answer_all,
-    bootstrap,
-    evaluate_order,
-    find_known_types,
-    format_order_table,
-)
+from samples.training.evaluate_order import answer_all, bootstrap, evaluate_order, find_known_types, format_order_table
 from samples.training.model import make_model
-from samples.training.order_worlds import (
-    ASKED,
-    ASKED_TWICE,
-    DISTRACTORS,
-    PLACES,
-    TWICE,
-    ask_order,
-    make_order_world,
-)
+from samples.training.order_worlds import ASKED, ASKED_TWICE, DISTRACTORS, PLACES, TWICE, ask_order, make_order_world
 from samples.training.time_worlds import ask_time, make_time_world
 from tests.training.helpers import SMALL
 

@@ -1,4 +1,4 @@
-"""New layers change nothing until they are trained, and begin by looking where they should."""
+"""New layers change nothing until they are trained, and attend to the right tokens from the start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from samples.training.forward import compute_logits, make_rotary_tables, turn_pa
 from samples.training.gaze import read_gaze
 from samples.training.model import make_config
 from samples.training.surgery import LOOK_BACK_LAYER, SECTIONS, insert_layers, look_back, tell_words_apart
-from samples.training.time_surgery import (
-    GATHER_LAYER,
-    ONSET_LAYER,
-    look_for_events,
-    look_for_predecessors,
-    make_codes,
-)
+from samples.training.time_surgery import GATHER_LAYER, ONSET_LAYER, look_for_events, look_for_predecessors, make_codes
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
 from samples.training.vocabulary import token_ids, words
 from tests.tolerance import forward_terms, near
@@ -103,14 +97,14 @@ def model():
 
 
 def _pick(*columns):
-    """A reading of some dimensions of a state whose entries there are 8 or 0."""
+    """Return a reading of some dimensions of a state, whose entries there are 8 or 0."""
     reading = torch.zeros(129, len(columns))
     reading[list(columns), range(len(columns))] = 1 / 8
     return reading
 
 
 def _show(marked):
-    """A state `[1, L, 128]` of root mean square 1 with 8 where it is marked."""
+    """Return a state `[1, L, 128]` of root mean square 1, with 8 in the marked dimensions of each token."""
     state = torch.zeros(1, len(marked), 128)
     for i, dimensions in enumerate(marked):
         state[0, i, dimensions] = 8.0
@@ -120,7 +114,7 @@ def _show(marked):
 
 @torch.no_grad()
 def _gaze(model, layer, state, tokens, row):
-    """The attention `[heads, nv]` of one token."""
+    """Return the attention `[heads, nv]` of one token."""
     questions = torch.zeros(1, 1, state.shape[1] - N_PREFIX - tokens.times.shape[1], dtype=torch.long)
     return read_gaze(model, layer, state, tokens, questions, row).exp()[0]
 
@@ -128,7 +122,7 @@ def _gaze(model, layer, state, tokens, row):
 def test_a_token_looks_at_the_same_cell_up_to_three_steps_before_and_else_at_the_sink(model):
     codes = make_codes(9)
     cells = torch.zeros(129, 8)
-    # The mark of a cell is a dimension of its own.
+    # Each cell has its own dimension.
     cells[CELL : CELL + 9] = codes / 8
     attention = model.model.language_model.layers[ONSET_LAYER].self_attn
     look_for_predecessors(attention, 2e4, cells, _pick(LIT), _pick(SINK), 1)

@@ -1,4 +1,4 @@
-"""Clips, the bank of clips, and the videos composed from them: the labels are what the videos show."""
+"""The bank of clips, and the videos composed from it: the labels agree with the pictures."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_evidence_stands_where_the_scene_says(composer):
         for _ in range(10):
             video = make_sparse_video(rng, composer, replace(HELD_OUT, place=place), 0.25)
             shapes = [event.shape for event in video.events]
-            # Of the four, no shape comes again; of the shapes of the others there are too few for that.
+            # The shapes of the four are unique; those of the 24 others repeat.
             alone = [i for i, shape in enumerate(shapes) if shapes.count(shape) == 1]
             assert len(alone) >= 4 - (len(shapes) < 28)
             if place == "start":
@@ -175,7 +175,7 @@ def test_a_second_showing_looks_like_the_first_and_comes_later(composer, scene):
             own = video.lit & (video.cells == repeat.place) & (video.times == int(repeat.start_s))
             assert own.sum() == 1
             assert find_beginnings(video)[own] == int(repeat.start_s)
-            # The shape itself was there before, and so was all that came before it in the first showing.
+            # The shape itself was shown before.
             earlier = find_earlier_shapes(video, find_beginnings(video))[own][0]
             assert earlier[repeat.shape]
         sizes.add((bool(video.repeats), len(video.repeats) == len(first)))
@@ -183,7 +183,7 @@ def test_a_second_showing_looks_like_the_first_and_comes_later(composer, scene):
 
 
 def test_a_pair_is_asked_about_only_where_both_showings_agree():
-    # A star, then a ring and a bar, then the star again: the star is before the ring, and behind it too.
+    # A star, then a ring and a bar, then the star again: the star is both before and after the ring.
     video = split_showings(make_video(), {STAR})
     assert [event.shape for event in video.events] == [STAR, RING, BAR]
     assert [event.start_s for event in video.repeats] == [9.0]
@@ -207,7 +207,7 @@ def test_nothing_is_asked_that_two_showings_answer_in_two_ways(composer):
 
 
 def _look_of(composer, row, cell):
-    """Shape and colour of what a row of the bank shows in a cell."""
+    """Return the (shape, colour) pairs that a row of the bank shows in a cell."""
     bank = composer.bank
     clip = int(np.searchsorted(bank.first, row, side="right")) - 1
     step = row - bank.first[clip]
@@ -261,7 +261,7 @@ def test_questions_over_time_have_links_of_their_own(composer, window):
     batch = make_order_batch(np.random.default_rng(6), composer, stage, 0.5)
     assert set(weights) <= set(batch.types) <= {*weights, "whether"}
     assert {"looks", "until", "times", "closing"} <= set(batch.links)
-    # Which one was the first is told by what tokens know about what was before them.
+    # The first event is known only if tokens know what was before them.
     assert ("opening" in batch.links) == ("bag" in batch.links) == (not window)
     assert not {"when", "later"} & set(batch.links)
     asked = sum(kind in weights for kind in batch.types)

@@ -39,7 +39,7 @@ class Clip:
         return make_questions(self.world, at_s, types=types)
 
     def options(self, question: Question) -> list[str]:
-        """The answer among three others of its type, at a place that the question decides."""
+        """Return the answer among three others of its type; the question decides its place."""
         others = [answer for answer in ANSWERS[question.type] if answer != question.answer][:3]
         others.insert(len(question.question) % (len(others) + 1), question.answer)
         return others
@@ -72,7 +72,7 @@ KINDS = {"whether": "Whether Something Happened(Y/N)", "first": "What event orde
 
 
 def _ask_rvs(clip: Clip, types: tuple[str, ...], start_s: int, stop: str = "") -> tuple[list[Any], list[Any]]:
-    """Questions of the conversion, and of the original file, which alone has their types."""
+    """Return the questions of the conversion, and those of the original file, which alone has their types."""
     converted, original = [], []
     for question in clip.ask(ASK_S, types):
         row = {"question": question.question, "answer": question.answer + stop}
@@ -83,7 +83,7 @@ def _ask_rvs(clip: Clip, types: tuple[str, ...], start_s: int, stop: str = "") -
 
 
 def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
-    """Yes / no questions that stay true, and one that does not."""
+    """Write yes / no questions whose answer lasts, and one whose answer changes."""
     converted, original = [], []
     for clip in clips:
         _put(clip, root / "videos" / clip.path.name)
@@ -96,7 +96,7 @@ def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
 
 
 def write_rvs_movie(root: Path, clips: list[Clip]) -> None:
-    """One film as key frames of the whole, one as key frames of the clip alone, whose times are those of the film."""
+    """Write one film as key frames of the whole, and one as key frames of a clip, with the times of the film."""
     converted, original = [], []
     (root / "videos").mkdir(parents=True)
     for clip, start in zip(clips, (0, 500), strict=True):
@@ -115,7 +115,7 @@ def write_rvs_movie(root: Path, clips: list[Clip]) -> None:
 
 
 def write_ovo_bench(root: Path, clips: list[Clip]) -> None:
-    """Each kind of task: choices that look back, at the present, or have no answer; probes of the forward ones."""
+    """Write every kind of task: choices about the past, the present, or without an answer, and forward probes."""
     rows: list[dict[str, Any]] = []
     for clip in clips:
         video = f"Ego4D/clips/{clip.path.name}"
@@ -153,7 +153,7 @@ def write_ovo_bench(root: Path, clips: list[Clip]) -> None:
 
 
 def write_streamingbench(root: Path, clips: list[Clip]) -> None:
-    """Clock times in each form that occurs, one far behind the end, one outside the range of its own entry."""
+    """Write every form of clock time, one time far behind the end, and one outside the range of its entry."""
     entries = []
     for clip, stamps in zip(clips, (("00:00:10", "00:12450"), ("0:00:10", "00:10")), strict=True):
         _put(clip, root / "videos" / clip.path.name)
@@ -180,7 +180,7 @@ def write_streamingbench(root: Path, clips: list[Clip]) -> None:
 
 
 def write_videomme(root: Path, clips: list[Clip]) -> None:
-    """The Parquet table of the hub."""
+    """Write the Parquet table of the hub."""
     rows = []
     for number, clip in enumerate(clips):
         _put(clip, root / "data" / clip.path.name)
@@ -207,7 +207,7 @@ MLVU_TYPES = {
 
 
 def write_mlvu(root: Path, clips: list[Clip]) -> None:
-    """Seven files; each task has a folder of videos."""
+    """Write seven files; each task has a folder of videos."""
     for task, (kind, of_world) in MLVU_TYPES.items():
         rows = []
         for clip in clips[:1]:
@@ -224,7 +224,7 @@ def write_mlvu(root: Path, clips: list[Clip]) -> None:
 
 
 def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
-    """The Parquet table with times of evidence; one question is asked twice, one has pictures for options."""
+    """Write the Parquet table with times of evidence; one question is asked twice, one has pictures as options."""
     rows = []
     for clip in clips:
         _put(clip, root / "videos" / "Sekai" / clip.path.name)
@@ -251,4 +251,4 @@ WRITERS: dict[str, Callable[[Path, list[Clip]], None]] = {
     "streamingbench": write_streamingbench, "videomme": write_videomme, "mlvu": write_mlvu,
     "ovo-s-bench": write_ovo_s_bench,
 }  # fmt: skip
-"""Name of a data set -> writes it in small below a folder."""
+"""Name of a data set -> the function that writes it in small below a folder."""

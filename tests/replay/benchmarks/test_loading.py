@@ -1,4 +1,4 @@
-"""Annotations as they were published are read, with every trap in them; what they are not is refused."""
+"""Annotations are read as they were published, with every trap in them, and anything else is refused."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.replay.rows import ROW
 
 @pytest.fixture(scope="session")
 def played(data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
-    """Each data set is played once, and its rows looked at by several tests."""
+    """Play each data set once, for several tests."""
 
     @cache
     def once(name: str) -> Played:
@@ -41,7 +41,7 @@ class Played:
 
 
 def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Row], list[Watched]]:
-    """Rows of a data set under one memory of nearly all steps, at the rate that the embedded model was trained at."""
+    """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
     request = Request(dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2)
     request.check()
     opened = request.open("protokv/mini")
@@ -53,7 +53,7 @@ def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Ro
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, played: Callable[[str], Played]) -> None:
     rows, watched = played(name).rows, played(name).watched
-    # One pass: every step of a video is taken once, whatever is asked of it.
+    # Every step of a video is taken once for all questions.
     assert max(Counter((event.video, event.stream_time_s) for event in watched).values()) == 1
     report = summarise(rows)
     benchmark = report["benchmark"]
@@ -67,7 +67,7 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     assert all(point["thin"] for curve in report["curves"] for point in curve["all"])
     scores = {score["memory"]: score["official"] for score in benchmark["scores"]}
     if name != "ovo-bench":
-        # Content that a memory of nearly all steps still has, and that nobody can know without the video.
+        # A memory of nearly all steps still has the content, which nobody can know without the video.
         assert scores["durable"] >= 0.8, scores
         assert scores["durable"] > scores[TEXT_ONLY]
     assert 0 < benchmark["constant"]["accuracy"] <= 1
@@ -79,7 +79,7 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
 def test_a_query_sees_no_frame_behind_its_time(played: Callable[[str], Played]) -> None:
     for row in played("ovo-bench").rows:
         assert row.asked_s <= row.reference_s
-        # Of the last frames before it at most those are missing that share a step with a later one.
+        # Only frames that share a step with a later frame are missing.
         assert row.reference_s - row.asked_s <= 1.0
         assert row.tokens_seen == 9 * row.asked_s
 
