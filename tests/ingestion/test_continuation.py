@@ -13,7 +13,7 @@ from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateMismatch, StateNotFound
+from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.storage.checkpoint import save, to_state
 from protokv.storage.watched import fingerprints
@@ -180,11 +180,6 @@ def test_another_memory_rate_model_or_size_of_frames_is_refused_with_the_differe
     with pytest.raises(StateMismatch, match=field):
         run(path, A, **change(mock))
     assert path.read_bytes() == before
-
-
-def test_appending_and_starting_over_contradict(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="start it over"):
-        run(tmp_path / "s.safetensors", A, append=True, overwrite=True)
 
 
 def test_a_missing_state_is_started_unless_it_must_exist(run: Run, tmp_path: Path) -> None:

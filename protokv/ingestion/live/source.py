@@ -77,11 +77,6 @@ class LiveSource(Closing):
         self.damage = Damage()
         self.log = WallClockLog()
 
-    @property
-    def waiting(self) -> int:
-        """Number of frames and news that wait for the model."""
-        return 0 if self._feed is None else len(self._feed.mailbox)
-
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
         if self._feed is not None:
