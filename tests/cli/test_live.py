@@ -171,7 +171,7 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
     assert (tmp_path / "s.safetensors").exists()
 
 
-def test_the_source_may_stand_in_the_environment_where_no_other_user_reads_it(
+def test_the_source_may_come_from_the_environment_which_other_users_cannot_read(
     protokv: Any, mocked: None, tmp_path: Path
 ) -> None:
     protokv.environment["PROTOKV_SOURCE"] = str(write(Clip(TICKS), tmp_path / "x.mp4"))
