@@ -23,7 +23,6 @@ from samples.training.repeated import CLEAR_TWICE, PAIRS, keep_clear, make_repea
 from samples.training.sparse import make_sparse_video
 from samples.training.time_curriculum import ANSWER, TALLY
 from samples.training.visual_tokens import N_PREFIX
-from samples.training.vocabulary import words
 from tests.training.conftest import COUNTS
 from tests.training.helpers import BAR, RING, STAR, make_video, tiny
 
@@ -267,11 +266,3 @@ def test_questions_over_time_have_links_of_their_own(composer, window):
     asked = sum(kind in weights for kind in batch.types)
     assert len(batch.links["looks"].bits) == len(batch.links["closing"].bits) == asked
     assert (batch.links["closing"].bits.sum(1) == 1).all()
-    numbers = [n for n, kind in zip(_answers(batch), batch.types, strict=True) if kind == "times"]
-    assert set(numbers) == set(NUMBERS[1:])
-
-
-def _answers(batch):
-    names = words("time")
-    first = (batch.labels >= 0).int().argmax(-1)
-    return [names[i] for i in batch.labels.gather(-1, first[..., None]).flatten().tolist()]
