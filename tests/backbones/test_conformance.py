@@ -81,7 +81,8 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
     return upstream.logits(inputs, len(session.backbone.suffix_ids(QUESTION)))
 
 
-def assert_logits(session: Session, expected: Tensor) -> None:
+def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray]) -> None:
+    expected = expected_logits(upstream, session, steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
@@ -103,7 +104,7 @@ def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backb
     for part in (steps[:2], steps[2:]):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
-    assert_logits(session, expected_logits(upstream, session, steps))
+    assert_logits(session, upstream, steps)
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
@@ -126,7 +127,7 @@ def test_frames_of_any_size_give_the_logits_of_the_whole_model(
 ) -> None:
     steps = video(backbone, 2, SIZES[size])
     session = watched(backbone, everything(), steps)
-    assert_logits(session, expected_logits(upstream, session, steps))
+    assert_logits(session, upstream, steps)
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Path, Backbone]) -> None:

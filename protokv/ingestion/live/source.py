@@ -28,7 +28,7 @@ from protokv.video.source import Closing, never
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
 
-# Seconds between two questions of a waiting run whether to stop.
+# A waiting run asks again after this many seconds whether to stop.
 ASK_S = 0.1
 
 # The process that reads a source finds out itself that nothing comes; it has this long to say so.
