@@ -65,7 +65,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         return memory
     if not cls.hides_recent:
         raise ConfigError(
-            f"recent_frames: {config.name} chooses by what is forwarded first, which must be the question",
+            f"recent_frames: {config.name} chooses by the first forward, which must be that of the question",
             hint="use another memory, or leave recent_frames out",
         )
     return WithRecent(memory, -(-config.recent_frames // shape.frames_per_step), shape)

@@ -57,6 +57,18 @@ class World:
         chosen = LiveOptions(**{"retry_s": (0.001, 0.001), "on_pressure": "wait", **options})
         return LiveSource(text, chosen, self.connect, clock=self.clock, now=self.now)
 
+    def watched(self, source: LiveSource) -> Callable[[], bool]:
+        """Return a function that is True once the camera has no more, nothing waits, and the last frame is watched."""
+        quiet = 0
+
+        def stop() -> bool:
+            nonlocal quiet
+            waits = source._feed is not None and len(source._feed.mailbox) > 0
+            quiet = quiet + 1 if self.idle.is_set() and not waits else 0
+            return quiet > 5
+
+        return stop
+
 
 class Connection(Closing):
     info = INFO

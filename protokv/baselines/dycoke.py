@@ -2,7 +2,7 @@
 
 Source: DyCoke (Tao et al., CVPR 2025), arXiv 2411.15024, and the released code.
 
-`DyCoke`, temporal token merging in front of a sliding window: query-agnostic and bounded. The same: it works on the
+`DyCoke`, temporal token merging in front of our sliding window: query-agnostic and bounded. The same: it works on the
 features of a frame before the language model; frames come in groups of four; the first frame is whole, the second and
 the third are compared with the first, the fourth with the whole third; of a compared frame, the int((1 - k) T) tokens
 with the lowest cosine to the same slot of the other frame are kept. What differs:
@@ -13,7 +13,6 @@ with the lowest cosine to the same slot of the other frame are kept. What differ
   least one token is kept.
 - The source cuts the second and fourth frames by the similarities of the pair before (an index off by one); here by
   their own.
-- The window of the last `budget` kept tokens is ours.
 
 `DyCokeDecode`, a full cache of which deeper layers read only a part while an answer is decoded: the query-conditioned
 reference of the ProtoKV paper. The same: the question reads everything. At each later token, the attention of layer

@@ -16,8 +16,6 @@ the question chose. What differs:
   (`Retrieval.next_position`), so it can remove the rotation.
 - Steps are encoded one at a time. In the source the prefix stands at one fixed distance from all tokens; here it keeps
   its positions.
-- Keys are kept rotated and rotated again when they are packed; the source keeps them unrotated.
-- Chosen blocks are copied to the device for each question; the source keeps 128 recently used blocks there.
 - With M-RoPE, which the source does not know, the moving components of a block are packed.
 
 Its bytes are NOT bounded: they grow with the stream.

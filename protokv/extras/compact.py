@@ -293,30 +293,27 @@ class PositionLimit(SessionListener):
         self._furthest: Tensor | None = None
 
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
-        """Follow a step of a session."""
-        self.follow(session.clock.steps, step.highest, shift_of(context))
+        """Note how far the step was forwarded.
+
+        Warns:
+            PositionWarning: it is beyond the limit; now, or at `before_read` if only the device knows.
+        """
+        highest = step.highest
+        if self._limit is None or max(highest) < self._limit:
+            return
+        fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
+        moved = max(highest[component] for component in self._moving) - shift_of(context)
+        if isinstance(moved, int):
+            self._warn(session.clock.steps, max(fixed, moved))
+        else:
+            reached = moved.clamp(min=fixed)
+            self._furthest = reached if self._furthest is None else torch.maximum(self._furthest, reached)
 
     def before_read(self, session: SessionView) -> None:
         """Warn of steps whose positions only the device knew."""
         if self._furthest is not None:
             self._warn(session.clock.steps, int(self._furthest))
             self._furthest = None
-
-    def follow(self, step: int, highest: Sequence[int], shift: int | Tensor) -> None:
-        """Note a step with highest stream positions `[P]`, forwarded `shift` positions earlier.
-
-        Warns:
-            PositionWarning: it is beyond the limit; now, or at `before_read` if the shift is a tensor.
-        """
-        if self._limit is None or max(highest) < self._limit:
-            return
-        fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
-        moved = max(highest[component] for component in self._moving) - shift
-        if isinstance(moved, int):
-            self._warn(step, max(fixed, moved))
-        else:
-            reached = moved.clamp(min=fixed)
-            self._furthest = reached if self._furthest is None else torch.maximum(self._furthest, reached)
 
     def _warn(self, step: int, position: int) -> None:
         if self._limit is None or position < self._limit:
@@ -325,5 +322,5 @@ class PositionLimit(SessionListener):
         warnings.warn(
             f"step {step} stands at position {position}, and the model was trained on {trained}{self._advice}",
             PositionWarning,
-            stacklevel=5,
+            stacklevel=4,
         )

@@ -36,7 +36,7 @@ class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
     def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        """Make empty memories of the kind `cls` for a model of this whole `shape`, by its `layer_devices`.
+        """Make an empty memory of the kind `cls` for each run of layers of the whole `shape`.
 
         Raises:
             ConfigError: the config does not fit the model, or this kind needs all layers on one device.

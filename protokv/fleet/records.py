@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from protokv.backbones import EMBEDDED, identify_backbone, load_backbone
 from protokv.errors import ProtoKVError
-from protokv.fleet.plan import Job, target_of
+from protokv.fleet.plan import Job
 from protokv.ingestion import IngestOptions
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ class Recipe:
 
     place: str
     options: IngestOptions = field(default_factory=IngestOptions)
-
-    def target_of(self, job: Job) -> str:
-        """Return where the state of a video goes."""
-        return target_of(self.place, job.key)
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `load_backbone`."""
@@ -74,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is left to do for a video.
+    """The work left for a video.
 
     Attributes:
         standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing

@@ -23,13 +23,14 @@ from protokv import storage
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
-from protokv.fleet.plan import Job
+from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
+from protokv.ingestion.continuation import check_equal, check_memory
 from protokv.ingestion.events import Started, Summary
 from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.ingestion.run import ingest
-from protokv.storage.checkpoint import check_fits, config_of
+from protokv.storage.checkpoint import check_fits
 from protokv.storage.form import is_url
 from protokv.storage.watched import records_of
 from protokv.video import Damage
@@ -70,7 +71,7 @@ class Worker:
         # An error of the model concerns all videos.
         identity = self._identity
         try:
-            return look_at(job.source, self._recipe.target_of(job), self._recipe, identity)
+            return look_at(job.source, target_of(self._recipe.place, job.key), self._recipe, identity)
         except Exception as error:
             return Failure.of(error)
 
@@ -90,7 +91,7 @@ class Worker:
             return list(threads.map(watch, pairs))
 
     def _watch(self, job: Job, verdict: Verdict, backbone: Backbone) -> Outcome:
-        target, began = self._recipe.target_of(job), time.perf_counter()
+        target, began = target_of(self._recipe.place, job.key), time.perf_counter()
         options = replace(self._recipe.options, backbone=backbone, overwrite=verdict.standing == "changed")
         from_s, summary = 0.0, None
         try:
@@ -172,18 +173,12 @@ def _check_settings(target: str, header: Header, recipe: Recipe, identity: Backb
     """Refuse a state of another model, memory or rate."""
     try:
         check_fits(header, identity)
-        theirs, ours = config_of(header).resolve().to_dict(), recipe.options.config.resolve().to_dict()
-        for name in theirs.keys() | ours.keys():
-            if theirs.get(name) != ours.get(name):
-                raise StateMismatch(f"its memory.{name} is {theirs.get(name)}, this run's is {ours.get(name)}")
-        fps = recipe.options.fps
-        if fps is not None and header.clock.fps != fps:
-            raise StateMismatch(f"its fps is {header.clock.fps:g}, this run's is {fps:g}")
+        check_memory(target, header, recipe.options.config)
+        if recipe.options.fps is not None:
+            check_equal(target, "fps", header.clock.fps, recipe.options.fps)
     except ProtoKVError as error:
-        raise type(error)(
-            f"the state {target} was made otherwise: {error.message}",
-            hint="ingest into another folder, or start such states over with --force",
-        ) from error
+        hint = "ingest into another folder, or start such states over with --force"
+        raise type(error)(error.message, hint=hint) from error
 
 
 def _check_name(target: str, header: Header, source: str) -> None:

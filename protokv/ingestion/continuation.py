@@ -15,7 +15,7 @@ from typing import Any
 from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
-from protokv.core.snapshot import State
+from protokv.core.snapshot import Header, State
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.growing_file import GrowingFile, watched_fingerprint
 from protokv.ingestion.live.source import LiveSource
@@ -96,27 +96,28 @@ def _another_source(path: StatePath, state: State, source: Source | LiveSource) 
     )
 
 
-def check_memory(path: StatePath, state: State, config: MemoryConfig) -> None:
+def check_memory(path: StatePath, state: Header, config: MemoryConfig) -> None:
     """Refuse another memory than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
     theirs, ours = config_of(state).resolve().to_dict(), config.resolve().to_dict()
     for field in theirs:
-        _compare(path, f"memory.{field}", theirs[field], ours.get(field))
+        check_equal(path, f"memory.{field}", theirs[field], ours.get(field))
 
 
 def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
     """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
-    _compare(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
+    check_equal(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in state.settings.keys() & backbone.settings.keys():
-        _compare(path, field, state.settings[field], backbone.settings[field])
+        check_equal(path, field, state.settings[field], backbone.settings[field])
 
 
 def check_chunk(path: StatePath, state: State, chunk: int) -> None:
     """Refuse another chunk than the state's, which attended to other steps. StateMismatch."""
-    _compare(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
+    check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
 
 
-def _compare(path: StatePath, field: str, found: object, wanted: object) -> None:
+def check_equal(path: StatePath, field: str, found: object, wanted: object) -> None:
+    """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
         raise StateMismatch(
             f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",

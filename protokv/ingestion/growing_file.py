@@ -2,8 +2,8 @@
 
 A file has grown if its beginning, at the old length, still has the old fingerprint. A state keeps the first
 `fingerprint` and `size_bytes` of such a source, so that its commits stay moments of one stream, and the latest ones
-under `grown`. An MP4, whose index comes last, is another file once it is finished. A short step at the old end stays
-filled. Knows no sessions and no states.
+under `grown`. An MP4, whose index comes last, is another file once it is finished. A short step at the old end keeps
+the repeats of its last frame. Knows no sessions and no states.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from protokv.video.sampling import Step
 # Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
 DEPTH = 2
 
-# Seconds between two questions to the caller whether to stop, and to the thread whether it is still needed.
+# After this many seconds, a waiting caller is asked again whether to stop, and a waiting thread asks whether to go on.
 ASK_S = 0.1
 
 

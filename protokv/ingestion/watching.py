@@ -236,9 +236,9 @@ def _next_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], 
 
 
 class LiveRun(Run):
-    """A `Run` over a live source: it waits, goes on after losses, tells of both, and ends when the user said.
+    """A `Run` over a live source. It waits for frames and goes on after a loss, with an event for each loss.
 
-    The thread that reads the source gives the steps, so nothing else prefetches.
+    `ending` says when it is over. The thread that reads the source gives the steps, so nothing else prefetches.
     """
 
     def __init__(

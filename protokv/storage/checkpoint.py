@@ -136,7 +136,7 @@ def config_of(header: Header) -> MemoryConfig:
 
 
 def shape_of(header: Header, found: Found) -> MemoryShape:
-    """Return the shape of the memory that left these tensors, as far as they tell it.
+    """Return the shape of the memory that left these tensors. They do not tell its device; the CPU is named.
 
     Raises:
         StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.

@@ -82,7 +82,7 @@ class WallClockLog:
 
     @property
     def lost(self) -> bool:
-        """Whether the source is lost."""
+        """True while the source is lost."""
         return bool(self.gaps) and self.gaps[-1].to_s is None
 
     def real_time(self, stream_s: float) -> float:

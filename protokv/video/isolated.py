@@ -35,7 +35,7 @@ STALL_S = 30.0
 # Messages that wait to be taken: this many frames are decoded ahead.
 WAITING = 4
 
-# Seconds between two questions of a waiting reader whether to stop.
+# A waiting reader asks again after this many seconds whether to stop.
 ASK_S = 0.1
 
 Message = tuple[dict[str, Any], Image | None]

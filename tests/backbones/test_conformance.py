@@ -19,10 +19,8 @@ from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
-from protokv.errors import ConfigError, PositionWarning
+from protokv.errors import ConfigError
 from protokv.storage import checkpoint
-from protokv.video import Sample
-from protokv.video import steps as steps_of
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -83,7 +81,8 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
     return upstream.logits(inputs, len(session.backbone.suffix_ids(QUESTION)))
 
 
-def assert_logits(session: Session, expected: Tensor) -> None:
+def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray]) -> None:
+    expected = expected_logits(upstream, session, steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
@@ -105,7 +104,7 @@ def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backb
     for part in (steps[:2], steps[2:]):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
-    assert_logits(session, expected_logits(upstream, session, steps))
+    assert_logits(session, upstream, steps)
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
@@ -122,17 +121,13 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
             torch.testing.assert_close(one.deepstack, other.deepstack, **near(other.deepstack, terms))
 
 
-@pytest.mark.parametrize("case", [*(name for name in SIZES if name != "landscape"), "a single frame"])
-def test_frames_of_any_kind_give_the_logits_of_the_whole_model(
-    backbone: Backbone, upstream: Upstream, case: str
+@pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])
+def test_frames_of_any_size_give_the_logits_of_the_whole_model(
+    backbone: Backbone, upstream: Upstream, size: str
 ) -> None:
-    steps = video(backbone, 2, SIZES.get(case, (60, 90)))
-    if case == "a single frame":
-        alone = [Sample(0.0, random_frames(5, 1)[0], "test")]
-        steps = [step.images for step in steps_of(alone, backbone.frames_per_step)]
-        assert len(steps) == 1
+    steps = video(backbone, 2, SIZES[size])
     session = watched(backbone, everything(), steps)
-    assert_logits(session, expected_logits(upstream, session, steps))
+    assert_logits(session, upstream, steps)
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Path, Backbone]) -> None:
@@ -232,14 +227,6 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
 def short_range(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
     folder = BUILDERS[request.param](tmp_path_factory.mktemp("short"), max_positions=48)
     return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-def test_a_stream_past_the_trained_positions_warns_once(short_range: Backbone) -> None:
-    with pytest.warns(PositionWarning, match="trained on 48") as caught:
-        session = watched(short_range, MemoryConfig.of("sliding-window", budget=30), video(short_range, 26))
-    assert len(caught) == 1
-    assert session.clock.next_position > 48
-    assert torch.isfinite(session.prefill(QUESTION)).all()
 
 
 def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(

@@ -55,15 +55,22 @@ def merged_at_once(features: Tensor, share: float) -> list[list[int]]:
     return kept
 
 
-@given(st.integers(0, 99), st.integers(1, 4), st.integers(1, 30), st.sampled_from([0.0, 0.5, 0.7, 1.0]))
-def test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps(
-    seed: int, groups: int, tokens: int, share: float
+@given(
+    st.integers(0, 99), st.integers(1, 4), st.integers(1, 30), st.sampled_from([0.0, 0.5, 0.7, 1.0]), st.integers(0, 9)
+)
+def test_merging_frame_by_frame_across_a_saved_state_is_merging_the_whole_video(
+    seed: int, groups: int, tokens: int, share: float, cut: int
 ) -> None:
-    features = video(seed, 4 * groups, tokens)
-    memory, _ = built(DyCokeConfig(merge_share=share), shape_of())
+    features, streamed = video(seed, 4 * groups, tokens), []
+    memory, world = built(DyCokeConfig(merge_share=share), shape_of())
+    memory.start(*world.sink())
     # A caller may use one buffer for all frames.
     buffer = torch.empty_like(features[0])
-    streamed = [memory.select(buffer.copy_(frame), (1, tokens)).tolist() for frame in features]
+    for index, frame in enumerate(features):
+        if index == cut:
+            saved, (memory, _) = copy_of(memory), built(DyCokeConfig(merge_share=share), shape_of())
+            memory.load(saved)
+        streamed.append(memory.select(buffer.copy_(frame), (1, tokens)).tolist())
     assert streamed == merged_at_once(features, share)
 
 
@@ -78,24 +85,6 @@ def test_a_step_on_another_grid_is_whole_and_starts_a_group() -> None:
     grids = [(2, 4), (2, 4), (4, 2), (4, 2), (4, 2), (4, 2), (2, 4)]
     kept = [len(memory.select(frame, grid)) for frame, grid in zip(video(1, 7, 8), grids, strict=True)]
     assert kept == [8, 4, 8, 4, 4, 4, 8]
-
-
-@pytest.mark.parametrize("cut", range(6))
-def test_a_group_continues_from_a_saved_state(cut: int) -> None:
-    shape = shape_of()
-    features = video(2, 9, 12)
-    (whole, world), (resumed, _) = built(DyCokeConfig(), shape), built(DyCokeConfig(), shape)
-    whole.start(*world.sink())
-    for index, frame in enumerate(features):
-        if index == cut:
-            resumed.load(copy_of(whole))
-        kept = whole.select(frame, (3, 4))
-        step = world.step(index, len(kept))
-        whole.append(step)
-        if index >= cut:
-            assert torch.equal(resumed.select(frame, (3, 4)), kept)
-            resumed.append(step)
-    assert same(copy_of(whole), copy_of(resumed))
 
 
 @pytest.mark.parametrize("group", [[4, 3, 4], [-1, 3, 4], [1, 3, 5], [1, -3, -4]])

@@ -20,9 +20,7 @@ MARK = "drawn by the procedural world of protokv/mini"
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
-def test_a_video_of_no_world_is_warned_of_by_every_command_and_a_drawn_one_by_none(
-    embedded: Program, video: Path
-) -> None:
+def test_every_command_warns_of_a_real_video_and_none_of_a_drawn_one(embedded: Program, video: Path) -> None:
     (embedded.folder / "states").mkdir()
     drawn = SAMPLES / "short" / "video.mp4"
     small = ("--budget", "64", "--duration", "2s", "--json")

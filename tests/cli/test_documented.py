@@ -1,4 +1,4 @@
-"""Every command, option and example in the help, the README and the samples is one that there is.
+"""Every command, option and example in the help, the README and the samples exists.
 
 Shell commands are taken from the fenced blocks and inline code of the documents and from the examples in the help. Each
 is parsed by the program's own parser; those that need nothing but the samples and the embedded model are run.
@@ -65,18 +65,15 @@ def arguments_of(command: str) -> list[str]:
     return [part for part in shlex.split(command) if part not in ("...", "…")]
 
 
-def test_there_are_examples_where_they_are_looked_for() -> None:
+def test_documents_and_help_have_examples() -> None:
     for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
         assert EXAMPLES[place], place
-
-
-def test_every_command_is_shown_in_the_readme() -> None:
     shown = {command.split()[0] for command in EXAMPLES["README.md"] if command}
     assert set(COMMANDS) <= shown
 
 
 @pytest.mark.parametrize("command", ALL)
-def test_an_example_names_a_command_and_options_that_there_are(command: str) -> None:
+def test_commands_and_options_of_an_example_exist(command: str) -> None:
     arguments = arguments_of(command)
     if arguments[0] == "COMMAND":
         return
@@ -96,7 +93,7 @@ TEXTS = [path for path in DOCUMENTS if path.name != "CONTRIBUTING.md" and "train
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_an_option_that_a_text_names_is_one_of_some_command(path: Path) -> None:
+def test_options_in_a_text_exist(path: Path) -> None:
     parameters = [parameter for command in SUBCOMMANDS.values() for parameter in command.params]
     known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {"--help", "--version"}
     text = path.read_text(encoding="utf-8")

@@ -118,7 +118,7 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
 
 
 @pytest.mark.usefixtures("hang_up")
-def test_a_signal_is_heard_where_nobody_can_be_told() -> None:
+def test_a_signal_counts_even_if_its_message_cannot_be_written() -> None:
     def say(_: str) -> None:
         raise OSError("the terminal is gone")
 

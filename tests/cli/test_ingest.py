@@ -126,7 +126,7 @@ def test_the_source_is_never_written_over(protokv: Program, mocked: None, video:
 
 
 @pytest.mark.parametrize("name", ["Talk [dQw4w9WgXcQ]", "a [bold]b", "it's [x\\]", "[/red]", "$HOME `x`"])
-def test_any_name_is_shown_as_it_is_and_can_be_pasted(
+def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
     protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()

@@ -20,7 +20,7 @@ def state(protokv: Program, watched: Callable[..., Path]) -> Path:
     return Path(shutil.copy(watched("--memory", "paper"), protokv.folder))
 
 
-def test_the_document_holds_what_the_contract_promises_and_needs_no_model(protokv: Program, state: Path) -> None:
+def test_the_document_has_the_promised_fields_and_needs_no_model(protokv: Program, state: Path) -> None:
     protokv.environment["PROTOKV_MODEL"] = "/nowhere/at/all"
     before = (state.read_bytes(), state.stat().st_mtime_ns)
     (document,) = protokv("inspect", state, "--json").rows()
@@ -40,7 +40,7 @@ def test_the_document_holds_what_the_contract_promises_and_needs_no_model(protok
     assert all(0 < layer["slots_in_use"] <= layer["slots"] for layer in document["layers"])
 
 
-def test_it_leads_with_what_a_person_asks_and_shows_the_layers_when_asked_to(protokv: Program, state: Path) -> None:
+def test_the_table_begins_with_a_summary_and_shows_layers_on_request(protokv: Program, state: Path) -> None:
     protokv.environment["COLUMNS"] = "200"
     text = protokv("inspect", state, "--format", "table").out
     rows = dict(line.strip().split(maxsplit=1) for line in text.splitlines() if line)
@@ -161,7 +161,7 @@ def test_verify_says_what_was_checked(protokv: Program, state: Path) -> None:
     assert "masses and counters agree" in text
 
 
-def test_a_damaged_state_names_the_tensor_and_the_impatient_are_not_stopped(protokv: Program, state: Path) -> None:
+def test_a_damaged_state_is_refused_unless_digests_are_skipped(protokv: Program, state: Path) -> None:
     data = bytearray(state.read_bytes())
     header = int.from_bytes(data[:8], "little")
     begin, _ = json.loads(data[8 : 8 + header])["near.keys"]["data_offsets"]

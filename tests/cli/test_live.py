@@ -28,14 +28,8 @@ TICKS = [40 * i for i in range(200)]
 
 def watched(path: Path, *scripts: list[Any], address: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> Path:
     world = World(*(scripts or [list(one) for one in SCRIPTS]))
-    quiet = 0
-
-    def stop() -> bool:
-        nonlocal quiet
-        quiet = quiet + 1 if world.idle.is_set() and not source.waiting else 0
-        return quiet > 5
-
     with world.source(address) as source:
+        stop = world.watched(source)
         for _ in ingest(source, path, DurableConfig(budget=40), backbone=MockBackbone(), should_stop=stop, **options):
             pass
     return path
@@ -177,7 +171,7 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
     assert (tmp_path / "s.safetensors").exists()
 
 
-def test_the_source_may_stand_in_the_environment_where_no_other_user_reads_it(
+def test_the_source_may_come_from_the_environment_which_other_users_cannot_read(
     protokv: Any, mocked: None, tmp_path: Path
 ) -> None:
     protokv.environment["PROTOKV_SOURCE"] = str(write(Clip(TICKS), tmp_path / "x.mp4"))

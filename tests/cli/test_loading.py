@@ -31,36 +31,29 @@ TAG, TAGGED = "v1.0", "b" * 40
 
 @dataclass
 class Hub:
-    """The part of a hub's interface that a download of one model needs.
+    """The part of a hub's interface that a download of one model needs; a folder holds the files of a commit."""
 
-    Attributes:
-        folder: the model of the main branch.
-        tagged: the model of the tag; None: there is no tag.
-        requests: requested paths.
-    """
-
-    folder: Path
-    tagged: Path | None = None
+    folders: dict[str, Path]
     address: str = ""
     requests: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, bytes, str]:
         """Return status, body and ETag."""
-        route, _, _ = path.partition("?")
-        if route in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
-            return 200, json.dumps({"id": NAME, "sha": SHA, "siblings": []}).encode(), ""
-        if self.tagged and route in (f"/api/models/{NAME}/revision/{one}" for one in (TAG, TAGGED)):
-            return 200, json.dumps({"id": NAME, "sha": TAGGED, "siblings": []}).encode(), ""
-        folder = self.tagged if self.tagged and f"/{TAGGED}" in route else self.folder
-        if route in (f"/api/models/{NAME}/tree/{SHA}", f"/api/models/{NAME}/tree/{TAGGED}"):
-            files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _etag(file)}
-                for file in folder.iterdir()
-            ]
-            return 200, json.dumps(files).encode(), ""
-        file = folder / route.rpartition("/")[2]
-        if route.startswith(f"/{NAME}/resolve/") and file.is_file():
-            return 200, file.read_bytes(), _etag(file)
+        route, model = path.partition("?")[0], f"/api/models/{NAME}"
+        for commit, folder in self.folders.items():
+            name = {SHA: "main", TAGGED: TAG}[commit]
+            default = [model] if commit == SHA else []
+            if route in (*default, f"{model}/revision/{name}", f"{model}/revision/{commit}"):
+                return 200, json.dumps({"id": NAME, "sha": commit, "siblings": []}).encode(), ""
+            if route == f"{model}/tree/{commit}":
+                files = [
+                    {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _etag(file)}
+                    for file in folder.iterdir()
+                ]
+                return 200, json.dumps(files).encode(), ""
+            file = folder / route.rpartition("/")[2]
+            if route.startswith(f"/{NAME}/resolve/{commit}/") and file.is_file():
+                return 200, file.read_bytes(), _etag(file)
         return 404, b"{}", ""
 
 
@@ -70,7 +63,7 @@ def _etag(file: Path) -> str:
 
 @pytest.fixture
 def hub(tiny_folder: Path) -> Iterator[Hub]:
-    made = Hub(tiny_folder)
+    made = Hub({SHA: tiny_folder})
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -173,7 +166,7 @@ def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, v
         (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_two_lines(
+def test_a_model_that_cannot_be_loaded_is_two_lines(
     call: Call, video: Path, hub: Hub, name: str, revision: str | None, in_reach: bool, said: str
 ) -> None:
     changes = {"PROTOKV_REVISION": revision} if revision else {}
@@ -187,7 +180,7 @@ def test_a_model_that_cannot_be_had_is_two_lines(
     assert hub.requests.count(f"/api/models/{name}") <= 1
 
 
-def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
+def test_a_missing_model_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
     code = (
         "import sys\nfrom protokv.backbones import require_model\nfrom protokv.errors import ModelError\n"
         f"try:\n    require_model({NAME!r})\nexcept ModelError:\n    pass\n"
@@ -203,10 +196,10 @@ def test_it_is_refused_before_torch_is_imported(protokv: Program, video: Path) -
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
     call: Call, video: Path, hub: Hub, tmp_path: Path
 ) -> None:
-    hub.folder = tmp_path / "other"
-    hub.folder.mkdir()
-    (hub.folder / "config.json").write_text('{"model_type": "bert"}')
-    (hub.folder / "model.safetensors").write_bytes(b"0" * 100)
+    hub.folders[SHA] = folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "model.safetensors").write_bytes(b"0" * 100)
     result = call(hub.address, *ingesting(video))
     assert "it is a bert model, which is not supported" in result.err
     assert not [path for path in hub.requests if path.endswith("safetensors")]
@@ -215,15 +208,15 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
 @pytest.fixture
 def tagged(hub: Hub, tmp_path: Path) -> Hub:
     """A hub whose model has a tag with other weights than its main branch."""
-    hub.tagged = shutil.copytree(hub.folder, tmp_path / "tagged")
-    weights = hub.tagged / "model.safetensors"
+    hub.folders[TAGGED] = shutil.copytree(hub.folders[SHA], tmp_path / "tagged")
+    weights = hub.folders[TAGGED] / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-4] ^= 1
     weights.write_bytes(content)
     return hub
 
 
-def test_a_revision_is_what_is_loaded_recorded_and_asked_again(
+def test_the_revision_is_loaded_recorded_and_asked_again(
     protokv: Program, call: Call, video: Path, tagged: Hub
 ) -> None:
     first = call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)
@@ -231,7 +224,7 @@ def test_a_revision_is_what_is_loaded_recorded_and_asked_again(
     state = protokv.folder / f"{video.stem}.safetensors"
     found = read_header(state).backbone
     assert found.revision == TAGGED
-    assert found.weights_digest == digest_weights(str(tagged.tagged))
+    assert found.weights_digest == digest_weights(str(tagged.folders[TAGGED]))
     main = call(tagged.address, "ingest", str(video), "-o", "main.zarr", "--model", NAME, "--budget", "24")
     assert main.code == Exit.DONE, main.err
     other = read_header(protokv.folder / "main.zarr").backbone

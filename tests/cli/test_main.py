@@ -34,7 +34,7 @@ HEAVY = {
 }
 
 
-def test_the_version_is_printed_with_those_of_what_results_depend_on(
+def test_versions_of_the_program_and_its_packages_are_printed(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(main.DEPENDS_ON, "decord", "protokv-no-such-package")
@@ -135,15 +135,6 @@ def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -
         gc.unfreeze()
 
 
-def completed(protokv: Program, words: str) -> list[str]:
-    protokv.environment |= {
-        "_PROTOKV_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    return protokv(prog_name="protokv").out.split()
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -158,13 +149,15 @@ def completed(protokv: Program, words: str) -> list[str]:
     ],
 )
 def test_values_are_completed(protokv: Program, words: str, values: list[str]) -> None:
-    assert completed(protokv, words) == values
+    protokv.environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    protokv.environment["_PROTOKV_COMPLETE"] = "complete_bash"
+    assert protokv(prog_name="protokv").out.split() == values
 
 
 @pytest.mark.parametrize(
     ("shell", "said"), [("bash", "complete -o"), ("zsh", "#compdef protokv"), ("fish", "complete --command protokv")]
 )
-def test_the_script_is_that_of_the_shell_that_is_named(protokv: Program, shell: str, said: str) -> None:
+def test_the_completion_script_is_for_the_named_shell(protokv: Program, shell: str, said: str) -> None:
     protokv.environment["SHELL"] = "/bin/tcsh"
     result = protokv("--show-completion", shell)
     assert result.code == 0
@@ -172,6 +165,6 @@ def test_the_script_is_that_of_the_shell_that_is_named(protokv: Program, shell: 
     assert "_PROTOKV_COMPLETE" in result.out
 
 
-def test_the_studies_that_are_completed_are_those_that_there_are() -> None:
+def test_completion_knows_all_studies_and_data_sets() -> None:
     assert STUDIES == SHIPPED
     assert tuple(BENCHMARKS) == DATASETS

@@ -28,14 +28,14 @@ def event(stream_time_s: float, duration_s: float | None = 60.0) -> Progress:
     return Progress(int(stream_time_s), stream_time_s, duration_s, 50.0, 10**6)
 
 
-def test_it_tells_the_share_the_time_and_what_is_left() -> None:
+def test_progress_shows_the_share_the_time_and_the_time_left() -> None:
     parts = progress_parts(event(15.0), first=(100.0, 5.0), now_s=102.0)
     # Ten seconds of stream took two, and 45 are to come.
     assert parts[:3] == [" 25%", "0:15 / 1:00", "0:09 left"]
     assert parts[3] == "50 frames/s"
 
 
-def test_a_run_that_goes_on_reckons_with_its_own_speed_and_a_stream_without_an_end_with_none() -> None:
+def test_a_continued_run_uses_its_own_speed_and_an_endless_stream_has_no_time_left() -> None:
     assert "0:10 left" in progress_parts(event(50.0), first=(0.0, 49.0), now_s=1.0)
     assert not [part for part in progress_parts(event(50.0), first=(0.0, 50.0), now_s=1.0) if "left" in part]
     endless = progress_parts(event(50.0, None), first=(0.0, 0.0), now_s=1.0)
@@ -76,22 +76,20 @@ def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
     assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
+@pytest.mark.parametrize("term", ["dumb", "unknown", "xterm-256color"])
+def test_a_terminal_that_cannot_be_drawn_on_gets_lines_and_quiet_nothing(
     term: str, protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", term=term)
+    quiet = ("--quiet", "--format", "plain") if term == "xterm-256color" else ()
+    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", *quiet, term=term)
     assert seen.code == 0
     assert DRAWING not in seen.screen
     assert "\r" not in seen.screen.replace("\r\n", "\n")
-    assert [line for line in seen.lines() if "frames/s, state" in line]
-
-
-def test_quiet_draws_nothing(protokv: Program, mocked: None, video: Path) -> None:
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--quiet")
-    assert seen.code == 0
-    assert "loading" not in seen.screen
+    if quiet:
+        assert seen.lines() == ["clip.safetensors"]
+    else:
+        assert [line for line in seen.lines() if "frames/s, state" in line]
 
 
 def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(

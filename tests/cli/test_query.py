@@ -151,7 +151,7 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     assert "0 of 1 answers as expected" in result.err
 
 
-def test_an_answer_says_what_it_stood_on_where_that_is_asked(protokv: Program, state: Path) -> None:
+def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     (row,) = protokv("query", state, "what is first ?", "--evidence", "--json").rows()
     assert list(row)[8:10] == ["evidence", "faint"]
     # The small model of the tests is one that nobody has measured.

@@ -167,7 +167,7 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(benchmark, "max_new_tokens", 2)
 
 
-def test_a_table_says_everything_that_its_numbers_stand_on(protokv: Program, ovo: Path) -> None:
+def test_a_table_names_everything_that_decides_its_numbers(protokv: Program, ovo: Path) -> None:
     done = protokv("replay", "--dataset", "ovo-bench", "--data-root", ovo, *OF_DATA_SET, "--format", "table")
     assert done.code == Exit.PARTIAL
     assert "left out: Ego4D/clips/clip22.mp4" in done.err
@@ -196,7 +196,7 @@ def test_open_answers_are_judged_after_the_pass(protokv: Program, data_root: Pat
     assert "reads open answers" in refused.err
 
 
-def test_a_table_of_the_paper_lists_what_it_would_run_and_what_is_not_there(
+def test_a_dry_run_of_a_study_lists_its_runs_and_missing_data_sets(
     protokv: Program,
     data_root: Path,  # noqa: F811
     tmp_path: Path,

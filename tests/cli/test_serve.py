@@ -25,7 +25,7 @@ def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
     assert "http://127.0.0.1:8123/v1" in result.err
 
 
-def test_the_model_is_that_of_the_first_state_that_can_be_read(
+def test_the_model_is_that_of_the_first_readable_state(
     protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(protokv.environment, "PROTOKV_MODEL")

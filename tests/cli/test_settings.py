@@ -66,7 +66,7 @@ def test_a_setting_at_the_top_serves_every_command_that_has_it(protokv: Program)
     assert "NAME=VALUE" in protokv("ingest", "x.mp4").err
 
 
-def test_options_whose_names_are_others_in_the_program_are_read(protokv: Program, mocked: None, video: Path) -> None:
+def test_an_option_is_read_by_its_name_on_the_command_line(protokv: Program, mocked: None, video: Path) -> None:
     text = "quiet = true\n[ingest]\njson = true\noutput = 'there.safetensors'\nset = ['split=1:5']\nbudget = 24\n"
     (protokv.folder / "protokv.toml").write_text(text + "[inspect]\nformat = 'plain'\n")
     assert protokv("ingest", video).rows()[-1]["state"] == "there.safetensors"
@@ -84,11 +84,17 @@ def test_every_option_has_its_variable(name: str) -> None:
     assert "--debug" in variables
 
 
-def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program, mocked: None, video: Path) -> None:
+def test_a_variable_sets_an_option_and_an_unknown_one_is_reported(protokv: Program, mocked: None, video: Path) -> None:
     protokv.environment |= {"PROTOKV_JSON": "1", "PROTOKV_OUTPUT": "b.pt", "PROTOKV_BUDGT": "3", "PROTOKV_BUDGET": "24"}
     result = protokv("ingest", video)
     assert result.rows()[-1]["state"] == "b.pt"
     assert "Warning: PROTOKV_BUDGT is no setting; did you mean PROTOKV_BUDGET?" in result.err
+
+
+SECONDS = {
+    "0": 0, "30s": 30, "2m": 120, "1.5h": 5400, " 7 ": 7, "10M": 600, "1m30s": 90, "1h2m3.5s": 3723.5, "7:30": 450,
+    "7m30s": 450, "450": 450, "450s": 450, "7.5m": 450, "0:04.5": 4.5, "1:02:03": 3723, "90:00": 5400, "1h30s": 3630,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,24 +124,12 @@ def test_a_variable_sets_an_option_and_one_that_is_none_is_told(protokv: Program
         (parse_setting, "anchor=first", ("anchor", "first")),
         (parse_setting, "anchor=a=b", ("anchor", "a=b")),
         (parse_setting, "x=" + "[" * 100_000, ("x", "[" * 100_000)),
+        *((parse_duration, text, seconds) for text, seconds in SECONDS.items()),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:20]),
 )
 def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
     assert parse(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("0", 0), ("30s", 30), ("2m", 120), ("1.5h", 5400), (" 7 ", 7), ("10M", 600), ("1m30s", 90),
-        ("1h2m3.5s", 3723.5), ("7:30", 450), ("7m30s", 450), ("450", 450), ("450s", 450),
-        ("7.5m", 450), ("0:04.5", 4.5), ("1:02:03", 3723),
-        ("90:00", 5400), ("1h30s", 3630),
-    ],
-)  # fmt: skip
-def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
 
 
 @given(st.integers(0, 10**7))

@@ -16,7 +16,7 @@ from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
-from protokv.extras.evidence import NOTICED, AttentionEvidence, Evidence, Moment, find_moments
+from protokv.extras.evidence import NOTICED, Evidence, Moment, find_moments
 from protokv.extras.queries import RecordedContext
 from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import DEMONSTRATION
@@ -101,13 +101,6 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
         if "recent_frames" in changes:
             # The last two steps are read again.
             assert max(m.end_s for m in evidence.moments) > 10
-
-
-def test_an_answer_without_evidence_records_nothing(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = watched(tiny, DurableConfig(budget=36), 6)
-    for name in ("record", "find"):
-        monkeypatch.setattr(AttentionEvidence, name, None)
-    assert session.ask(QUESTION, Decoding(max_new_tokens=2)).evidence is None
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:

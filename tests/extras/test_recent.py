@@ -16,14 +16,12 @@ from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
 from protokv.core.session import Session
-from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.recent import WithRecent
-from protokv.memories import MEMORIES, build_memory
+from protokv.memories import MEMORIES
 from protokv.storage import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
-from tests.core.streams import World, shape_of, shown_to
 from tests.tolerance import near_logits
 
 SUPPORTED = [name for name, cls in MEMORIES.items() if cls.hides_recent]
@@ -166,24 +164,3 @@ def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -
             watched(tiny, 1, name, recent_frames=4)
     with pytest.raises(ConfigError, match="recent_frames"):
         MemoryConfig.of("durable", recent_frames=-1)
-
-
-def test_a_memory_spread_over_devices_shows_the_tokens_of_a_whole_one() -> None:
-    shape = shape_of(layers=4, heads=2, size=8, components=1)
-    places = [torch.device(name) for name in ("cpu", "cpu", "cpu:0", "cpu:0")]
-    shown = []
-    for layer_devices in (None, places):
-        world = World(shape, 3)
-        config = MemoryConfig.of("durable", budget=20, recent_frames=2)
-        memory = build_memory(config, replace(shape, layer_devices=layer_devices), world.rotary)
-        assert isinstance(memory, WithRecent)
-        memory.start(*world.sink())
-        for index in range(12):
-            step = world.step(index, 3)
-            memory.append(step)
-            memory.observe(StepTokens(torch.ones(3, 5), (1, 3)), step.positions, index)
-        context = memory.recall()
-        shown.append([shown_to(context, layer, torch.ones(2, 1, 8))[2] for layer in range(4)])
-        assert context.visible_tokens() < memory.context().visible_tokens()
-        assert memory.tensors()["recent.positions"].shape == (6, 1)
-    assert all(torch.equal(whole, part) for whole, part in zip(*shown, strict=True))

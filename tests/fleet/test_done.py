@@ -79,7 +79,7 @@ def test_a_video_that_has_grown_is_watched_on(recipe: Recipe, tmp_path: Path) ->
     ("change", "named"),
     [
         ({"config": CONFIG.with_fields({"budget": 48})}, "memory.budget is 40, this run's is 48"),
-        ({"fps": 1.0}, "fps is 2, this run's is 1"),
+        ({"fps": 1.0}, "fps is 2.0, this run's is 1.0"),
         ({}, r"is of v\.mp4, not of w\.mp4"),
     ],
 )

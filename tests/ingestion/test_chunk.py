@@ -13,7 +13,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepKV
-from protokv.errors import ConfigError, SourceUnreadable, StateMismatch
+from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
 from protokv.memories import MEMORIES
 from tests.conftest import random_frames
@@ -124,9 +124,3 @@ def test_steps_before_an_unreadable_place_are_watched(tmp_path: Path) -> None:
     source = Breaking(1, 21, 12, SourceUnreadable("it is gone"))
     *_, summary = events(tmp_path / "s.safetensors", source=source, chunk=4)
     assert (summary.steps, summary.complete, summary.damage) == (5, False, "it is gone")
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 65])
-def test_a_chunk_without_steps_or_with_too_many_is_refused(chunk: int, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a chunk of"):
-        events(tmp_path / "s.safetensors", chunk=chunk)

@@ -13,7 +13,7 @@ from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateMismatch, StateNotFound
+from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.storage.checkpoint import save, to_state
 from protokv.storage.watched import fingerprints
@@ -149,16 +149,10 @@ def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp
     assert fingerprints(storage.read_header(path)) == (None, "2/6")
 
 
-def other_model(mock: MockBackbone) -> MockBackbone:
+def changed(mock: MockBackbone, **fields: object) -> dict[str, object]:
     other = copy(mock)
-    other.identity = replace(mock.identity, weights_digest="other")
-    return other
-
-
-def other_frames(mock: MockBackbone) -> MockBackbone:
-    other = copy(mock)
-    other.settings = {**dict.fromkeys(mock.settings, "other"), "new setting": 1}
-    return other
+    vars(other).update(fields)
+    return {"backbone": other}
 
 
 @pytest.mark.parametrize(
@@ -167,8 +161,11 @@ def other_frames(mock: MockBackbone) -> MockBackbone:
         ("memory.budget", lambda mock: {"config": DurableConfig(budget=44)}),
         ("memory.seed", lambda mock: {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
         ("fps", lambda mock: {"fps": 3.0}),
-        ("weights_digest", lambda mock: {"backbone": other_model(mock)}),
-        (next(iter(MockBackbone().settings)), lambda mock: {"backbone": other_frames(mock)}),
+        ("weights_digest", lambda mock: changed(mock, identity=replace(mock.identity, weights_digest="other"))),
+        (
+            next(iter(MockBackbone().settings)),
+            lambda mock: changed(mock, settings={**dict.fromkeys(mock.settings, "other"), "new": 1}),
+        ),
     ],
 )
 def test_another_memory_rate_model_or_size_of_frames_is_refused_with_the_difference(
@@ -180,11 +177,6 @@ def test_another_memory_rate_model_or_size_of_frames_is_refused_with_the_differe
     with pytest.raises(StateMismatch, match=field):
         run(path, A, **change(mock))
     assert path.read_bytes() == before
-
-
-def test_appending_and_starting_over_contradict(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="start it over"):
-        run(tmp_path / "s.safetensors", A, append=True, overwrite=True)
 
 
 def test_a_missing_state_is_started_unless_it_must_exist(run: Run, tmp_path: Path) -> None:

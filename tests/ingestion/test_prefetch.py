@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from protokv.errors import SourceUnreadable
 from protokv.ingestion.prefetch import Stop, prefetch
-from protokv.timings import Timings
 from protokv.video.sampling import Step
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -107,9 +106,3 @@ def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told()
     assert stop.ask()
     assert asked == {threading.get_ident()}
     assert not running()
-
-
-def test_the_seconds_of_thread_and_caller_are_measured() -> None:
-    timings = Timings()
-    list(prefetch(Reading(3), BACKBONE, Stop(never), timings=timings))
-    assert timings.seconds.keys() == {"decode", "preprocess", "wait for frames"}

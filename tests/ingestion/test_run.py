@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from protokv import storage
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
-from protokv.ingestion import NEVER, Commit, Every, IngestOptions, Progress, Started, Summary, ingest
+from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.options import Ending
 from protokv.inspection.describe import describe
 from protokv.video import Damage, Frame
@@ -211,8 +212,18 @@ def test_a_run_ends_when_it_was_told_to_and_stays_ended(options, live, stream_s,
     assert ending.over is over
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["seconds", "n_steps", "wall_s"])
-def test_an_interval_of_nothing_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="cannot commit every"):
-        Every(**{name: value})
+@pytest.mark.parametrize(
+    ("record", "options", "said"),
+    [
+        *((Every, {"seconds": value}, "cannot commit every") for value in (0, -1.0, math.nan, math.inf)),
+        *((Every, {name: 0}, "cannot commit every") for name in ("n_steps", "wall_s")),
+        (LiveOptions, {"stall_s": 0.0}, "stall_s is 0"),
+        (LiveOptions, {"for_s": -1.0}, "for_s is -1"),
+        (LiveOptions, {"on_pressure": "panic"}, "on_pressure is 'panic'"),
+        *((IngestOptions, {"chunk": chunk}, "a chunk of") for chunk in (0, -1, 65)),
+        (IngestOptions, {"append": True, "overwrite": True}, "start it over"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(record, options, said):
+    with pytest.raises(ConfigError, match=said):
+        record(**options)

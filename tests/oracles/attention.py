@@ -60,8 +60,8 @@ def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scali
 
     logits = []
     for segment in segments:
-        turned = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        logits.append(logits_of(turned, segment.keys.float()) + segment.bias[:, None, None])
+        rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        logits.append(logits_of(rotated, segment.keys.float()) + segment.bias[:, None, None])
     future = torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
     logits.append(logits_of(asked, tail_keys.float()).masked_fill(future, -torch.inf))
     return torch.cat(logits, -1).softmax(-1).view(heads, T, -1)

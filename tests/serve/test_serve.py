@@ -128,7 +128,7 @@ def test_a_request_walks_the_folder_once(folder: Path, monkeypatch: pytest.Monke
             assert len(walks) == 1
 
 
-def test_of_a_conversation_the_last_question_counts_and_text_may_come_in_parts(running: str) -> None:
+def test_the_last_question_of_a_conversation_counts_and_text_may_come_in_parts(running: str) -> None:
     with client(running) as one:
         messages: Any = [
             {"role": "system", "content": "be brief"},
@@ -181,7 +181,7 @@ def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
         assert raw(address, "GET", "/etc/passwd")[0] == 404
 
 
-def test_without_the_token_nothing_is_told_but_that_the_server_lives(made: Path) -> None:
+def test_without_the_token_only_the_health_of_the_server_is_told(made: Path) -> None:
     with server(made, token="right") as address:
         for wrong in ("wrong", "x", "righ"):
             with client(address, wrong) as one:

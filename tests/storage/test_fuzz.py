@@ -271,7 +271,7 @@ def use(path: Path, backbone: Any, same_state, suffix: str) -> Iterator[str]:
 @pytest.mark.parametrize("count", [26, pytest.param(int(os.environ.get("FUZZ_STATES", "2000")), marks=SLOW)])
 def test_altered_states_that_are_sealed_are_refused_or_work(count, tiny, same_state, tmp_path, monkeypatch):
     """`FUZZ_STATES` and `FUZZ_SEED` choose others; a hundred thousand take an hour on one core."""
-    # Whether bytes reach a disk is not the question here.
+    # This test needs no bytes on a disk.
     monkeypatch.setattr(os, "fsync", lambda number: None)
     states, path, outcomes = good_states(tiny), tmp_path / "hostile.safetensors", Counter[str]()
     # Import and allocate everything once before memory is limited.

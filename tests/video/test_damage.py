@@ -159,12 +159,3 @@ def test_a_frame_that_comes_out_of_order_is_not_given_and_counts_once():
     assert not report.shown(0.0)
     report.finish()
     assert report.damage.frames_lost == 1
-
-
-def test_damage_before_the_start_does_not_count():
-    report = DecodeReport(1.0)
-    report.sent(0.5)
-    report.failed(0.5, "rubbish")
-    report.shown(0.7, corrupt=True)
-    report.finish()
-    assert report.damage.ok

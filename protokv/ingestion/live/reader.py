@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -107,7 +107,7 @@ class Feed:
         self._ever = from_s > 0
         self._stall_s, self._once, self._listens = options.lost_after_s(kind), kind == PIPE, listens
         self._give_up_s = math.inf if options.give_up_s is None else options.give_up_s
-        self._backoff = Backoff(*options.retry_s)
+        self._retry_s = options.retry_s
         self._clock, self._now = clock, now
         self._began_s = None if elapsed_s is None else clock() - elapsed_s
         self._damaged_before = self._damaged_now = 0
@@ -132,6 +132,7 @@ class Feed:
 
     def _run(self) -> None:
         lost_s: float | None = None
+        pauses = backoff(*self._retry_s)
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
@@ -144,10 +145,10 @@ class Feed:
                 lost_s = None
             waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
             if waited or (frames and now_s - since_s >= GOOD_S):
-                self._backoff.reset()
+                pauses = backoff(*self._retry_s)
             end_s = self._next_slot / self._fps
             lost_s = now_s if lost_s is None else lost_s
-            pause_s = 0.0 if waited else self._backoff.next_s()
+            pause_s = 0.0 if waited else next(pauses)
             # Do not retry a wrong address. Cameras lock out a client that tries a password again and again.
             hopeless = not self._ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
@@ -200,26 +201,16 @@ class Feed:
         return frames, silence if stalled() else why or "the source ended", None
 
 
-class Backoff:
-    """Pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
+def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> Iterator[float]:
+    """Give pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
 
     Half of a pause is drawn at random, so that many readers of one camera do not come back in step (Brooker,
     "Exponential Backoff And Jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
     """
-
-    def __init__(self, first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> None:
-        self._first_s, self._longest_s, self._draw = first_s, longest_s, draw
-        self._next_s = first_s
-
-    def reset(self) -> None:
-        """Begin again with the first pause."""
-        self._next_s = self._first_s
-
-    def next_s(self) -> float:
-        """Return how long to wait now."""
-        pause_s = self._next_s
-        self._next_s = min(2 * pause_s, self._longest_s)
-        return pause_s * (0.5 + 0.5 * self._draw())
+    pause_s = first_s
+    while True:
+        yield pause_s * (0.5 + 0.5 * draw())
+        pause_s = min(2 * pause_s, longest_s)
 
 
 class Mailbox(Generic[T]):

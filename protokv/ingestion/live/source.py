@@ -28,7 +28,7 @@ from protokv.video.source import Closing, never
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
 
-# Seconds between two questions of a waiting run whether to stop.
+# A waiting run asks again after this many seconds whether to stop.
 ASK_S = 0.1
 
 # The process that reads a source finds out itself that nothing comes; it has this long to say so.
@@ -76,11 +76,6 @@ class LiveSource(Closing):
         self._listens = address.listens(text, options.input)
         self.damage = Damage()
         self.log = WallClockLog()
-
-    @property
-    def waiting(self) -> int:
-        """Number of frames and news that wait for the model."""
-        return 0 if self._feed is None else len(self._feed.mailbox)
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""

@@ -38,7 +38,7 @@ class Stopwatch:
     """Adds up the milliseconds of each stage, and the peak bytes that torch allocates in it on CUDA.
 
     On CUDA it takes events on the stream, with the device idle before each call: a stage pays for its own launches
-    alone. On a CPU it takes the time of the process, which a busy machine disturbs less than the clock on the wall.
+    alone. On a CPU it takes the time of the process, which a busy machine disturbs less than the wall clock.
 
     Attributes:
         times: milliseconds by stage, one number a round.
