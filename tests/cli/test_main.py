@@ -135,15 +135,6 @@ def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -
         gc.unfreeze()
 
 
-def completed(protokv: Program, words: str) -> list[str]:
-    protokv.environment |= {
-        "_PROTOKV_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    return protokv(prog_name="protokv").out.split()
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -158,7 +149,9 @@ def completed(protokv: Program, words: str) -> list[str]:
     ],
 )
 def test_values_are_completed(protokv: Program, words: str, values: list[str]) -> None:
-    assert completed(protokv, words) == values
+    protokv.environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    protokv.environment["_PROTOKV_COMPLETE"] = "complete_bash"
+    assert protokv(prog_name="protokv").out.split() == values
 
 
 @pytest.mark.parametrize(

@@ -47,30 +47,22 @@ def trap(tmp_path: Path, tiny_folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["owner/model", "./owner/model", "{trap}", "~/model", "owner/../owner/model"])
-def test_a_folder_that_a_state_names_is_not_opened(
-    name: str,
-    protokv: Program,
-    trap: Path,
-    tiny_folder: Path,
-    tmp_path: Path,
+NAMES = ["owner/model", "./owner/model", "{trap}", "~/model", "owner/../owner/model"]
+
+
+@pytest.mark.parametrize(("name", "user_names_it"), [*((name, False) for name in NAMES), ("owner/model", True)])
+def test_no_code_runs_from_a_folder_that_a_state_or_the_user_names(
+    name: str, user_names_it: bool, protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     state = saved(tiny_folder, tmp_path / "s.safetensors", name=name.format(trap=trap))
     del protokv.environment["PROTOKV_MODEL"]
-    result = protokv("query", state, "-", stdin="y\n" * 5)
+    options = ("--model", trap) if user_names_it else ()
+    result = protokv("query", state, "-", *options, stdin="y\n" * 5)
     assert result.code == Exit.FAILURE
-    assert "--model" in result.err.splitlines()[1]
+    # A folder that only the state names is not even opened.
+    assert ("names no model_type" in result.err) is user_names_it
+    assert ("--model" in result.err.splitlines()[1]) is not user_names_it
     assert "y/N" not in result.err
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_code_in_a_folder_that_the_user_names_is_not_run_either(
-    protokv: Program, trap: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    state = saved(tiny_folder, tmp_path / "s.safetensors")
-    result = protokv("query", state, "-", "--model", trap, stdin="y\n" * 5)
-    assert result.code == Exit.FAILURE
-    assert "names no model_type" in result.err
     assert not (tmp_path / "sprung").exists()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TYPES
+from protokv.mini.phrases import TEMPLATES, TYPES
 from protokv.mini.questions import find_facts
 from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World, WorldConfig
@@ -64,20 +64,16 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
         decisive = by_start[0 if kind == "first" else -1]
         rivals = [e for e in events if int(e.start_s) == int(decisive.start_s)]
         return {SHAPES[e.shape] for e in rivals}, last_sight([decisive])
-    if kind in ("which_first", "which_last"):
-        wanted = [e for e in by_start if SHAPES[e.shape] in (slots["shape"], slots["other"])]
-        assert len(wanted) == len({int(e.start_s) for e in wanted}) == 2
-        answer = wanted[0 if kind == "which_first" else 1]
-        return {SHAPES[answer.shape]}, last_sight(wanted)
-    if kind in ORDER_TYPES and "other" in slots:
-        one, two = (next(e for e in events if SHAPES[e.shape] == slots[name]) for name in ("shape", "other"))
+    if "other" in slots:
+        (one,), (two,) = appeared(slots["shape"]), appeared(slots["other"])
+        assert int(one.start_s) != int(two.start_s)
         if kind.startswith("middle"):
             assert not {one, two} & {e for e in events if int(e.start_s) in (int(by_start[0].start_s), int(last_s))}
-        wanted = "after" if kind in ("after", "middle_after") else "before"
-        if kind in ("middle_first", "middle_last"):
-            earlier, later = sorted((one, two), key=lambda e: e.start_s)
-            return {SHAPES[(earlier if kind == "middle_first" else later).shape]}, last_sight([one, two])
-        return {"yes" if (one.start_s < two.start_s) == (wanted == "before") else "no"}, last_sight([one, two])
+        if kind.endswith(("first", "last")):
+            answer = (min if kind.endswith("first") else max)(one, two, key=lambda e: e.start_s)
+            return {SHAPES[answer.shape]}, last_sight([one, two])
+        is_true = (one.start_s < two.start_s) == kind.endswith("before")
+        return {"yes" if is_true else "no"}, last_sight([one, two])
     if kind in ("third", "tenth"):
         names = PARTS if kind == "third" else TENTHS
         (wanted,) = appeared(slots["shape"])

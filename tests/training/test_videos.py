@@ -23,7 +23,6 @@ from samples.training.repeated import CLEAR_TWICE, PAIRS, keep_clear, make_repea
 from samples.training.sparse import make_sparse_video
 from samples.training.time_curriculum import ANSWER, TALLY
 from samples.training.visual_tokens import N_PREFIX
-from samples.training.vocabulary import words
 from tests.training.conftest import COUNTS
 from tests.training.helpers import BAR, RING, STAR, make_video, tiny
 
@@ -160,26 +159,23 @@ def test_batches_of_all_ways_of_masking_have_labels_that_can_be_known(composer, 
 @pytest.mark.parametrize("scene", [EASY, HARD], ids=["easy", "hard"])
 def test_a_second_showing_looks_like_the_first_and_comes_later(composer, scene):
     rng = np.random.default_rng(3)
-    sizes = set()
+    repeated = 0
     for _ in range(40):
         video = make_repeated_video(rng, composer, scene, 0.25)
         first = {event.shape: event for event in video.events if event.shape in {r.shape for r in video.repeats}}
         assert len(first) == len(video.repeats)
-        for repeat in video.repeats:
-            event = first[repeat.shape]
-            assert repeat[:3] == event[:3]
-            assert event.start_s < repeat.start_s
         assert all(last.end_s <= min(e.start_s for e in video.repeats) for last in first.values())
         assert np.array_equal(composer.bank.lit[video.rows, video.cells], video.lit)
         for repeat in video.repeats:
+            assert repeat[:3] == first[repeat.shape][:3]
             own = video.lit & (video.cells == repeat.place) & (video.times == int(repeat.start_s))
             assert own.sum() == 1
             assert find_beginnings(video)[own] == int(repeat.start_s)
             # The shape itself was shown before.
             earlier = find_earlier_shapes(video, find_beginnings(video))[own][0]
             assert earlier[repeat.shape]
-        sizes.add((bool(video.repeats), len(video.repeats) == len(first)))
-    assert (True, True) in sizes
+        repeated += bool(video.repeats)
+    assert repeated
 
 
 def test_a_pair_is_asked_about_only_where_both_showings_agree():
@@ -267,11 +263,3 @@ def test_questions_over_time_have_links_of_their_own(composer, window):
     asked = sum(kind in weights for kind in batch.types)
     assert len(batch.links["looks"].bits) == len(batch.links["closing"].bits) == asked
     assert (batch.links["closing"].bits.sum(1) == 1).all()
-    numbers = [n for n, kind in zip(_answers(batch), batch.types, strict=True) if kind == "times"]
-    assert set(numbers) == set(NUMBERS[1:])
-
-
-def _answers(batch):
-    names = words("time")
-    first = (batch.labels >= 0).int().argmax(-1)
-    return [names[i] for i in batch.labels.gather(-1, first[..., None]).flatten().tolist()]

@@ -1,4 +1,4 @@
-"""Every data set in small: two procedural videos, annotated in the schemas that were published.
+"""Every data set in small: two procedural videos, annotated with the fields of the published schemas.
 
 No annotation of a real set is here. The embedded model knows no letters, so it is asked the bare question, and the
 options are words that it can answer with.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -38,11 +38,12 @@ class Clip:
     def ask(self, at_s: float, types: tuple[str, ...] = CONTENT) -> list[Question]:
         return make_questions(self.world, at_s, types=types)
 
-    def options(self, question: Question) -> list[str]:
-        """Return the answer among three others of its type; the question decides its place."""
-        others = [answer for answer in ANSWERS[question.type] if answer != question.answer][:3]
-        others.insert(len(question.question) % (len(others) + 1), question.answer)
-        return others
+    def choices(self, at_s: float, types: tuple[str, ...]) -> Iterator[tuple[Question, list[str], str]]:
+        """Yield questions, the answer among three others of its type, and its letter; the text decides its place."""
+        for question in self.ask(at_s, types):
+            options = [answer for answer in ANSWERS[question.type] if answer != question.answer][:3]
+            options.insert(len(question.question) % (len(options) + 1), question.answer)
+            yield question, options, ascii_uppercase[options.index(question.answer)]
 
 
 def render_clips(folder: Path) -> list[Clip]:
@@ -89,7 +90,7 @@ def write_rvs_ego(root: Path, clips: list[Clip]) -> None:
         _put(clip, root / "videos" / clip.path.name)
         rows, typed = _ask_rvs(clip, ("whether", "first", "now"), 0, ".")
         path = f"/data/rvs/ego/videos/{clip.path.name}"
-        converted.append({"video_id": clip.path.stem, "video_path": path, "duration": 14.0, "conversations": rows})
+        converted.append({"video_id": clip.path.stem, "video_path": path, "conversations": rows})
         original += typed
     _write(root / "ego4d_oe.json", converted)
     _write(root / "test_qa_ego4d.json", original)
@@ -103,12 +104,8 @@ def write_rvs_movie(root: Path, clips: list[Clip]) -> None:
         name = clip.path.stem
         np.save(root / "videos" / f"{name}.npy", clip.world.frames(0, LENGTH_S)[::2])
         rows, typed = _ask_rvs(clip, ("whether", "colour"), start)
-        converted.append(
-            {
-                "video_id": name, "video_path": f"/data/rvs/movie/videos/{name}.npy", "duration": 600,
-                "clip_start_time": start, "clip_end_time": start + LENGTH_S, "conversations": rows,
-            }
-        )  # fmt: skip
+        film = {"video_id": name, "video_path": f"/data/rvs/movie/videos/{name}.npy", "conversations": rows}
+        converted.append(film | {"clip_start_time": start, "clip_end_time": start + LENGTH_S})
         original += typed
     _write(root / "movienet_oe.json", converted)
     _write(root / "test_qa_movienet.json", original)
@@ -121,31 +118,21 @@ def write_ovo_bench(root: Path, clips: list[Clip]) -> None:
         video = f"Ego4D/clips/{clip.path.name}"
         _put(clip, root / "src_videos" / video)
         for task, types in (("EPM", ("colour", "shape")), ("ASI", ("which_first",)), ("OJR", ("now",))):
-            for question in clip.ask(ASK_S, types):
-                options = clip.options(question)
-                rows.append(
-                    {
-                        "id": len(rows), "task": task, "video": video, "realtime": ASK_S - 0.8,
-                        "question": question.question, "answer": question.answer, "options": options,
-                        "gt": options.index(question.answer),
-                    }
-                )  # fmt: skip
-        rows.append(
-            {
-                "id": len(rows), "task": "HLD", "video": video, "question": "What was the purple thing?",
-                "answer": "Unable to answer", "options": ["star", "Unable to answer", "ring", "bar"], "gt": 1,
-                "realtime": 9,
-            }
-        )  # fmt: skip
+            for question, options, letter in clip.choices(ASK_S, types):
+                row = {"task": task, "realtime": ASK_S - 0.8, "question": question.question, "options": options}
+                rows.append(row | {"id": len(rows), "video": video, "gt": ascii_uppercase.index(letter)})
+        options = ["star", "Unable to answer", "ring", "bar"]
+        row = {"task": "HLD", "realtime": 9, "question": "What was the purple thing?", "options": options}
+        rows.append(row | {"id": len(rows), "video": video, "gt": 1})
     video = f"Ego4D/clips/{clips[0].path.name}"
     probes = {
-        "REC": {"activity": "appear", "start_times": [1], "end_times": [4],
-                "test_info": [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}]},
-        "SSR": {"tutorial": "Shapes", "all_steps": ["Is anything visible now?"], "start_time": [2], "end_time": [5],
-                "test_info": [{"realtime": 3, "step": "Is anything visible now?", "type": 1}]},
-        "CRR": {"question": "Was there a star?", "answer": "It was.", "ask_time": 5, "clue_time": 9,
-                "test_info": [{"realtime": 5, "type": 0}, {"realtime": 12, "type": 1}]},
-    }  # fmt: skip
+        "REC": {"activity": "appear", "test_info": [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}]},
+        "SSR": {"test_info": [{"realtime": 3, "step": "Is anything visible now?", "type": 1}]},
+        "CRR": {
+            "question": "Was there a star?",
+            "test_info": [{"realtime": 5, "type": 0}, {"realtime": 12, "type": 1}],
+        },
+    }
     rows += [
         {"id": len(rows) + i, "task": task, "video": video} | rest for i, (task, rest) in enumerate(probes.items())
     ]
@@ -159,24 +146,16 @@ def write_streamingbench(root: Path, clips: list[Clip]) -> None:
         _put(clip, root / "videos" / clip.path.name)
         for stamp, span in zip(stamps, ("[0:00:00 - 0:00:20]", "[0:00:00 - 0:00:05]"), strict=True):
             rows = []
-            for question in clip.ask(ASK_S, ("colour", "where")):
-                options = clip.options(question)
-                rows.append(
-                    {
-                        "task_type": "Attribute Recognition" if question.type == "colour" else "Spatial Understanding",
-                        "question": question.question, "time_stamp": stamp,
-                        "answer": ascii_uppercase[options.index(question.answer)],
-                        "options": [f"{a}. {option}" for a, option in zip(ascii_uppercase, options, strict=False)],
-                        "required_ability": "working memory",
-                    }
-                )  # fmt: skip
-            entries.append(
-                {
-                    "time": span, "questions": rows, "video_categories": "shapes",
-                    "video_path": f"./videos/{clip.path.name}",
-                }
-            )  # fmt: skip
+            for question, options, letter in clip.choices(ASK_S, ("colour", "where")):
+                task = "Attribute Recognition" if question.type == "colour" else "Spatial Understanding"
+                row = {"task_type": task, "question": question.question, "time_stamp": stamp, "answer": letter}
+                rows.append(row | {"options": _with_letters(options)})
+            entries.append({"time": span, "questions": rows, "video_path": f"./videos/{clip.path.name}"})
     _write(root / "questions_real.json", entries)
+
+
+def _with_letters(options: list[str]) -> list[str]:
+    return [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options, strict=False)]
 
 
 def write_videomme(root: Path, clips: list[Clip]) -> None:
@@ -184,16 +163,12 @@ def write_videomme(root: Path, clips: list[Clip]) -> None:
     rows = []
     for number, clip in enumerate(clips):
         _put(clip, root / "data" / clip.path.name)
-        for question in clip.ask(LENGTH_S, ("colour", "shape", "where")):
-            options = clip.options(question)
+        for question, options, letter in clip.choices(LENGTH_S, ("colour", "shape", "where")):
             rows.append(
                 {
-                    "video_id": f"{number:03}", "duration": ("short", "medium", "long")[len(rows) % 3],
-                    "domain": "Shapes", "sub_category": "Shapes", "url": "https://www.youtube.com/watch?v=x",
-                    "videoID": clip.path.stem, "question_id": f"{number:03}-{len(rows)}", "task_type": "Recognition",
-                    "question": question.question,
-                    "options": [f"{a}. {option}." for a, option in zip(ascii_uppercase, options, strict=False)],
-                    "answer": ascii_uppercase[options.index(question.answer)],
+                    "videoID": clip.path.stem, "question_id": f"{number:03}-{len(rows)}", "answer": letter,
+                    "duration": ("short", "medium", "long")[len(rows) % 3], "question": question.question,
+                    "options": _with_letters([f"{option}." for option in options]),
                 }
             )  # fmt: skip
     _write(root / "videomme" / "test-00000-of-00001.parquet", rows)
@@ -212,13 +187,9 @@ def write_mlvu(root: Path, clips: list[Clip]) -> None:
         rows = []
         for clip in clips[:1]:
             _put(clip, root / "video" / task / clip.path.name)
-            for question in clip.ask(LENGTH_S, (of_world,)):
-                rows.append(
-                    {
-                        "video": clip.path.name, "duration": 14.0, "question": question.question,
-                        "candidates": clip.options(question), "answer": question.answer, "question_type": kind,
-                    }
-                )  # fmt: skip
+            for question, options, _ in clip.choices(LENGTH_S, (of_world,)):
+                row = {"video": clip.path.name, "question": question.question, "question_type": kind}
+                rows.append(row | {"candidates": options, "answer": question.answer})
         _write(root / "json" / f"{task}.json", rows)
     _write(root / "json" / "9_summary.json", [{"video": "x.mp4", "question": "Summarise.", "answer": "Shapes."}])
 
@@ -228,18 +199,14 @@ def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
     rows = []
     for clip in clips:
         _put(clip, root / "videos" / "Sekai" / clip.path.name)
-        for question in clip.ask(ASK_S, ("colour", "where")):
-            options = clip.options(question)
-            letter = ascii_uppercase[options.index(question.answer)]
-            twice = question.type == "colour"
+        for question, options, letter in clip.choices(ASK_S, ("colour", "where")):
             rows.append(
                 {
-                    "id": f"1.1.1_{len(rows)}", "source_dataset": "Sekai", "video_id": clip.path.stem,
-                    "video_path": f"Sekai/{clip.path.name}", "level": 1, "task_main_category": "1.1",
-                    "task_subcategory": "1.1.1", "task_type_name": "Where", "question": question.question,
+                    "id": f"1.1.1_{len(rows)}", "video_path": f"Sekai/{clip.path.name}", "task_main_category": "1.1",
+                    "question": question.question, "answers": [letter],
                     "options": [list(pair) for pair in zip(ascii_uppercase, options, strict=False)],
-                    "query_times": [10.0, 12.0] if twice else [10.0],
-                    "evidence_times": [[0.0, question.evidence_s]], "answers": [letter],
+                    "query_times": [10.0, 12.0] if question.type == "colour" else [10.0],
+                    "evidence_times": [[0.0, question.evidence_s]],
                 }
             )  # fmt: skip
     rows.append(rows[0] | {"id": "4.3_001", "options": [["A", "data:image/png;base64,AAAA"], ["B", "no"]]})

@@ -163,10 +163,10 @@ def test_clock_times_are_sums_of_powers_of_sixty_in_any_form(text: str, seconds:
     assert parse_clock(text, "here") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "a:b", "1:-2", "0:07:4x"])
-def test_a_text_without_a_clock_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no clock time"):
-        parse_clock(text, "here")
+def test_a_text_without_a_clock_time_is_refused() -> None:
+    for text in ("", "a:b", "1:-2", "0:07:4x"):
+        with pytest.raises(ConfigError, match="no clock time"):
+            parse_clock(text, "here")
 
 
 def test_times_outside_their_entry_and_behind_the_end_are_counted(data_root: Path) -> None:
