@@ -159,13 +159,6 @@ def test_the_bias_and_the_position_of_a_slot_are_those_of_its_owner() -> None:
         torch.testing.assert_close(bias[head].exp().sum(), whole, **near(whole, n + 3, 6.0 * float(whole)))
 
 
-def test_until_there_are_codebooks_everyone_alive_has_one_slot() -> None:
-    memory, _ = _streamed(warmup_residuals=5000)
-    assert (memory._layout.counts == (memory._bank.mass.flatten(0, 1) > 0)).all()
-    seen = memory.context().bias[:, :, memory._slots.far] > -torch.inf
-    assert torch.equal(seen.sum(2), (memory._bank.mass > 0).sum(2))
-
-
 def test_a_variance_of_residuals_that_are_not_kept_is_refused() -> None:
     with pytest.raises(ConfigError, match="allocation"):
         PaperConfig(allocation="variance", residual=False)
