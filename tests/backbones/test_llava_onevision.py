@@ -13,7 +13,6 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.backbones.llava_onevision import NEWLINE
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ModelError
@@ -67,19 +66,6 @@ def test_at_the_real_frame_size_a_frame_is_196_tokens(tmp_path: Path) -> None:
     assert backbone.settings == {"frame_height": 384, "frame_width": 384, "tokens_per_step": 196}
     assert (backbone.default_fps, backbone.frames_per_step) == (0.5, 1)
     assert_equals_the_whole_model(folder, steps)
-
-
-def test_the_newline_opens_the_suffix_and_no_token_of_the_vocabulary_stands_for_it(
-    backbone: Backbone, folder: Path
-) -> None:
-    model = Upstream("llava_onevision", folder).model.model
-    ids = backbone.suffix_ids(QUESTION)
-    assert ids[0] == NEWLINE
-    assert min(ids[1:]) >= 0
-    embeddings = backbone.embed_text([*ids, model.config.video_token_id])
-    assert torch.equal(embeddings[0], model.image_newline)
-    words = torch.tensor([*ids[1:], model.config.video_token_id])
-    assert torch.equal(embeddings[1:], model.language_model.embed_tokens(words))
 
 
 def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenizer(

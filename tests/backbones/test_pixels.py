@@ -77,15 +77,6 @@ def test_the_settings_of_the_file_are_those_in_use(resample: int) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_the_two_frames_of_a_patch_keep_their_order() -> None:
-    config = PixelConfig(min_pixels=7056, max_pixels=7056)
-    first, second = np.zeros((84, 84, 3), np.uint8), np.full((84, 84, 3), 255, np.uint8)
-    patches, _ = patchify(np.stack([first, second]), config)
-    by_frame = patches.reshape(-1, 3, 2, 14, 14)
-    assert (by_frame[:, :, 0] < 0).all()
-    assert (by_frame[:, :, 1] > 0).all()
-
-
 def test_frames_that_are_too_narrow_are_refused() -> None:
     with pytest.raises(SourceUnreadable, match="1280 x 6"):
         smart_resize(6, 1280, PixelConfig())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,6 @@ def write_qwen3_vl(
     return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
 
 
-def write_qwen3_vl_moe(folder: Path, **changes: int) -> Path:
-    """Write the mixture of experts."""
-    return write_qwen3_vl(folder, experts=4, **changes)
-
-
 def write_llava_onevision(
     folder: Path,
     *,
@@ -238,6 +234,6 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen2_vl": write_qwen2_vl,
     "qwen2_5_vl": write_qwen2_5_vl,
     "qwen3_vl": write_qwen3_vl,
-    "qwen3_vl_moe": write_qwen3_vl_moe,
+    "qwen3_vl_moe": partial(write_qwen3_vl, experts=4),
     "llava_onevision": write_llava_onevision,
 }

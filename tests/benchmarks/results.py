@@ -65,17 +65,12 @@ def paired(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as Markdown in columns that line up, numbers on the right."""
+    """Return rows as Markdown in columns that line up."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [columns, *(["" if (v := row.get(c)) is None else str(v) for c in columns] for row in rows)]
+    cells = [columns, *(["" if row.get(name) is None else str(row[name]) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    numbers = [any(isinstance(row.get(c), int | float) for row in rows) for c in columns]
-    head, *lines = (
-        "| " + " | ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True)) + " |"
-        for row in cells
-    )
-    rule = "|" + "|".join("-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numbers, strict=True)) + "|"
-    return "\n".join([head, rule, *lines])
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
 def about(machine: dict[str, Any]) -> str:

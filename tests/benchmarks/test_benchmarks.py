@@ -22,7 +22,7 @@ from tests.benchmarks.shapes.models import MODELS, Shape, build
 from tests.benchmarks.shapes.oracles import ORACLES, ROOT
 from tests.benchmarks.shapes.run import Request, run, summary_rows, write
 from tests.benchmarks.shapes.stages import measure, see
-from tests.benchmarks.shapes.work import state_bytes, work_of
+from tests.benchmarks.shapes.work import work_of
 from tests.benchmarks.snapshot_cost import measured, tensors_of
 
 TEXT = {
@@ -124,15 +124,6 @@ def test_the_arithmetic_agrees_with_a_7b_model() -> None:
     blocked = work_of(shape, MemoryConfig.of("durable", budget=24_000), 24_014, torch.bfloat16)
     assert blocked["update"].flop == blocked["update: plan"].flop + blocked["update: merge"].flop
     assert "update" not in work_of(shape, MemoryConfig.of("durable", budget=400), 414, torch.bfloat16)
-
-
-def test_bytes_of_a_state_are_those_of_its_tensors() -> None:
-    shape = MODELS["qwen2.5-vl-7b"]
-    rows = {row["memory"]: row for row in state_bytes(shape, [6000])}
-    token = 2 * shape.layers * 4 * 128 * 2
-    assert rows["sliding-window"]["mb"] == pytest.approx((6000 + 14) * token / 1e6, rel=0.01)
-    assert rows["full"]["kb_a_token_more"] == pytest.approx(token / 1e3, rel=0.01)
-    assert rows["durable"]["kb_a_token_more"] == 0
 
 
 @pytest.mark.parametrize("rule", ["exact", "blocked"])

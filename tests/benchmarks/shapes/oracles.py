@@ -31,7 +31,10 @@ ORACLES = {
     "hermes": ("baselines/test_hermes.py::test_it_equals_its_oracle_token_for_token",),
     "infinipot-v": ("baselines/test_infinipot_v.py::test_it_equals_its_oracle_token_for_token",),
     "rekv": ("baselines/test_rekv.py::test_every_layer_reads_what_a_literal_loop_over_blocks_chooses",),
-    "dycoke": (_RING, "baselines/test_dycoke.py::test_merging_frame_by_frame_keeps_what_merging_the_whole_video_keeps"),
+    "dycoke": (
+        _RING,
+        "baselines/test_dycoke.py::test_merging_frame_by_frame_across_a_saved_state_is_merging_the_whole_video",
+    ),
     "dycoke-decode": (_RING, "baselines/test_dycoke.py::test_decode_steps_read_what_a_literal_computation_chooses"),
     "last-frames": ("baselines/test_last_frames.py::test_the_last_whole_steps_that_fit_are_read_and_nothing_else",),
     "sliding-window": (_RING,),
