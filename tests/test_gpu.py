@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,28 +75,21 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.fixture
-def _no_waits() -> Iterator[None]:
-    """Raise if the host waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
 @pytest.mark.parametrize("positions", ["stream", "compact"])
-def test_a_steady_step_does_not_wait_for_the_device(
-    kind: str, positions: Positions, request: pytest.FixtureRequest
-) -> None:
+def test_a_steady_step_does_not_wait_for_the_device(kind: str, positions: Positions) -> None:
     config = MemoryConfig.of(kind, budget=6000, positions=positions)
     session = Session.start(StubBackbone(device="cuda"), config)
     step = session.backbone.embed_step(None)
     # Kernels are compiled and plans are made before the counting starts.
     for index in range(40):
         session.take([step], [float(index)])
-    request.getfixturevalue("_no_waits")
-    for index in range(40, 44):
-        session.take([step], [float(index)])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for index in range(40, 44):
+            session.take([step], [float(index)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])

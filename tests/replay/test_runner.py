@@ -17,7 +17,7 @@ from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import schedule
-from protokv.replay.worlds import WorldStream
+from protokv.replay.worlds import Worlds, WorldStream
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),
@@ -27,6 +27,11 @@ VARIANTS = [
 ]
 DELAYS = [0.0, 8.0]
 SHORT = Decoding(max_new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def stream() -> WorldStream:
+    return WorldStream(11, Worlds(length_s=30, distractor_rate=12.0, before=0, per_type=1))
 
 
 def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:

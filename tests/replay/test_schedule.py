@@ -36,20 +36,13 @@ def test_without_the_intersection_each_delay_has_what_it_can_have() -> None:
     assert plan.questions == 3
 
 
-def test_a_single_delay_of_zero_is_no_sweep_and_asks_every_type() -> None:
-    assert schedule(QUESTIONS, [0], 120.0).questions == 4
-
-
-def test_types_that_are_named_replace_the_retrospective_ones() -> None:
-    plan = schedule(QUESTIONS, [0, 30], 120.0, types=["count"])
-    assert {ask.question.id for ask in plan.asks} == {"3"}
-    assert plan.dropped["type colour not asked for"] == 4
-
-
-def test_questions_without_a_type_are_asked_and_all_types_where_all_is_said() -> None:
+def test_a_sweep_asks_types_that_last_or_those_that_are_named_and_a_delay_of_zero_asks_all() -> None:
     mixed = [question(0, 5.0, ""), question(1, 5.0, "count"), question(2, 5.0, "colour")]
-    assert schedule(mixed, [0, 30], 120.0).questions == 2
-    assert schedule(mixed, [0, 30], 120.0, types=["all"]).questions == 3
+    for delays, types, asked in (([0], None, "012"), ([0, 30], None, "02"), ([0, 30], ["all"], "012")):
+        assert {ask.question.id for ask in schedule(mixed, delays, 120.0, types=types).asks} == set(asked)
+    named = schedule(mixed, [0, 30], 120.0, types=["count"])
+    assert {ask.question.id for ask in named.asks} == {"1"}
+    assert named.dropped == {"type colour not asked for": 1, "type unnamed not asked for": 1}
 
 
 @pytest.mark.parametrize(
