@@ -190,7 +190,7 @@ def replay(
             require_model(model, revision)
         from protokv.replay.figure import check_figure
         from protokv.replay.plan import run
-        from protokv.replay.request import Request
+        from protokv.replay.request import ReplayRequest
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
         from protokv.storage.api import check_not_read
@@ -223,7 +223,7 @@ def replay(
             worlds |= {"first_seed": seeds.start, "count": len(seeds)}
         if cuts is not None:
             worlds["cut_s"] = parse_scene(cuts)
-        request = Request(
+        request = ReplayRequest(
             study=load_study(study),
             sources=sources,
             questions=questions,

@@ -18,7 +18,7 @@ from protokv.replay.dataset import Opened
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.plan import Unread
 from protokv.replay.report import summarise
-from protokv.replay.request import Request
+from protokv.replay.request import ReplayRequest
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
 from protokv.replay.tables import list_facts, tabulate
@@ -119,7 +119,7 @@ def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
     out.table(pairs(rows, title="plan: steps to encode and answers to give, over all memories"))
 
 
-def show_datasets(out: Output, name: str, request: Request, backbone: Backbone, fps: float | None) -> None:
+def show_datasets(out: Output, name: str, request: ReplayRequest, backbone: Backbone, fps: float | None) -> None:
     """Show the cost of each data set of a study; name a missing one."""
     study, rows = request.study, []
     for part in study.datasets:

@@ -9,7 +9,7 @@ script turns off, is left out. What differs:
 
 - The released code counts in frames of one size and compares token i of a frame with token i of the recent frames.
   After its first compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
-  Here places are matched by their coordinates (`RecentSlots`), also after tokens were dropped.
+  Here places are matched by their coordinates (`InfiniPotSlots`), also after tokens were dropped.
 - It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
   so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.
@@ -45,7 +45,7 @@ class InfiniPotV(CompressedMemory):
         older = held - recent
         by_norm = round((1 - self._config.redundancy_share) * keep)
         by_redundancy = max(0, keep - by_norm - recent)
-        slots = RecentSlots.of(kept.coordinates[0, 0, older:held])
+        slots = InfiniPotSlots.of(kept.coordinates[0, 0, older:held])
         H, device = self._shape.kv_heads, kept.step.device
         newest, heads = torch.arange(older, held, device=device).expand(H, -1), torch.arange(H, device=device)[:, None]
         parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
@@ -80,7 +80,7 @@ def _best(score: Tensor, n: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class RecentSlots:
+class InfiniPotSlots:
     """The spatial slots of R recent tokens, the same for all layers and heads.
 
     A spatial slot is a pair of equal coordinates: steps of another grid have other slots, and missing tokens leave no
@@ -98,7 +98,7 @@ class RecentSlots:
     rounds: list[tuple[Tensor, Tensor]]
 
     @staticmethod
-    def of(coordinates: Tensor) -> RecentSlots:
+    def of(coordinates: Tensor) -> InfiniPotSlots:
         """Find the slots of recent tokens at `coordinates` `[R, 2]` float32."""
         codes, slot, counts = torch.unique(_codes(coordinates), return_inverse=True, return_counts=True)
         order = slot.argsort(stable=True)
@@ -108,7 +108,7 @@ class RecentSlots:
         for n in range(int(counts.max()) if len(counts) else 0):
             tokens = order[occurrence == n]
             rounds.append((slot[tokens], tokens))
-        return RecentSlots(codes, counts, rounds)
+        return InfiniPotSlots(codes, counts, rounds)
 
     def similarity(self, keys: Tensor, coordinates: Tensor, recent: Tensor) -> Tensor:
         """Return the mean cosine similarity of each key to the recent keys in its slot; 0 without any.

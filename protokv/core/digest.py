@@ -46,7 +46,7 @@ _PIECE_BYTES = 1 << 20
 THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def raw(tensor: Tensor) -> NDArray[np.uint8]:
+def tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
@@ -67,7 +67,7 @@ def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the digests of contiguous CPU tensors by name; computed a few at a time."""
-    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), raw(one)))
+    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), tensor_bytes(one)))
 
 
 def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:
@@ -78,7 +78,7 @@ def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, st
 
     def copy(tensor: Tensor) -> tuple[Tensor, str]:
         made, digest = torch.empty_like(tensor), _begun(NAMES[tensor.dtype], tuple(tensor.shape))
-        source, target = raw(tensor), raw(made)
+        source, target = tensor_bytes(tensor), tensor_bytes(made)
         for begin in range(0, len(source), _PIECE_BYTES):
             piece = target[begin : begin + _PIECE_BYTES]
             piece[:] = source[begin : begin + _PIECE_BYTES]

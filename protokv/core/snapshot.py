@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from protokv.core.digest import NAMES, canonical, document_digest, raw
+from protokv.core.digest import NAMES, canonical, document_digest, tensor_bytes
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
@@ -236,7 +236,7 @@ def write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, Tenso
     check_length(len(head), HEADER_LIMIT_BYTES)
     file.write(len(head).to_bytes(8, "little") + head)
     for name in order:
-        file.write(raw(tensors[name]).data)
+        file.write(tensor_bytes(tensors[name]).data)
 
 
 def map_safetensors(path: Path) -> tuple[object, object]:

@@ -35,7 +35,7 @@ from protokv.storage.form import is_url
 from protokv.storage.watched import records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
-from protokv.video.registry import fingerprint_of
+from protokv.video.registry import fingerprint_source
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -134,7 +134,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         SourceError: the video is not there, or no file.
         StateError: the state is of another video, model, memory or rate, is corrupt, or cannot be read.
     """
-    ours, force = fingerprint_of(source), recipe.options.overwrite
+    ours, force = fingerprint_source(source), recipe.options.overwrite
     try:
         header = storage.read_header(target)
         _check_settings(target, header, recipe, identity)

@@ -116,7 +116,7 @@ def time_event(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[floa
     return start_s + 0.5 * late, float(end_s)
 
 
-def place_evidence(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
+def place_evidence_events(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
     """Draw one event per entry of `pools`, at separate times inside [0, end_s)."""
     n = len(pools.shapes)
     slot = end_s // n

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence, scatter_events, split_pools
+from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence_events, scatter_events, split_pools
 from protokv.mini.lasting import MOST_SHAPES, draw_counted, draw_crossing, find_touched
 from protokv.mini.scenery import Scenery, draw, draw_noise, make_scenery
 from protokv.mini.sprites import SIDES, paint
@@ -203,7 +203,7 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     if config.evidence_events:
         own, pools = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
         drawn = rng if block == 0 else np.random.default_rng([config.seed, 2, 0])
-        evidence = place_evidence(drawn, own, config.evidence_s, config.moving)
+        evidence = place_evidence_events(drawn, own, config.evidence_s, config.moving)
         shown = [
             (start, start + config.evidence_s, tuple(event.later(start) for event in evidence))
             for start in config.showings

@@ -23,7 +23,7 @@ from protokv.replay.benchmarks.base import Benchmark, Video
 from protokv.replay.benchmarks.files import find_video
 from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
-from protokv.replay.streams import FileStream, Stream
+from protokv.replay.streams import ReplayFile, Stream
 from protokv.video import Step
 from protokv.video.file import fingerprint
 from protokv.video.sampling import sample, steps
@@ -119,7 +119,7 @@ def _open(video: Video, root: Path, notes: Counter[str]) -> Stream:
     if path.suffix == ".npy":
         stream = KeyFrames(path, video.questions, video.rate_fps)
     else:
-        stream = FileStream(path, video.questions)
+        stream = ReplayFile(path, video.questions)
     stream.name = video.name
     stream.questions = [_place(question, video, stream.length_s, notes) for question in video.questions]
     return stream

@@ -31,7 +31,7 @@ from protokv.replay.studies import Dataset, Study, load_study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReplayRequest:
     """A replay; see `protokv replay --help` for the meaning of each field.
 
     `worlds` has the fields of the study's `Worlds` to change; `prompt` is "official", "bare", or None for the model's.

@@ -36,7 +36,7 @@ class Stream(ABC):
         """Yield its steps in order."""
 
 
-class FileStream(Stream):
+class ReplayFile(Stream):
     """A video file."""
 
     def __init__(self, path: str | Path, questions: Sequence[Question]) -> None:
@@ -78,4 +78,4 @@ def open_files(sources: Sequence[str | Path], questions: str | Path) -> list[Str
         if video is not None and video not in by_name:
             raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
         own[next(iter(own)) if video is None else by_name[video]].append(question)
-    return [FileStream(source, found) for source, found in own.items()]
+    return [ReplayFile(source, found) for source, found in own.items()]

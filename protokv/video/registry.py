@@ -92,7 +92,7 @@ def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None
     return source
 
 
-def fingerprint_of(source: str) -> str | None:
+def fingerprint_source(source: str) -> str | None:
     """Return the fingerprint of a source without opening it; None for a source that has none.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from protokv.core.digest import raw
+from protokv.core.digest import tensor_bytes
 from protokv.storage.api import load_state, save_state
 from tests.benchmarks.results import paired, write_table
 from tests.storage.conftest import make
@@ -51,7 +51,7 @@ def tensors_of(near: int, prototypes: int) -> dict[str, torch.Tensor]:
 def plain_write(tensors: dict[str, torch.Tensor], path: Path) -> None:
     with path.open("wb") as file:
         for tensor in tensors.values():
-            file.write(raw(tensor).data)
+            file.write(tensor_bytes(tensor).data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -20,7 +20,7 @@ from protokv.ingestion import Every
 from protokv.object_store import fingerprint, list_objects
 from protokv.storage.lock import Lock
 from protokv.video import open_source
-from protokv.video.registry import fingerprint_of
+from protokv.video.registry import fingerprint_source
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 pytest.importorskip("icechunk")
@@ -78,7 +78,7 @@ def test_an_object_is_read_like_its_file_and_leaves_no_copy(
         assert list(tmp_path.iterdir())
         assert replace(there.info, kind="file", fingerprint=here.info.fingerprint) == here.info
         assert there.info.kind == "s3"
-        assert there.info.fingerprint == fingerprint_of("s3://bucket/videos/a.mp4") != here.info.fingerprint
+        assert there.info.fingerprint == fingerprint_source("s3://bucket/videos/a.mp4") != here.info.fingerprint
         pairs = zip(there.frames(), here.frames(), strict=True)
         assert all((a.time_s, a.image.tobytes()) == (b.time_s, b.image.tobytes()) for a, b in pairs)
         assert there.damage.ok

@@ -11,7 +11,7 @@ from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.mini.phrases import TYPES as OF_THE_WORLD
 from protokv.replay.benchmarks import find_type, find_types, order_groups
 from protokv.replay.questions import Question, load_questions
-from protokv.replay.streams import FileStream, open_files
+from protokv.replay.streams import ReplayFile, open_files
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -101,4 +101,4 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
 def test_a_file_that_is_no_video_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     (tmp_path / "x.mp4").write_text("not a video")
     with pytest.raises(SourceUnreadable):
-        FileStream(tmp_path / "x.mp4", [Question("1", "A?", "a", "", 0.0, "query")])
+        ReplayFile(tmp_path / "x.mp4", [Question("1", "A?", "a", "", 0.0, "query")])

@@ -23,7 +23,7 @@ import torch
 
 from protokv.config import CONFIGS, MemoryConfig
 from protokv.core.decoding import Decoding
-from protokv.core.digest import NAMES, canonical, raw, tensor_digest
+from protokv.core.digest import NAMES, canonical, tensor_bytes, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import StateCorrupt, StateError, StateMismatch
@@ -227,7 +227,7 @@ def write_sealed(path: Path, header: dict[str, Any], tensors: dict[str, torch.Te
     """Write a `.safetensors` state of any header and tensors with right digests, without a check."""
     body, described, digests = b"", {}, {}
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        data, dtype = raw(tensor.contiguous()), NAMES[tensor.dtype]
+        data, dtype = tensor_bytes(tensor.contiguous()), NAMES[tensor.dtype]
         offsets = [len(body), len(body) + len(data)]
         described[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
         digests[name] = tensor_digest(dtype, tuple(tensor.shape), data)

@@ -14,7 +14,7 @@ from protokv.backbones.base import Backbone
 from protokv.replay.dataset import TEXT_ONLY
 from protokv.replay.plan import Unread, run
 from protokv.replay.report import summarise
-from protokv.replay.request import Request
+from protokv.replay.request import ReplayRequest
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
 from tests.replay.benchmarks.miniature import WRITERS
@@ -42,7 +42,7 @@ class Played:
 
 def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Row], list[Watched]]:
     """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
-    request = Request(dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2)
+    request = ReplayRequest(dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2)
     request.check()
     opened = request.open("protokv/mini")
     plan = request.plan(opened, backbone, 2.0)
@@ -95,9 +95,9 @@ def test_the_text_alone_has_the_same_answer_at_any_time_and_costs_no_step(played
 
 
 def test_a_data_set_that_fixes_its_rate_is_sampled_at_it(embedded: Backbone) -> None:
-    assert Request(dataset="streamingbench").setup(embedded, None).fps == 1.0
-    assert Request(dataset="ovo-bench").setup(embedded, None).fps == embedded.default_fps
-    assert Request(dataset="streamingbench").setup(embedded, 2.0).fps == 2.0
+    assert ReplayRequest(dataset="streamingbench").setup(embedded, None).fps == 1.0
+    assert ReplayRequest(dataset="ovo-bench").setup(embedded, None).fps == embedded.default_fps
+    assert ReplayRequest(dataset="streamingbench").setup(embedded, 2.0).fps == 2.0
 
 
 def test_accuracy_stands_by_the_age_of_the_evidence(played: Callable[[str], Played]) -> None:
@@ -107,7 +107,7 @@ def test_accuracy_stands_by_the_age_of_the_evidence(played: Callable[[str], Play
 
 
 def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path, embedded: Backbone) -> None:
-    request = Request(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0], prompt="bare")
+    request = ReplayRequest(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0], prompt="bare")
     plan = request.plan(request.open("protokv/mini"), embedded, 2.0)
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
@@ -119,7 +119,7 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
 ) -> None:
     from protokv.errors import SourceUnreadable
 
-    request = Request(dataset="ovo-bench", data_root=data_root, memories=["durable"], budgets=[90])
+    request = ReplayRequest(dataset="ovo-bench", data_root=data_root, memories=["durable"], budgets=[90])
     opened = request.open("protokv/mini")
 
     def broken(fps: float, frames_per_step: int) -> object:

@@ -17,7 +17,7 @@ import torch
 from protokv import storage
 from protokv.backbones import load_backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-from protokv.core.digest import canonical, raw, tensor_digest
+from protokv.core.digest import canonical, tensor_bytes, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import FORMAT_VERSION
 from protokv.storage.checkpoint import to_state
@@ -41,7 +41,9 @@ def content(path: Path) -> str:
     """Return a digest of the content of a state; it is the same in every form."""
     state = storage.load_state(path)
     header = {name: value for name, value in state.to_json().items() if name not in ("format_version", "created_by")}
-    tensors = {n: tensor_digest(str(one.dtype), tuple(one.shape), raw(one)) for n, one in state.tensors.items()}
+    tensors = {
+        n: tensor_digest(str(one.dtype), tuple(one.shape), tensor_bytes(one)) for n, one in state.tensors.items()
+    }
     return hashlib.sha256(canonical({"header": header, "tensors": tensors}).encode()).hexdigest()[:16]
 
 
