@@ -87,6 +87,8 @@ class ReplayRequest:
             raise ConfigError("--data-root is the folder of a data set", hint="name the data set with --dataset")
         if self.sources and self.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
+        if self.prompt not in (None, "official", "bare"):
+            raise ConfigError(f"there is no prompt {self.prompt!r}", hint="use one of official, bare")
 
     def open(self, model: str) -> Opened:
         """Open the streams, and list the missing ones.

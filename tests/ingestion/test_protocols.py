@@ -138,7 +138,8 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     assert found is not None
     assert found.gaps_in_all == 1
     assert found.gaps[0].to_s is not None
-    assert found.gaps[0].to_s > found.gaps[0].from_s
+    # A camera that is back before its next frame leaves a gap of no stream time.
+    assert found.gaps[0].to_s >= found.gaps[0].from_s
     assert b"s3cret" not in path.read_bytes()
     assert "s3cret" not in repr(events)
 
