@@ -157,7 +157,7 @@ def _descriptor_of(stream: IO[str] | None) -> int | None:
 
 @contextmanager
 def _descriptor_0_replaced(number: int) -> Iterator[int]:
-    """Put another file at descriptor 0; yield the descriptor that the former one has meanwhile."""
+    """Put another file at descriptor 0 for this block; yield a descriptor of the former file."""
     kept = os.dup(0)
     os.dup2(number, 0)
     try:

@@ -46,8 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _few_threads() -> None:
-    """One, since small tensors are slower on several; more show what a sum in several parts changes."""
+def _one_seed_and_few_threads() -> None:
+    """Draw the same numbers whichever tests ran before.
+
+    One thread, since small tensors are slower on several; more show what a sum in several parts changes.
+    """
+    torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
 
 

@@ -143,12 +143,10 @@ def _count_tokens_(
     B, T = rows.shape
     flat = rows.view(-1)
     anchors, mass = bank.position.flatten(0, 2), bank.mass.view(-1)
-    sums = anchors * mass[:, None]
     mass.index_add_(0, flat, torch.ones_like(flat))
     bank.last_step.view(-1)[flat] = step
     if config.anchor == "average":
-        add_rows_(sums, flat, positions.repeat(B, 1))
-        anchors[flat] = sums[flat] / mass[flat, None]
+        add_rows_(anchors, flat, (positions.repeat(B, 1) - anchors[flat]) / mass[flat, None])
         return
     # The last token of each prototype, or the token that opened it.
     counts = torch.ones_like(is_new) if config.anchor == "recent" else is_new

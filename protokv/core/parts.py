@@ -1,8 +1,8 @@
-"""What a session passes on, and what a configuration adds to it.
+"""The records that a session passes on, and the interfaces of the parts that a configuration adds to it.
 
-A step with its positions, a batch of steps on its way through the model, a question that was forwarded; and the
-interfaces of the parts: where tokens stand while they are forwarded, listeners, evidence. `protokv.extras` implements
-them. Without any part a session forwards tokens at their stream positions and tells nobody.
+The records are a step with its positions, a batch of steps on its way through the model, a forwarded question, and the
+evidence of an answer. The parts decide the positions at which tokens are forwarded, listen to the session, and find
+evidence; `protokv.extras` implements them. Without parts, tokens are forwarded at their stream positions.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SessionView(Protocol):
 
 
 class SessionListener:
-    """Is told what a session does; every method may be left out."""
+    """A listener of a session. A subclass overrides the methods that it needs."""
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Called before the memory takes a step."""
@@ -183,7 +183,7 @@ class EvidenceFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """What a configuration adds to a session."""
+    """The parts that a configuration adds to a session."""
 
     placement: Placement = field(default_factory=Placement)
     listeners: Sequence[SessionListener] = ()

@@ -90,6 +90,12 @@ def test_every_family_has_a_row() -> None:
     assert BUILDERS.keys() == FAMILIES.keys()
 
 
+def test_tiny_models_are_the_same_whatever_was_drawn_before(family: str, folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(123)
+    again = BUILDERS[family](tmp_path)
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
 def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
     text = upstream.model.config.text_config
     assert backbone.identity.family == family

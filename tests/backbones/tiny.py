@@ -74,7 +74,9 @@ def save_random(model: torch.nn.Module, folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(0.25 * noise) if parameter.ndim > 1 else parameter.add_(0.1 * noise)
+            # Norms and most biases start as ones or zeros; whatever was drawn was drawn without our seed.
+            constant = parameter.ndim == 1 and bool((parameter == parameter[0]).all())
+            parameter.add_(0.1 * noise) if constant else parameter.copy_(0.25 * noise)
     model.save_pretrained(folder)  # type: ignore[operator]
     return folder
 
