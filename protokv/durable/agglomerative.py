@@ -26,7 +26,8 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import Clock, MemoryShape, TensorSpec
+from protokv.durable.novelty import REPEATS, Novelty
 from protokv.durable.ward import Merged, costs_between, merge_cheapest
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.
@@ -58,17 +59,31 @@ class _Found:
 class Agglomerative(Policy):
     """The exact rule over one bank of `[L, H, K]` prototypes; remembers which of them are far from all others."""
 
+    @classmethod
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the counts of new tokens."""
+        return Novelty.declare(shape)
+
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
-        self._bank, self._config = bank, config
+        self._bank, self._config, self._novelty = bank, config, Novelty(bank, config)
         # A lower bound of what merging each prototype with its nearest would cost; once it was measured.
         self._bound = torch.zeros(L * H, K, device=bank.mass.device)
         self._measured = False
         # How many points the last step had to look at. Speed only.
         self._width = 0
 
+    def held(self) -> dict[str, Tensor]:
+        """Return the counts of new tokens."""
+        return self._novelty.held()
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse counts that no stream leaves."""
+        self._novelty.check(tensors)
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Forget the bounds of the bank that was replaced."""
+        """Take the counts, and forget the bounds of the bank that was replaced."""
+        self._novelty.take(tensors)
         self._bound.zero_()
         self._measured, self._width = False, 0
 
@@ -88,32 +103,43 @@ class Agglomerative(Policy):
             return Assigned.none(tokens)
         merges = ((bank.mass > 0).view(B, K).sum(1) + T - K).clamp(min=0)
         root = torch.arange(K + T, device=merges.device).repeat(B, 1)
-        found = self._merge(tokens, merges) if merges.any() else None
-        if found is not None:
+        found, protected = None, torch.zeros_like(merges)
+        if merges.any():
+            found, protected = self._merge(tokens, merges)
             root.scatter_(1, found.points, found.points.gather(1, found.merged.root))
-        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor)
+        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor, mean_anchor=protected > 0)
         writer.write_(listeners)
         if found is not None:
             self._remember(found, writer.slot)
         return writer.assigned()
 
-    def _merge(self, tokens: FarTokens, merges: Tensor) -> _Found:
-        """Merge the tokens and the prototypes with low bounds."""
+    def _merge(self, tokens: FarTokens, merges: Tensor) -> tuple[_Found, Tensor]:
+        """Merge the tokens and the prototypes with low bounds; and return how many tokens of a head were protected."""
         B, T, _ = tokens.keys.shape
         K = self._bound.shape[1]
         if not self._measured:
             self._measure_all()
         ones = torch.ones(B, T, device=merges.device)
-        near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)[1]
+        of_tokens, near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)
         bound = torch.minimum(self._bound, near_tokens)
+        usual = usual_cost(tokens)
+        if T > 1:
+            self._novelty.count_(of_tokens, usual)
+        # A step that is larger than the near window is the present too.
+        protected = self._novelty.protected(K - 2).clamp_(min=max(0, min(T - self._config.near_tokens, K - 2)))
+        is_protected, repeat = self._newest(protected, T), REPEATS * usual
+        bound.masked_fill_(is_protected[:, :K] & (bound >= repeat[:, None]), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
-        held = max(self._width, int(merges.max()), 1)
+        # Some that are protected have low bounds; of the others there must be more than merges.
+        low = (is_protected[:, :K] & bound.isfinite()).sum(1)
+        held = max(self._width, int((merges + low).max()) + 1)
         while True:
             held = min(held, K)
             low, nearest = bound.topk(min(held + 1, K), largest=False)
             limit = low[:, held] if held < K else torch.full_like(low[:, 0], torch.inf)
             points = torch.cat((nearest[:, :held].sort(1).values, every_token), 1)
-            merged = self._merge_points(*self._points(tokens, points), merges)
+            kept = is_protected.gather(1, points)
+            merged = self._merge_points(*self._points(tokens, points), merges, kept, repeat)
             # No prototype is left to take in.
             if held == K or (merged.height < limit * (1 - _COST_ERROR)).all():
                 break
@@ -121,16 +147,28 @@ class Agglomerative(Policy):
         # A little more than this step needed, and not much less than the last one took: a second try costs more.
         needed = int((bound <= merged.height[:, None]).sum(1).max())
         self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
-        return _Found(points, merged, limit)
+        return _Found(points, merged, limit), protected
+
+    def _newest(self, count: Tensor, T: int) -> Tensor:
+        """Return which points are the newest `count` `[B]` of each head, `[B, K + T]`: tokens before prototypes, and
+        of prototypes of one step those in later slots."""
+        last_step = self._bank.last_step.flatten(0, 1)
+        B, K = last_step.shape
+        line = torch.arange(K + T, device=count.device)
+        rank = (last_step * K + line[:K]).argsort(dim=1).argsort(dim=1)
+        return torch.cat((rank, line[K:].expand(B, T)), 1) >= (K + T - count)[:, None]
 
     @staticmethod
-    def _merge_points(points: Tensor, mass: Tensor, merges: Tensor) -> Merged:
-        """Merge among `points` `[B, n, 2 D]`, in batches of heads that fit in memory."""
+    def _merge_points(points: Tensor, mass: Tensor, merges: Tensor, kept: Tensor, repeat: Tensor) -> Merged:
+        """Merge among `points` `[B, n, 2 D]`, in batches of heads that fit in memory. A point that is `kept` `[B, n]`
+        takes part only in merges that cost less than `repeat` `[B]`."""
         heads = max(1, _MATRIX_ELEMENTS // points.shape[1] ** 2)
         parts = []
-        split = (torch.split(tensor, heads) for tensor in (points, mass, merges))
-        for some, some_mass, some_merges in zip(*split, strict=True):
-            parts.append(merge_cheapest(costs_between(some, some_mass), some_mass, some_merges))
+        split = (torch.split(tensor, heads) for tensor in (points, mass, merges, kept, repeat))
+        for some, some_mass, some_merges, some_kept, some_repeat in zip(*split, strict=True):
+            costs = costs_between(some, some_mass)
+            barred = (some_kept[:, :, None] | some_kept[:, None]) & (costs >= some_repeat[:, None, None])
+            parts.append(merge_cheapest(costs.masked_fill_(barred, torch.inf), some_mass, some_merges))
         return Merged(*(torch.cat([getattr(part, name) for part in parts]) for name in ("root", "height", "nearest")))
 
     def _points(self, tokens: FarTokens, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,6 +232,12 @@ class Agglomerative(Policy):
         self._bound.scatter_(1, rows, own)
 
 
+def usual_cost(tokens: FarTokens) -> Tensor:
+    """Return what merging two tokens of a step usually costs, `[B]`: the median squared distance from their mean."""
+    points = torch.cat((tokens.keys, tokens.values), 2)
+    return (points - points.mean(1, keepdim=True)).square().sum(2).median(1).values
+
+
 def _least_costs(
     bank: PrototypeBank, weight: Tensor, keys: Tensor, values: Tensor, own_weight: Tensor, own: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -250,12 +294,15 @@ class ClusterWriter:
     """Writes one step into the bank, given the cluster of each point.
 
     Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
-    is that of the settings. A cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest
-    first.
+    is that of the settings, but "average" in heads that are True in `mean_anchor` `[B]`. A cluster lives in the slot of
+    its root; one of tokens alone opens a free slot, lowest first.
     """
 
-    def __init__(self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str) -> None:
+    def __init__(
+        self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str, mean_anchor: Tensor
+    ) -> None:
         self._bank, self._tokens, self._root, self._step, self._anchor = bank, tokens, root, step, anchor
+        self._mean_anchor = mean_anchor
         M = root.shape[1]
         self._K = bank.mass.shape[2]
         self._is_root = root == torch.arange(M, device=root.device)
@@ -340,7 +387,12 @@ class ClusterWriter:
             total[members.cluster[some]] += weighted[some]
         means = total / total[:, :1]
         means[:, 0] = total[:, 0]
-        anchor = means[:, -P:] if self._anchor == "average" else position[self._extreme(members, position)]
+        anchor = means[:, -P:]
+        if self._anchor != "average":
+            heads = members.head[members.rank == 0]
+            anchor = torch.where(
+                self._mean_anchor[heads, None], anchor, position[self._extreme(members, position)].double()
+            )
         last_step = torch.full((members.clusters,), -1, device=row.device)
         last_step.scatter_reduce_(0, members.cluster, step, "amax")
         return means[:, : means.shape[1] - P], anchor, last_step

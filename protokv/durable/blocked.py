@@ -26,13 +26,15 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.arrays import draw_rows_, write_rows_
+from protokv.core.arrays import draw_rows_, median_from, sorted_from, write_rows_
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.nearest import (
+    SLOT_BITS,
     BlockTables,
     OrderTables,
     SketchTables,
+    costs_of,
     fold,
     in_turn,
     is_large,
@@ -41,6 +43,7 @@ from protokv.durable.nearest import (
     parts_of,
     sketch_of,
 )
+from protokv.durable.novelty import REPEATS, Novelty
 from protokv.errors import StateCorrupt
 
 
@@ -59,15 +62,16 @@ class BlockedRule(Policy):
             TensorSpec("plan.gone", dims, size, torch.int32, "slots that are merged away next"),
             TensorSpec("plan.into", dims, size, torch.int32, "slots that they go into"),
             TensorSpec("plan.schedule", ("schedule",), (2 + heads,), torch.int64, "slots in use, turn, merges made"),
+            *Novelty.declare(shape),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
         layers, own = shape.of_model
-        self._bank, self._config = bank, config
+        self._bank, self._config, self._novelty = bank, config, Novelty(bank, config)
         self._own = slice(own.start * H, own.stop * H)
         self._schedule = Schedule(K, layers * H)
-        gone, _, _ = self.declare(config, shape)
+        gone, *_ = self.declare(config, shape)
         # Slots that others go into, and those that go.
         self._plans = torch.stack([gone.allocate(shape.device)] * 2)
         self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
@@ -101,7 +105,8 @@ class BlockedRule(Policy):
         changed = rows
         if merges:
             moves = self._next_merges(merges)
-            merge_(bank, moves, self._config.anchor, self._line[: moves.numel()])
+            mean_anchor = (self._protected(slice(None)) > 0)[:, None].expand(-1, merges).reshape(-1)
+            merge_(bank, moves, self._config.anchor, mean_anchor, self._line[: moves.numel()])
             bank.merged += merges
             changed = moves if rows is None else torch.cat((rows, *moves), 1)
             rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
@@ -123,10 +128,15 @@ class BlockedRule(Policy):
         if not len(points.mass):
             return
         merges, power = self._schedule.merges, self._config.merge_mass_power
-        plan = plan_of(points, self._schedule.filled, merges, self._tables, power)
-        for held, new in zip(self._plans, reversed(plan), strict=True):
+        plan = plan_of(points, self._schedule.filled, merges, self._protected(heads), self._tables, power)
+        self._novelty.count_(plan.cost, plan.usual, heads)
+        for held, new in zip(self._plans, (plan.into, plan.gone), strict=True):
             held.flatten(0, 1)[heads] = new
         self._next[heads] = self._line[:merges]
+
+    def _protected(self, heads: slice) -> Tensor:
+        """Return how many of the newest tokens of some heads merge with their repeats alone; a plan needs the rest."""
+        return self._novelty.protected(self._schedule.filled - 2 * self._schedule.merges, heads)
 
     def _fold_(self, rows: Tensor) -> None:
         """Fold the centres of these rows of the bank again."""
@@ -146,10 +156,12 @@ class BlockedRule(Policy):
             "plan.gone": self._plans[1],
             "plan.into": self._plans[0],
             "plan.schedule": torch.tensor(self._schedule.numbers()),
+            **self._novelty.held(),
         }
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Refuse plans that would read beyond the bank, or merge a slot twice."""
+        """Refuse plans that would read beyond the bank, or merge a slot twice, and counts that no stream leaves."""
+        self._novelty.check(tensors)
         schedule = self._schedule_of(tensors)
         alive = tensors["bank.mass"].flatten(0, 1) > 0
         B, K = alive.shape
@@ -168,6 +180,7 @@ class BlockedRule(Policy):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the plans of a checked state; the bank has taken its own before."""
         self._schedule = self._schedule_of(tensors)
+        self._novelty.take(tensors)
         self._next.copy_(self._line[: self._schedule.merges])
         self._next += torch.tensor(self._schedule.done[self._own], device=self._next.device)[:, None]
         for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):
@@ -190,7 +203,7 @@ class BlockedRule(Policy):
 _NEVER = 1 << 40
 
 
-def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> None:
+def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, mean_anchor: Tensor, line: Tensor) -> None:
     """Merge rows into others. The caller overwrites the merged rows.
 
     Args:
@@ -198,6 +211,7 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
         moves: `[2, B, n]` int64: target rows, and the rows of the same head that merge into them. A target may repeat;
             a merged row appears once and is no target. A free row adds nothing.
         anchor: position of a merged prototype, as in `DurableConfig`.
+        mean_anchor: `[B * n]` bool, moves to a target that stands at the mean position whatever the anchor.
         line: 0, 1, ... for each of `moves`.
     """
     moves = moves.flatten(1)
@@ -226,7 +240,9 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, line: Tensor) -> Non
     least = torch.empty_like(mass)
     least.scatter_reduce_(0, one, numbers.view_as(moves).amin(0), "amin", include_self=False)
     chosen = least.index_select(0, one).bitwise_and_((1 << bits) - 1)
-    position.index_copy_(0, one, places.index_select(0, chosen))
+    draw_rows_(position, moves, share.double() * mean_anchor[:, None])
+    mean = position.index_select(0, one)
+    position.index_copy_(0, one, torch.where(mean_anchor[:, None], mean, places.index_select(0, chosen)))
 
 
 def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
@@ -283,27 +299,50 @@ class Tables:
         )
 
 
-def plan_of(points: Points, filled: int, merges: int, tables: Tables, power: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next M merges of n heads, and what the tokens since the last plan cost.
+
+    Attributes:
+        gone, into: slots that merge away, and their targets, `[n, M]` int64, cheapest first. No slot merges away
+            twice, and no target merges away.
+        cost: `[n, M]` float32, of merging each of the M newest with its nearest neighbour.
+        usual: `[n]` float32, of merging two of them: the median squared distance from the middle of the bank.
+    """
+
+    gone: Tensor
+    into: Tensor
+    cost: Tensor
+    usual: Tensor
+
+
+def plan_of(points: Points, filled: int, merges: int, protected: Tensor, tables: Tables, power: float) -> Plan:
     """Return the next merges of each head.
 
     Args:
         points: K in each head.
         filled: the first `filled` of them take part; at least `2 * merges`.
         merges: M.
+        protected: `[n]` int64; so many of the newest merge with their repeats alone. At most `filled - 2 * merges`.
         tables: for this size and K, and at least this many heads.
         power: a prototype of mass m weighs m ** power in a cost.
-
-    Returns:
-        Slots that merge away, and their targets, `[n, M]` int64 each, cheapest first. No slot merges away twice, and no
-        target merges away.
     """
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
-    proposals = nearest_heavier(sketch, points.mass, share, orders, tables.line, tables.blocks)
-    turns, into = in_turn(proposals, filled)
+    age = torch.add(tables.line, points.last_step, alpha=1 << SLOT_BITS)
+    by_age = sorted_from(age.clone())
+    newest = by_age[:, -merges:] & ((1 << SLOT_BITS) - 1)
+    last = (by_age.shape[1] - protected).clamp_(max=by_age.shape[1] - 1)[:, None]
+    kept = (age >= by_age.gather(1, last)) & (protected > 0)[:, None]
+    # What is kept counts as lightest here, so that nothing else goes into it.
+    proposals = nearest_heavier(sketch, points.mass * ~kept, share, orders, tables.line, tables.blocks)
+    costs = costs_of(proposals)
+    cost, usual = costs.gather(1, newest), median_from(sketch.norms.gather(1, newest))
+    waits = kept & (costs >= REPEATS * usual[:, None])
+    turns, into = in_turn(proposals, waits, filled)
     gone = turns.topk(merges, dim=1, largest=False).indices
-    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line)
+    return Plan(gone, _ends_of_lines(gone, into.gather(1, gone), tables.line), cost, usual)
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ WIDTH, WIDE = 32, 128
 """The most prototypes of a block, in large banks and in small ones."""
 # A proposal: 31 bits of the cost, the slot, the place of origin; the highest bit makes it wait.
 _ORIGIN_BITS = 11
+_DEAREST = 0x7FFFFFFF << (SLOT_BITS + _ORIGIN_BITS)
 _WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 
 
@@ -148,18 +149,25 @@ def nearest_heavier(
     )
 
 
-def in_turn(proposals: Tensor, filled: int) -> tuple[Tensor, Tensor]:
-    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait; and what they go into.
+def costs_of(proposals: Tensor) -> Tensor:
+    """Return the costs of proposals `[n, K]`, float32, without their lowest bits."""
+    return (proposals >> (_ORIGIN_BITS + SLOT_BITS)).int().view(torch.float32)
+
+
+def in_turn(proposals: Tensor, barred: Tensor, filled: int) -> tuple[Tensor, Tensor]:
+    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait, and last those that are
+    `barred` `[n, K]` bool; and what they go into.
 
     If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
     prototype waits where what it would go into goes itself at a lower cost, or where something comes into it at a lower
     cost. Among those that do not wait nothing goes and is gone into, and there are always some: the cheapest of all.
     """
-    proposals = proposals[:, :filled]
+    proposals, barred = proposals[:, :filled], barred[:, :filled]
     into = (proposals >> _ORIGIN_BITS) & ((1 << SLOT_BITS) - 1)
+    proposals = proposals | barred * _DEAREST
     cheaper = proposals.gather(1, into).scatter_reduce_(1, into, proposals, "amin")
     # Who proposes to go into itself waits as well: no other proposal is equal to its own.
-    return torch.add(proposals, proposals >= cheaper, alpha=_WAITS), into
+    return torch.add(proposals, barred | (proposals >= cheaper), alpha=_WAITS), into
 
 
 PIVOTS = 64
