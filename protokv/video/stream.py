@@ -26,7 +26,7 @@ from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_fail
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
 from protokv.video.file import fingerprint
 from protokv.video.report import CORRUPT
-from protokv.video.source import Damage, Frame, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, ShouldStop, Source, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
@@ -39,7 +39,7 @@ ANEW_S = 1.0
 HONEST_S = 2.0
 
 
-class StreamSource(Reading):
+class StreamSource(Source):
     """Reads one stream with PyAV, and waits for its first frame on opening. See `Source` for the contract.
 
     A source that is not seekable goes on where it stands and ignores `start_s`.
