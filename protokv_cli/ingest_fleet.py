@@ -171,7 +171,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
 
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:
-    from protokv.fleet.survey import FAILURES
+    from protokv.fleet.states import FAILURES
     from protokv.storage.form import is_url
 
     return fleet.failures or Path("." if is_url(place) else place, FAILURES)

@@ -84,9 +84,7 @@ def inspect(
                 )
             _show_folder(out, state)
             return
-        from protokv.inspection.compare import compare
-        from protokv.inspection.convert import convert
-        from protokv.inspection.describe import describe
+        from protokv.inspection.states import compare, convert, describe
         from protokv.storage.api import load_state, read_header
 
         digests = verify is not False
@@ -109,7 +107,7 @@ def inspect(
 
 def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
     """Show a state after every commit; on a terminal in the same place."""
-    from protokv.inspection.describe import describe
+    from protokv.inspection.states import describe
 
     shown: dict[str, Any] = {}
     await_first_commit(out, state)
@@ -137,7 +135,7 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
 
 def _show_folder(out: Output, place: str) -> None:
     """Show a row per state, and per video that has none."""
-    from protokv.fleet.survey import survey
+    from protokv.fleet.states import survey
     from protokv_cli.inspect_tables import fleet_tables
 
     rows: list[dict[str, Any]] = []

@@ -24,7 +24,7 @@ from protokv_cli.questions import Question, read_questions, typed_questions
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.fleet.ask import Reply
+    from protokv.fleet.states import Reply
 
 
 def query(
@@ -203,8 +203,8 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
 def _query_many(out: Output, place: str, questions: list[str], asking: QueryOptions) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
-    from protokv.fleet.ask import ask_all, load_backbone_for, surest
     from protokv.fleet.plan import find_states
+    from protokv.fleet.states import ask_all, load_backbone_for, surest
 
     for option, given in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
         if given:

@@ -64,7 +64,7 @@ def serve(
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import EMBEDDED, load_backbone
-        from protokv.fleet.ask import load_backbone_for
+        from protokv.fleet.states import load_backbone_for
 
         placement: dict[str, Any] = {"revision": revision, "device": device, "device_map": device_map}
         if found := _find_states(states):

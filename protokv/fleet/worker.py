@@ -26,9 +26,8 @@ from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMis
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
-from protokv.ingestion.continuation import check_equal, check_memory
+from protokv.ingestion.continuation import check_equal, check_memory, has_grown_from, watched_fingerprint
 from protokv.ingestion.events import Started, Summary
-from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.ingestion.run import ingest
 from protokv.storage.checkpoint import check_fits
 from protokv.storage.form import is_url

@@ -20,6 +20,7 @@ from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import (
+    GrowingFile,
     check_chunk,
     check_memory,
     check_sampling,
@@ -28,7 +29,6 @@ from protokv.ingestion.continuation import (
     record_of,
 )
 from protokv.ingestion.events import Event
-from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start

@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.events import BLOCK_S, Event, Pools, place_evidence_events, scatter_events, split_pools
-from protokv.mini.lasting import MOST_SHAPES, draw_counted, draw_crossing, find_touched
+from protokv.mini.events import (
+    BLOCK_S,
+    MOST_SHAPES,
+    Event,
+    Pools,
+    draw_counted,
+    draw_crossing,
+    find_touched,
+    place_evidence_events,
+    scatter_events,
+    split_pools,
+)
 from protokv.mini.scenery import Scenery, draw, draw_noise, make_scenery
 from protokv.mini.sprites import SIDES, paint
 
@@ -46,7 +56,7 @@ class WorldConfig:
     place of an event of the evidence, and another shape. The backdrop "natural" puts drifting noise with the spectrum
     of natural images behind everything.
 
-    Instead, evidence may last for minutes (`protokv.mini.lasting`; then `evidence_events` is 0): `counted` shapes
+    Instead, evidence may last for minutes (`protokv.mini.events`; then `evidence_events` is 0): `counted` shapes
     appear one to four times each, within `counted_in[1]` minutes from minute `counted_in[0]` on, and one shape crosses
     the picture in the seconds `crossing_s`, drawn above everything else. Distracting events have none of these shapes
     and not the colour of the crossing shape, and keep out of its way.

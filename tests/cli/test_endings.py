@@ -17,7 +17,7 @@ import pytest
 
 from protokv import storage
 from protokv.ingestion import Progress
-from protokv.storage.lock import Lock
+from protokv.storage.commit import Lock
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
 from protokv_cli.tables import time_text

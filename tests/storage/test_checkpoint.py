@@ -16,7 +16,7 @@ from protokv.core.digest import canonical
 from protokv.core.packing import pack
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateError, StateMismatch
-from protokv.inspection.describe import describe
+from protokv.inspection.states import describe
 from protokv.storage.checkpoint import check_fits, from_state, load, save, to_state
 from tests.conftest import random_frames
 from tests.storage.mutations import joined, resealed, split
