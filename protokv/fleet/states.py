@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
@@ -19,6 +18,7 @@ from protokv.errors import StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.records import Failure
 from protokv.fleet.worker import damage_of
+from protokv.storage.api import load_state, read_header, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.form import is_url
 from protokv.storage.watched import beyond_model
@@ -52,7 +52,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 
 def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
-        header, size = storage.read_header(state), storage.stored_bytes(state)
+        header, size = read_header(state), stored_bytes(state)
         config = config_of(header)
     except StateError as error:
         return _empty(state, {"message": Failure.of(error).message})
@@ -120,7 +120,7 @@ def load_backbone_for(
     reason: StateError | None = None
     for state in states:
         try:
-            header = storage.read_header(state)
+            header = read_header(state)
             recorded_dtype(header)  # raises if the state is damaged
         except StateError as error:
             reason = reason or error
@@ -147,7 +147,7 @@ def ask_all(
     """
     for state in states:
         try:
-            found = storage.load_state(state, verify=verify, at_s=at_s, admit=admit)
+            found = load_state(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
             beyond = tuple(beyond_model(found))
         except StateError as error:

@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.snapshot import Header, State
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
+from protokv.storage.api import load_state
 from protokv.storage.checkpoint import admit, config_of
 from protokv.storage.form import StatePath
 from protokv.storage.watched import Segment, next_segment, records_of, segment_of
@@ -36,7 +36,7 @@ from protokv.video.file import fingerprint
 def existing_state(path: StatePath) -> State | None:
     """Load the state at a path; None if there is none. StateError if it cannot be read."""
     try:
-        return storage.load_state(path, admit=admit)
+        return load_state(path, admit=admit)
     except StateNotFound:
         return None
 

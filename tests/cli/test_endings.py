@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from protokv import storage
 from protokv.ingestion import Progress
+from protokv.storage import api as storage
 from protokv.storage.commit import Lock
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from protokv import storage
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.options import Ending
 from protokv.inspection.states import describe
+from protokv.storage import api as storage
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
