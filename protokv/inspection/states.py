@@ -24,8 +24,7 @@ from protokv.memories import declare_state, restore_memory
 from protokv.storage.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.storage.form import StatePath
-from protokv.storage.wall_clock import WallClockLog
-from protokv.storage.watched import sources_of
+from protokv.storage.watched import WallClockLog, sources_of
 from protokv.storage.writer import Writer
 
 

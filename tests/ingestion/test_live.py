@@ -28,7 +28,7 @@ from protokv.ingestion import (
 )
 from protokv.ingestion.live.reader import Feed, Gone, Mailbox, Sampled, backoff
 from protokv.storage import api as storage
-from protokv.storage.wall_clock import WallClockLog
+from protokv.storage.watched import WallClockLog
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

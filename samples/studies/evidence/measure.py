@@ -25,7 +25,7 @@ from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.mini.sprites import SHAPES
 from protokv.replay.benchmarks import find_type
-from protokv.replay.texts import is_expected
+from protokv.replay.questions import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import STUDY
 
