@@ -107,7 +107,7 @@ def _events(
         video = _open_source(source, options, held)
         live = video.options if isinstance(video, LiveSource) else options.live
         # Lock before the state is read, so that nobody else writes between this and the first commit.
-        writer = held.enter_context(Writer(path, keep=options.keep, background=options.background))
+        writer = held.enter_context(Writer(path, keep=options.keep))
         path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
         file = GrowingFile(video.info, path_of_file, followed=live.follow)
         start = _start(path, video, file, options, timings)
