@@ -163,7 +163,7 @@ def compare(a: State, b: State) -> dict[str, Any]:
     bit, and the `max_abs_difference`. The last three are None if dtype or shape differ; `max_abs_difference` is None as
     well if it is not finite.
     """
-    ours, theirs = (dict(_flatten(Header.to_json(state))) for state in (a, b))
+    ours, theirs = (dict(flatten(Header.to_json(state))) for state in (a, b))
     header = [
         {"field": name, "a": ours.get(name), "b": theirs.get(name)}
         for name in {**ours, **theirs}
@@ -204,11 +204,12 @@ def _describe(tensor: Tensor | None) -> str | None:
     return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the path, such as `a.b[0].c`, and the value of every field of a JSON document."""
     if isinstance(value, dict) and value:
-        return [one for k, v in value.items() for one in _flatten(v, f"{path}.{k}" if path else str(k))]
+        return [one for k, v in value.items() for one in flatten(v, f"{path}.{k}" if path else str(k))]
     if isinstance(value, (list, tuple)) and value:
-        return [one for i, v in enumerate(value) for one in _flatten(v, f"{path}[{i}]")]
+        return [one for i, v in enumerate(value) for one in flatten(v, f"{path}[{i}]")]
     return [(path, value)]
 
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.sprites import COLOUR_NAMES, COLOURS, PLACES, SHAPES, SIZES, UNITS
+from protokv.mini.pictures import COLOUR_NAMES, COLOURS, PLACES, SHAPES, SIZES, UNITS
 
 BLOCK_S: Final = 60
 """Seconds that are generated together."""
@@ -38,7 +38,7 @@ class Event:
     """One appearance, visible in [start_s, end_s).
 
     Attributes:
-        shape, colour, place: indices into the palette (`sprites`).
+        shape, colour, place: indices into the palette (`pictures`).
         start_s, end_s: seconds from the start of the stream.
         size: side of the sprite, in world units.
         tint: the painted RGB colour.

@@ -32,8 +32,7 @@ from protokv.mini.events import (
     scatter_events,
     split_pools,
 )
-from protokv.mini.scenery import Scenery, draw, draw_noise, make_scenery
-from protokv.mini.sprites import SIDES, paint
+from protokv.mini.pictures import SIDES, Scenery, draw, draw_noise, make_scenery, paint
 
 TRAINING_SIDE: Final = 84
 MAX_EVIDENCE: Final = 4

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from protokv.errors import ConfigError
-from protokv.mini.scenery import draw_noise
-from protokv.mini.sprites import COLOUR_NAMES, COLOURS
+from protokv.mini.pictures import COLOUR_NAMES, COLOURS, draw_noise
 from protokv.mini.world import World, WorldConfig
 
 SEEDS = st.integers(0, 2**31 - 1)
