@@ -10,9 +10,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
+
+import msgspec
 
 from protokv.config.base import shorten
 from protokv.errors import ConfigError, SourceNotFound
@@ -128,21 +130,6 @@ class Row(Trial):
     judge: str = ""
     batched: int = 1
 
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Make a row from a parsed line; leave out unknown keys.
-
-        Raises:
-            ValueError: it is no object, or a field is missing.
-        """
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")
-        names = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
-        missing = [name for name in names if name not in data]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing")
-        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
-
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
@@ -160,8 +147,9 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
         lines = _read_text(path).split("\n")
         for number, line in enumerate(lines, start=1):
             try:
-                row = Row.from_json(json.loads(line)) if line.strip() else None
-            except ValueError as error:
+                # Unknown keys are left out.
+                row = msgspec.json.decode(line, type=Row) if line.strip() else None
+            except msgspec.DecodeError as error:
                 if number == len(lines):
                     continue
                 raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
 def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str) -> None:
     study = load_study(STUDIES[name])
     lines = gzip.decompress((SAMPLES / "studies" / "harder" / f"{name}.jsonl.gz").read_bytes()).splitlines()
-    rows = [Row.from_json(json.loads(line)) for line in lines]
+    rows = [msgspec.json.decode(line, type=Row) for line in lines]
     assert {(row.memory, row.budget) for row in rows} == {(v.label, v.budget) for v in study.variants(study.budgets)}
     assert study.worlds
     assert {row.video for row in rows} == {f"world-{seed}" for seed in study.worlds.seeds}
