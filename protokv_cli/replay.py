@@ -16,7 +16,7 @@ from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.process import stopping
 
-STUDIES = ("quick", "delay")
+STUDIES = ("quick", "delay", "language")
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
 
 
@@ -242,6 +242,12 @@ def replay(
         )
         name = model or request.study.model
         placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}
+        if request.study.language is not None:
+            from protokv_cli.replay_language import replay_language
+
+            loading = placement | {"revision": revision, "dtype": dtype or "auto"}
+            replay_language(out, request, name, loading, output, dry_run=dry_run, force=force)
+            return
         if dry_run and request.study.datasets and dataset is None and data_root is not None:
             backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
             show_datasets(out, study, request, backbone, fps)

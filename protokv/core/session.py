@@ -259,7 +259,7 @@ class Session:
         """Return the mean stream time of the frames of a step that starts at `start_s`."""
         return start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps)
 
-    def prefill(self, question: str) -> Tensor:
+    def prefill(self, question: str | list[int]) -> Tensor:
         """Return the logits `[n, vocabulary]` float32 of the tokens behind the video, from which `ask` answers."""
         return self.read_question(question, room=0).logits
 
@@ -329,9 +329,10 @@ class Session:
         )
 
     @torch.inference_mode()
-    def read_question(self, question: str, room: int, finder: EvidenceFinder | None = None) -> Reading:
-        """Forward a question behind the memory, with room for `room` tokens of an answer."""
-        backbone, ids, placement = self.backbone, self._ids_of(question), self.parts.placement
+    def read_question(self, question: str | list[int], room: int, finder: EvidenceFinder | None = None) -> Reading:
+        """Forward a question, or token ids as they are, behind the memory, with room for an answer of `room` tokens."""
+        backbone, placement = self.backbone, self.parts.placement
+        ids = self._ids_of(question) if isinstance(question, str) else question
         self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]

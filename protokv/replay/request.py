@@ -100,7 +100,7 @@ class ReplayRequest:
             ConfigError: a value is wrong; it is named.
             SourceError: a video or file is missing or cannot be read.
         """
-        self._variants(model)
+        self.variants(model)
         benchmark = self.benchmark
         if benchmark is not None and self.data_root is not None:
             own = self.data_root / benchmark.name
@@ -126,7 +126,7 @@ class ReplayRequest:
         Raises:
             ConfigError: two memories or streams have one name.
         """
-        variants = self._variants(backbone.identity.name)
+        variants = self.variants(backbone.identity.name)
         if self.benchmark is not None:
             variants = with_baselines(variants, backbone)
         return make_plan(
@@ -175,12 +175,19 @@ class ReplayRequest:
             return self.types
         return self.study.types
 
-    def _variants(self, model: str) -> list[Variant]:
+    def variants(self, model: str) -> list[Variant]:
+        """Return the memories under test, at the budgets for this model.
+
+        Raises:
+            ConfigError: a memory or a setting is unknown, or does not fit a budget.
+        """
         memories = self.memories
         if self.part is not None:
             budgets = self.budgets or self.part.budgets
         elif self.dataset is not None:
             budgets, memories = self.budgets or [MemoryConfig.of(DEFAULT).budget], memories or [DEFAULT]
+        elif self.study.language is not None:
+            budgets = self.budgets or self.study.language.token_budgets
         else:
             budgets = self.budgets or self.study.default_budgets(model)
         named = self.study.variants(budgets) if memories is None else name_memories(memories, budgets)

@@ -1,7 +1,7 @@
-"""Studies: memories to compare, on procedural streams or on published data sets, read from one TOML file each.
+"""Studies: memories to compare, on procedural streams, data sets or text, read from one TOML file each.
 
 `SHIPPED` studies are named; any other is a path to a file of the same form. The fields are those of `Study`,
-`Entry`, `Dataset` and `Worlds`.
+`Entry`, `Dataset`, `Worlds` and `Language`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import msgspec
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError
 from protokv.mini import EMBEDDED, is_embedded
+from protokv.replay.language import Language
 from protokv.replay.memories import Variant, drop_repeated
 from protokv.replay.worlds import Worlds
 
-SHIPPED: Final = ("quick", "delay")
+SHIPPED: Final = ("quick", "delay", "language")
 """Studies with a name; each is a file in the folder `shipped`."""
 
 
@@ -71,6 +72,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delays_s: seconds behind the evidence.
         types: types of questions to ask; None: those whose answer lasts.
         datasets: published data sets.
+        language: streams of text; a study of text has no other streams.
         models: the models of the paper's table, as the hub names them.
     """
 
@@ -82,6 +84,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delays_s: tuple[float, ...] = (0, 30, 120, 160)
     types: tuple[str, ...] | None = None
     datasets: tuple[Dataset, ...] = ()
+    language: Language | None = None
     models: tuple[str, ...] = ()
 
     def variants(self, budgets: Sequence[int]) -> list[Variant]:
@@ -138,6 +141,6 @@ def load_study(name: str) -> Study:
         raise ConfigError(f"the study {name} cannot be read: {error}", hint="name a .toml file of a study") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{name} is not a study: {error}", hint="samples/studies/ has examples") from error
-    if study.worlds is None and not study.datasets:
-        raise ConfigError(f"{name} is not a study: it has neither worlds nor datasets", hint="add a table [worlds]")
+    if study.worlds is None and not study.datasets and study.language is None:
+        raise ConfigError(f"{name} is not a study: it has no streams", hint="add a table [worlds]")
     return study

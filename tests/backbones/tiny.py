@@ -98,6 +98,20 @@ def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) ->
     }
 
 
+TEXT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+
+
+def write_llama(folder: Path) -> Path:
+    """Write a random Llama of a few thousand parameters. It is no row of the matrix: it reads text, not frames."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    write_tokenizer(folder, [END, "<|im_start|>", TURN_END], TEXT_TEMPLATE)
+    return save_random(LlamaForCausalLM(LlamaConfig(**text_settings(4, 2, 4096))), folder)
+
+
 def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
     """Return the fields of a Qwen-VL config that name control tokens."""
     return {
