@@ -16,7 +16,7 @@ from protokv.errors import ConfigError
 from protokv.replay.language import (
     MEASURES,
     LanguageRow,
-    read_language_rows,
+    resume_rows,
     run_language,
     summarise_language,
 )
@@ -47,15 +47,15 @@ def replay_language(
         )
     study = msgspec.structs.replace(study, **worlds)
     variants = request.variants(model)
-    if force:
-        output.unlink(missing_ok=True)
-    rows = read_language_rows(output)
     total = len(variants) * len(study.kinds()) * study.count
     if dry_run:
         out.json(
             {"type": "plan", "streams": len(study.kinds()) * study.count, "memories": len(variants), "rows": total}
         )
         return
+    if force:
+        output.unlink(missing_ok=True)
+    rows = resume_rows(output)
     backbone = load_backbone(model, **placement)
     if not isinstance(backbone, Llama):
         raise ConfigError(f"{model} does not read text", hint="name a Llama model with --model, or leave it out")

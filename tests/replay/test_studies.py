@@ -108,7 +108,7 @@ def test_only_an_embedded_model_has_the_small_budgets_of_a_study() -> None:
         ("title = ", "not a study"),
         ('title = "x"\nmemories = ["full"]\ncolour = 1', "colour"),
         ('title = "x"\nmemories = ["full"]\n[worlds]\npressure = 1', "pressure"),
-        ('title = "x"\nmemories = ["full"]', "neither worlds nor datasets"),
+        ('title = "x"\nmemories = ["full"]', "no streams"),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_by_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
