@@ -257,6 +257,8 @@ def ingest(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
                 "a short run keeps none. Say how often, such as --every 30s"
             )
+        if memory == "paper":
+            out.note("paper is a reference: the paper's table to the letter. The default, durable, keeps more")
         if listing is not None or len(sources) != 1 or is_several(sources[0]):
             if timings:
                 raise ConfigError("--timings: for one video only", hint="name one of them alone to see its times")
