@@ -85,7 +85,7 @@ def show_language(out: Output, rows: Sequence[LanguageRow]) -> None:
         return
     kinds = dict.fromkeys((one["redundancy"], one["changed"], one["budget"]) for one in found)
     for redundancy, changed, budget in kinds:
-        title = f"each paragraph {redundancy} steps, {changed:.0%} of its tokens changed, {budget} tokens kept"
+        title = f"steps of a paragraph: {redundancy}, tokens changed: {changed:.0%}, tokens kept: {budget}"
         table = [
             [one["memory"], *(one[name]["mean"] for name in MEASURES), bytes_text(one["state_bytes"]), one["step_ms"]]
             for one in found
