@@ -93,7 +93,7 @@ class Answers:
             self._clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
             row["timings"] = timings_key(self._clock.seconds)
         if question.expected is not None:
-            from protokv.replay.texts import is_expected
+            from protokv.replay.questions import is_expected
 
             row |= {"expected": question.expected, "correct": is_expected(answer.text, question.expected)}
         return row

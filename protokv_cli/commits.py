@@ -54,8 +54,7 @@ def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
 
 def _wall_clocks(header: Header) -> list[Any]:
     """Return the `WallClockLog` of each live source of a state, in order."""
-    from protokv.storage.wall_clock import WallClockLog
-    from protokv.storage.watched import records_of
+    from protokv.storage.watched import WallClockLog, records_of
 
     return [found for one in records_of(header) if (found := WallClockLog.of(one)) is not None]
 

@@ -26,175 +26,158 @@ if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
     from protokv.video import Decoder as DecoderName
 
-Sources = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="SOURCE...",
-        # Other users of the machine can read a command line.
-        envvar="PROTOKV_SOURCE",
-        help="Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one state "
-        "a video. Put an address with a password into PROTOKV_SOURCE.",
-    ),
-]
-State = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="STATE",
-        help="State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
-    ),
-]
-Budget = Annotated[str, typer.Option("--budget", "-b", help="Visual tokens to keep, such as 512 or 6k.")]
-Fps = Annotated[
-    float | None,
-    typer.Option("--fps", help="Frames a second to sample, at most 240. Default: the rate of the model's training."),
-]
-Start = Annotated[str | None, typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.")]
-Duration = Annotated[
-    str | None, typer.Option("--duration", metavar="TIME", help="Watch no more of a file than this, such as 2m.")
-]
-Every = Annotated[
-    str | None,
-    typer.Option(
-        "--every",
-        help="Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
-        "clock, every 5 seconds for a live source.",
-    ),
-]
-Keep = Annotated[
-    int | None,
-    typer.Option("--keep", metavar="N", help="Keep the last N commits, STATE included, for query --at."),
-]
-Append = Annotated[
-    bool,
-    typer.Option("--append", help="Watch SOURCE after what STATE has watched; start STATE if there is none."),
-]
-Decoder = Annotated[str, choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.")]
-MaxFramePixels = Annotated[
-    int | None,
-    typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels. Default: 8K."),
-]
-For = Annotated[str | None, typer.Option("--for", metavar="TIME", help="End after this much stream time, such as 1h.")]
-Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="End at a time of day, 18:00, or at a date and time.")
-]
-Follow = Annotated[
-    bool, typer.Option("--follow", help="Read a file on while it grows, until nothing is added for --stall.")
-]
-Stall = Annotated[
-    str | None,
-    typer.Option("--stall", metavar="TIME", help="A source without a frame for this time is lost. Default: 20s."),
-]
-GiveUp = Annotated[
-    str | None,
-    typer.Option("--give-up", metavar="TIME", help="Stop trying a lost source after this time. Default: never."),
-]
-OnPressure = Annotated[
-    str | None,
-    typer.Option(
-        "--on-pressure",
-        metavar="drop|wait",
-        help="If the model is slower than the stream: drop the oldest frames (default for live sources), or let the "
-        "source wait (default for pipes).",
-    ),
-]
-Input = Annotated[
-    list[str] | None,
-    typer.Option("--input", metavar="NAME=VALUE", help="An option for FFmpeg, such as rtsp_transport=udp; repeatable."),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Fail if there is no STATE to continue.")]
-Force = Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")]
-Chunk = Annotated[
-    int,
-    typer.Option(
-        "--chunk",
-        metavar="N",
-        min=1,
-        help="Steps that go through the model together; they read the memory as it stood before them.",
-    ),
-]
-Listing = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="LIST",
-        help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Processes, each with the model. Default: one a device."),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="ADDRESS",
-        help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
-    ),
-]
-Batch = Annotated[
-    int,
-    typer.Option("--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what is to be done, and for one video how long it takes; write nothing.")
-]
-MaxFailures = Annotated[
-    int | None,
-    typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N failures."),
-]
-Failures = Annotated[
-    Path | None,
-    typer.Option("--failures", metavar="FILE", help="Where failures go. Default: failures.jsonl beside the states."),
-]
-
 
 def ingest(
-    sources: Sources = None,
-    state: State = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            # Other users of the machine can read a command line.
+            envvar="PROTOKV_SOURCE",
+            help="Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one "
+            "state a video. Put an address with a password into PROTOKV_SOURCE.",
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="STATE",
+            help="State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
+        ),
+    ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
     memory: options.Memory = DEFAULT,
-    budget: Budget = "6k",
+    budget: Annotated[str, typer.Option("--budget", "-b", help="Visual tokens to keep, such as 512 or 6k.")] = "6k",
     positions: options.Positions = None,
     settings: options.Settings = None,
-    fps: Fps = None,
-    start: Start = None,
-    duration: Duration = None,
-    every: Every = None,
-    keep: Keep = None,
-    append: Append = False,
-    decoder: Decoder = "auto",
-    max_frame_pixels: MaxFramePixels = None,
-    for_: For = None,
-    until: Until = None,
-    follow: Follow = False,
-    stall: Stall = None,
-    give_up: GiveUp = None,
-    on_pressure: OnPressure = None,
-    inputs: Input = None,
-    resume: Resume = False,
-    force: Force = False,
-    listing: Listing = None,
-    workers: Workers = None,
-    devices: Devices = None,
-    batch: Batch = 1,
-    ray: Ray = None,
-    dry_run: DryRun = False,
-    max_failures: MaxFailures = None,
-    failures: Failures = None,
+    fps: Annotated[
+        float | None,
+        typer.Option(
+            "--fps", help="Frames a second to sample, at most 240. Default: the rate of the model's training."
+        ),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.")
+    ] = None,
+    duration: Annotated[
+        str | None, typer.Option("--duration", metavar="TIME", help="Watch no more of a file than this, such as 2m.")
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every",
+            help="Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
+            "clock, every 5 seconds for a live source.",
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", metavar="N", help="Keep the last N commits, STATE included, for query --at."),
+    ] = None,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Watch SOURCE after what STATE has watched; start STATE if there is none."),
+    ] = False,
+    decoder: Annotated[
+        str, choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.")
+    ] = "auto",
+    max_frame_pixels: Annotated[
+        int | None,
+        typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels. Default: 8K."),
+    ] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="End after this much stream time, such as 1h.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End at a time of day, 18:00, or at a date and time.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Read a file on while it grows, until nothing is added for --stall.")
+    ] = False,
+    stall: Annotated[
+        str | None,
+        typer.Option("--stall", metavar="TIME", help="A source without a frame for this time is lost. Default: 20s."),
+    ] = None,
+    give_up: Annotated[
+        str | None,
+        typer.Option("--give-up", metavar="TIME", help="Stop trying a lost source after this time. Default: never."),
+    ] = None,
+    on_pressure: Annotated[
+        str | None,
+        typer.Option(
+            "--on-pressure",
+            metavar="drop|wait",
+            help="If the model is slower than the stream: drop the oldest frames (default for live sources), or let "
+            "the source wait (default for pipes).",
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME=VALUE", help="An option for FFmpeg, such as rtsp_transport=udp; repeatable."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Fail if there is no STATE to continue.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")] = False,
+    listing: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="LIST",
+            help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="Processes, each with the model. Default: one a device."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
+    ] = None,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."),
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what is to be done, and for one video how long it takes; write nothing."),
+    ] = False,
+    max_failures: Annotated[
+        int | None,
+        typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N failures."),
+    ] = None,
+    failures: Annotated[
+        Path | None,
+        typer.Option(
+            "--failures", metavar="FILE", help="Where failures go. Default: failures.jsonl beside the states."
+        ),
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
     quantization: options.Quantization = None,
     seed: options.Seed = 0,
-    chunk: Chunk = 1,
+    chunk: Annotated[
+        int,
+        typer.Option(
+            "--chunk",
+            metavar="N",
+            min=1,
+            help="Steps that go through the model together; they read the memory as it stood before them.",
+        ),
+    ] = 1,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -274,6 +257,8 @@ def ingest(
                 "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
                 "a short run keeps none. Say how often, such as --every 30s"
             )
+        if memory == "paper":
+            out.note("paper is a reference: the paper's table to the letter. The default, durable, keeps more")
         if listing is not None or len(sources) != 1 or is_several(sources[0]):
             if timings:
                 raise ConfigError("--timings: for one video only", hint="name one of them alone to see its times")

@@ -6,8 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +72,8 @@ def ingest_fleet(
             _show_plan(out, look_fleet(jobs, pool, recipe.place), len(jobs))
             return
         ledger = Ledger(_failures_file(fleet, recipe.place))
-        account = Account(len(jobs))
-        with stopping(out.warn) as stop, _progress(out, account) as show:
+        account, began_s = Account(len(jobs)), time.monotonic()
+        with stopping(out.warn) as stop, Bar(out, _progress_parts(account, 0.0)[0]) as bar:
             for outcome in run_fleet(
                 jobs,
                 pool,
@@ -89,7 +88,8 @@ def ingest_fleet(
                     out.json({"type": "video", **outcome.to_dict()})
                 elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
                     out.plain(outcome.state)
-                show()
+                if bar.due():
+                    bar.show(_progress_parts(account, time.monotonic() - began_s), account.ended, account.total)
         _show_end(out, account, ledger, stop.exit)
 
 
@@ -171,7 +171,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
 
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:
-    from protokv.fleet.survey import FAILURES
+    from protokv.fleet.states import FAILURES
     from protokv.storage.form import is_url
 
     return fleet.failures or Path("." if is_url(place) else place, FAILURES)
@@ -261,22 +261,6 @@ def _show_plan(out: Output, found: Iterator[Looked], total: int) -> None:
             out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
     words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     out.note(f"{total} videos: {words}; nothing was written")
-
-
-@contextmanager
-def _progress(out: Output, account: Account) -> Iterator[Callable[[], None]]:
-    """Yield a function that draws one bar over all videos."""
-    began_s = time.monotonic()
-    bar = Bar(out, _progress_parts(account, 0.0)[0])
-
-    def show() -> None:
-        if bar.due():
-            bar.show(_progress_parts(account, time.monotonic() - began_s), account.ended, account.total)
-
-    try:
-        yield show
-    finally:
-        bar.stop()
 
 
 def _progress_parts(account: Account, elapsed_s: float) -> list[str]:

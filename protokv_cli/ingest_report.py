@@ -99,10 +99,8 @@ def reporting(out: Output, source: str, timings: Timings | None = None) -> Itera
             else:
                 _show_summary(out, event)
 
-    try:
+    with bar:
         yield report
-    finally:
-        bar.stop()
 
 
 def event_type(event: Event) -> str:

@@ -84,9 +84,7 @@ def inspect(
                 )
             _show_folder(out, state)
             return
-        from protokv.inspection.compare import compare
-        from protokv.inspection.convert import convert
-        from protokv.inspection.describe import describe
+        from protokv.inspection.states import compare, convert, describe
         from protokv.storage.api import load_state, read_header
 
         digests = verify is not False
@@ -109,7 +107,7 @@ def inspect(
 
 def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
     """Show a state after every commit; on a terminal in the same place."""
-    from protokv.inspection.describe import describe
+    from protokv.inspection.states import describe
 
     shown: dict[str, Any] = {}
     await_first_commit(out, state)
@@ -126,8 +124,12 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
     if out.format is Format.JSON:
         out.json(document)
     elif out.format is Format.PLAIN:
-        for line in _flatten(document):
-            out.plain(line)
+        from protokv.inspection.states import flatten
+
+        # For grep and cut.
+        for path, value in flatten(document):
+            if value not in ({}, []):
+                out.plain(f"{printable(path)}\t{printable(value)}")
     else:
         from protokv_cli.inspect_tables import document_tables
 
@@ -137,7 +139,7 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
 
 def _show_folder(out: Output, place: str) -> None:
     """Show a row per state, and per video that has none."""
-    from protokv.fleet.survey import survey
+    from protokv.fleet.states import survey
     from protokv_cli.inspect_tables import fleet_tables
 
     rows: list[dict[str, Any]] = []
@@ -150,12 +152,3 @@ def _show_folder(out: Output, place: str) -> None:
             rows.append(row)
     for table in fleet_tables(rows, place.rstrip("/") + "/") if rows else ():
         out.table(table)
-
-
-def _flatten(value: Any, path: str = "") -> list[str]:
-    """Return `a.b[0].c<TAB>value` lines, for grep and cut."""
-    if isinstance(value, dict):
-        return [line for k, v in value.items() for line in _flatten(v, f"{path}.{k}" if path else k)]
-    if isinstance(value, list):
-        return [line for i, v in enumerate(value) for line in _flatten(v, f"{path}[{i}]")]
-    return [f"{printable(path)}\t{printable(value)}"]

@@ -40,7 +40,7 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
 
 
 def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[RenderableType]:
-    """Yield a table of the rows of `protokv.fleet.survey`, and the totals; `root` ends in a slash."""
+    """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
     columns = ("state", "stream", "steps", "size", "complete", "what is wrong")
     yield grid(columns, (_fleet_cells(row, root) for row in rows))
     whole = sum(row["complete"] and not row["damage"] for row in rows)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from protokv_cli.output import Output
 from protokv_cli.tables import printable, time_text
@@ -28,7 +28,7 @@ _PARALLEL_STAGES = ("decode", "preprocess")
 
 
 class Bar:
-    """A name, a bar and a text that fit into one line of the terminal.
+    """A name, a bar and a text that fit into one line of the terminal; a context manager that takes it off again.
 
     The text is cut from the right and a long name in its middle. Every other line that is written to the terminal hides
     the bar (`Output.hide`); the next `show` draws it again.
@@ -87,6 +87,12 @@ class Bar:
         """Take the bar off the terminal."""
         if self._bar is not None:
             self._draw(self._bar.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _draw(self, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
         # The terminal may be gone; for a broken pipe rich raises SystemExit.

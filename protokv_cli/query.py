@@ -24,64 +24,56 @@ from protokv_cli.questions import Question, read_questions, typed_questions
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.fleet.ask import Reply
-
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="STATE QUESTION...",
-        help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a prompt "
-        "on a terminal, stdin otherwise.",
-    ),
-]
-State = Annotated[
-    str | None,
-    typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
-]
-File = Annotated[
-    Path | None,
-    typer.Option("--questions", metavar="FILE", help="Questions, one a line or a JSON object a line."),
-]
-At = Annotated[
-    str | None,
-    typer.Option(
-        "--at",
-        metavar="TIME",
-        help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
-        "live stream also 14:05 or 2026-11-21T14:05.",
-    ),
-]
-Watch = Annotated[
-    str | None,
-    typer.Option("--watch", metavar="TIME", help="Ask again at this interval, such as 30s; a JSON line each time."),
-]
-Verify = Annotated[
-    bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is as it was saved.")
-]
-Top = Annotated[
-    int | None,
-    typer.Option("--top", metavar="K", min=1, help="Of many states, show the K answers that the model is surest of."),
-]
-Evidence = Annotated[bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")]
+    from protokv.fleet.states import Reply
 
 
 def query(
-    arguments: Arguments = None,
-    named: State = None,
-    file: File = None,
-    at: At = None,
-    watch: Watch = None,
-    verify: Verify = True,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STATE QUESTION...",
+            help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a "
+            "prompt on a terminal, stdin otherwise.",
+        ),
+    ] = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--questions", metavar="FILE", help="Questions, one a line or a JSON object a line."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
+            "live stream also 14:05 or 2026-11-21T14:05.",
+        ),
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option("--watch", metavar="TIME", help="Ask again at this interval, such as 30s; a JSON line each time."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is as it was saved.")
+    ] = True,
     model: options.Model = None,
     revision: options.Revision = None,
-    top: Top = None,
-    evidence: Evidence = False,
-    max_new_tokens: MaxNewTokens = 64,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top", metavar="K", min=1, help="Of many states, show the K answers that the model is surest of."
+        ),
+    ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     seed: options.Seed = 0,
@@ -211,8 +203,8 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
 def _query_many(out: Output, place: str, questions: list[str], asking: QueryOptions) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
-    from protokv.fleet.ask import ask_all, load_backbone_for, surest
     from protokv.fleet.plan import find_states
+    from protokv.fleet.states import ask_all, load_backbone_for, surest
 
     for option, given in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
         if given:

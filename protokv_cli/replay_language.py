@@ -16,7 +16,7 @@ from protokv.errors import ConfigError
 from protokv.replay.language import (
     MEASURES,
     LanguageRow,
-    read_language_rows,
+    resume_rows,
     run_language,
     summarise_language,
 )
@@ -47,15 +47,15 @@ def replay_language(
         )
     study = msgspec.structs.replace(study, **worlds)
     variants = request.variants(model)
-    if force:
-        output.unlink(missing_ok=True)
-    rows = read_language_rows(output)
     total = len(variants) * len(study.kinds()) * study.count
     if dry_run:
         out.json(
             {"type": "plan", "streams": len(study.kinds()) * study.count, "memories": len(variants), "rows": total}
         )
         return
+    if force:
+        output.unlink(missing_ok=True)
+    rows = resume_rows(output)
     backbone = load_backbone(model, **placement)
     if not isinstance(backbone, Llama):
         raise ConfigError(f"{model} does not read text", hint="name a Llama model with --model, or leave it out")
@@ -85,7 +85,7 @@ def show_language(out: Output, rows: Sequence[LanguageRow]) -> None:
         return
     kinds = dict.fromkeys((one["redundancy"], one["changed"], one["budget"]) for one in found)
     for redundancy, changed, budget in kinds:
-        title = f"each paragraph {redundancy} steps, {changed:.0%} of its tokens changed, {budget} tokens kept"
+        title = f"steps of a paragraph: {redundancy}, tokens changed: {changed:.0%}, tokens kept: {budget}"
         table = [
             [one["memory"], *(one[name]["mean"] for name in MEASURES), bytes_text(one["state_bytes"]), one["step_ms"]]
             for one in found

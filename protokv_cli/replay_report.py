@@ -49,10 +49,8 @@ def following(
             where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
             bar.show([f"{given} of {answers} answers", *left, where], given, answers)
 
-    try:
+    with bar:
         yield follow
-    finally:
-        bar.stop()
 
 
 def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:

@@ -13,28 +13,23 @@ from protokv_cli import options
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 
-States = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states; states that are added later count too.")]
-Host = Annotated[
-    str, typer.Option("--host", help="Address to listen on; an address other machines can reach needs a token.")
-]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")]
-Token = Annotated[
-    str | None,
-    typer.Option("--token", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."),
-]
-Waiting = Annotated[int, typer.Option("--waiting", min=1, help="The most questions at once.")]
-AnswerTime = Annotated[
-    str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
-]
-
 
 def serve(
-    states: States,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    token: Token = None,
-    waiting: Waiting = 16,
-    answer_time: AnswerTime = "2m",
+    states: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; an address other machines can reach needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."),
+    ] = None,
+    waiting: Annotated[int, typer.Option("--waiting", min=1, help="The most questions at once.")] = 16,
+    answer_time: Annotated[
+        str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
+    ] = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
     device: options.Device = "auto",
@@ -64,7 +59,7 @@ def serve(
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import EMBEDDED, load_backbone
-        from protokv.fleet.ask import load_backbone_for
+        from protokv.fleet.states import load_backbone_for
 
         placement: dict[str, Any] = {"revision": revision, "device": device, "device_map": device_map}
         if found := _find_states(states):

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from protokv.mini.phrases import TYPES
+from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.questions import find_facts, phrase, pick_different
-from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World
 
 # Their answer is one of the two shapes in the question.

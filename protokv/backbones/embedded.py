@@ -12,27 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from protokv.backbones.adapter import check_question
-from protokv.backbones.base import Backbone, PreparedStep
+from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
-from protokv.backbones.pixels import PixelConfig, check_images, grid_positions, grid_times, patchify
+from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import StepTokens
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY = "identity.json"
 
 
-class Embedded(Backbone):
+class Embedded(TimedGrid):
     """`protokv/mini` and `protokv/mini-order`."""
 
     position_components = 3
@@ -129,27 +128,12 @@ class Embedded(Backbone):
         """Return `[1, E]`."""
         return torch.nn.functional.embedding(token, self._language.embedding)
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Cut two frames into patches, `[n, pixels]` float32."""
-        check_images(images, self.frames_per_step)
-        return PreparedStep(*patchify(images, self._pixels))
-
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Run steps of one grid through the vision tower together, others one by one."""
         if len({step.grid for step in steps}) > 1:
             return [tokens for step in steps for tokens in self.embed_steps([step], [0.0])]
         patches = torch.stack([step.pixels for step in steps]).to(self.device, self.dtype)
         return [StepTokens(seen, steps[0].grid) for seen in self._vision(patches, steps[0].grid)]
-
-    def step_positions(
-        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
-    ) -> StepPositions:
-        """Return (t, h, w) of every token: time since the start, row, column, each from `origin`."""
-        return grid_positions(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
-
-    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """Return stream times from the first component, which is time."""
-        return grid_times(positions, len(self.prefix_ids), self._tokens_per_second, clock)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the angles of M-RoPE on the device of the positions."""

@@ -4,16 +4,15 @@ The only file that touches this model's internals: `model.get_video_features` (v
 the embedding `model.image_newline`. transformers appends that embedding once, behind all frames of a video. A stream
 has no end, so here it begins the suffix of every question: the model reads it in the same place; no memory holds it.
 
-Like transformers' video processor, which needs torchvision, frames are resized to one size without regard to the aspect
-ratio, rescaled and normalised. The tests compare with transformers' PIL image processors, byte for byte. torch's
-bicubic kernel does not round to bytes between its two passes as PIL does: it differs by a level or two.
+transformers' video processor needs torchvision. So an image processor that does the same to a frame with PIL takes its
+place: one size without regard to the aspect ratio, rescaled and normalised. torch's bicubic kernel does not round to
+bytes between its two passes as PIL does: it differs by a level or two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_images, resize
+from protokv.backbones.pixels import check_images
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ModelError
@@ -33,62 +32,34 @@ from protokv.errors import ModelError
 DEFAULT_FPS = 0.5
 # Stands for the newline among token ids; no vocabulary has this id.
 NEWLINE = -1
-# Only these preprocessing steps are implemented; a file that asks for others is refused.
+# Settings of the preparation of frames; the defaults are those of transformers' video processor.
+FRAMES: dict[str, Any] = {
+    "size": {"height": 384, "width": 384},
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+# A file that asks for other steps is refused.
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
 
 
-@dataclass(frozen=True, slots=True)
-class FrameConfig:
-    """Settings of the preparation of frames; the defaults are those of transformers' video processor.
+def read_frames(raw: dict[str, Any]) -> Any:
+    """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
 
-    Attributes:
-        height, width: pixels of a resized frame.
-        mean, std: per channel, for values in [0, 1].
-        rescale: the factor that scales bytes to [0, 1].
-        resample: PIL's number of the resampling filter.
+    Raises:
+        ModelError: it asks for anything but frames of one size, rescaled and normalised.
     """
+    # What the video processor does to a frame, without torchvision.
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    height: int = 384
-    width: int = 384
-    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
-    std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
-    rescale: float = 1 / 255
-    resample: int = 3
-
-    @classmethod
-    def from_files(cls, raw: dict[str, Any]) -> FrameConfig:
-        """Read the dictionary of a preprocessor file.
-
-        Raises:
-            ModelError: it asks for anything but frames of one size, rescaled and normalised.
-        """
-        default = cls()
-        size = raw.get("size") or {"height": default.height, "width": default.width}
-        if not {"height", "width"} <= size.keys():
-            raise ModelError(f"the video processor asks for frames of {size}, expected a height and a width")
-        for name, value in _STEPS.items():
-            if raw.get(name) not in (None, value):
-                raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
-        return cls(
-            height=size["height"],
-            width=size["width"],
-            mean=tuple(raw.get("image_mean", default.mean)),
-            std=tuple(raw.get("image_std", default.std)),
-            rescale=raw.get("rescale_factor", default.rescale),
-            resample=raw.get("resample", default.resample),
-        )
-
-
-def normalise(images: np.ndarray[Any, np.dtype[np.uint8]], config: FrameConfig) -> Tensor:
-    """Resize and normalise RGB frames `[F, height, width, 3]` uint8 of any size.
-
-    Returns:
-        `[F, 3, config.height, config.width]` float32.
-    """
-    resized = np.stack([resize(image, config.height, config.width, config.resample) for image in images])
-    pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() * config.rescale
-    mean, std = (torch.tensor(v)[:, None, None] for v in (config.mean, config.std))
-    return (pixels - mean) / std
+    settings = FRAMES | {name: raw[name] for name in FRAMES if raw.get(name) not in (None, {})}
+    if not {"height", "width"} <= settings["size"].keys():
+        raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
+    for name, value in _STEPS.items():
+        if raw.get(name) not in (None, value):
+            raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
+    return SiglipImageProcessorPil(**settings)
 
 
 class LlavaOnevision(Adapter):
@@ -97,10 +68,8 @@ class LlavaOnevision(Adapter):
     position_components = 1
     frames_per_step = 1
 
-    def __init__(
-        self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: FrameConfig, identity: BackboneIdentity
-    ) -> None:
-        """Wrap a loaded `LlavaOnevisionForConditionalGeneration`.
+    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
+        """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `read_frames`.
 
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
@@ -110,10 +79,10 @@ class LlavaOnevision(Adapter):
         with guard_internals(model):
             self._video_features = model.model.get_video_features
             self._newline = model.model.image_newline
-        vision = model.config.vision_config
-        if (frames.height, frames.width) != (vision.image_size, vision.image_size):
+        vision, height, width = model.config.vision_config, frames.size["height"], frames.size["width"]
+        if (height, width) != (vision.image_size, vision.image_size):
             raise ModelError(
-                f"the video processor makes frames of {frames.width} x {frames.height} pixels, and the vision tower "
+                f"the video processor makes frames of {width} x {height} pixels, and the vision tower "
                 f"takes {vision.image_size} x {vision.image_size}",
                 hint="use the preprocessor files that belong to the model",
             )
@@ -122,7 +91,7 @@ class LlavaOnevision(Adapter):
         side = math.ceil(vision.image_size // vision.patch_size / 2)
         self._grid = (side, side)
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {"frame_height": frames.height, "frame_width": frames.width, "tokens_per_step": side * side}
+        self.settings = {"frame_height": height, "frame_width": width, "tokens_per_step": side * side}
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:
@@ -132,7 +101,7 @@ class LlavaOnevision(Adapter):
         model = load_model(LlavaOnevisionForConditionalGeneration, path, placement)
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, tokenizer.convert_ids_to_tokens(config.video_token_id), template)
-        frames = FrameConfig.from_files(read_video_processor(path)[0])
+        frames = read_frames(read_video_processor(path)[0])
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def suffix_ids(self, question: str) -> list[int]:
@@ -148,7 +117,8 @@ class LlavaOnevision(Adapter):
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Prepare one frame, `[1, 3, height, width]`."""
         check_images(images, self.frames_per_step)
-        return PreparedStep(normalise(images, self._frames), self._grid)
+        pixels = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt")
+        return PreparedStep(pixels["pixel_values"], self._grid)
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Run frames through vision tower, projector and pooling; they do not see each other there."""

@@ -1,7 +1,7 @@
 """Frames to patches for the Qwen vision towers, and where the tokens of a step stand.
 
 Resizing, normalising and the order of patches do the arithmetic of transformers' PIL image processor (the tests compare
-with it); its video processors need torchvision. Knows no models.
+with it); its video processors need torchvision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.step import StepPositions, StreamClock
+from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import SourceUnreadable
 
 MAX_ASPECT_RATIO = 200
@@ -134,36 +135,42 @@ def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
         raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
 
 
-def grid_positions(
-    grid: tuple[int, int], origin: int, index: int, time_s: float, per_second: float | None, device: torch.device
-) -> StepPositions:
-    """Return (t, h, w) of every token of a step; each component starts at `origin`.
+class TimedGrid(Backbone):
+    """A backbone whose step is one temporal patch on a grid, at positions (t, h, w) that begin at one origin.
 
-    Args:
-        grid: rows and columns of its tokens.
-        origin: position of the first token behind the prompt prefix.
-        index: number of the step.
-        time_s: stream time of its first frame.
-        per_second: positions per second; None: one position per step.
-        device: of the positions.
+    A subclass sets `_pixels` and `_tokens_per_second`: positions per second; None: one position per step.
     """
-    # The small term undoes rounding errors of sums such as 3 * 0.1. transformers truncates, too.
-    t = index if per_second is None else int(time_s * per_second + 1e-6)
-    rows, columns = grid
-    highest = (origin + t, origin + rows - 1, origin + columns - 1)
-    return StepPositions(origin + cells(grid, t, device), highest)
 
+    _pixels: PixelConfig
+    _tokens_per_second: float | None
 
-def grid_times(positions: Tensor, origin: int, per_second: float | None, clock: StreamClock) -> Tensor:
-    """Invert `grid_positions`: return times within the steps at `positions` `[..., 3]`, in seconds, `[...]` float64.
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Cut one temporal patch of frames into patches `[n, pixels]` float32."""
+        check_images(images, self.frames_per_step)
+        return PreparedStep(*patchify(images, self._pixels))
 
-    Times were rounded down to positions, so a step began between the time of its position and that of the next one.
-    """
-    t = positions[..., 0].double() - origin
-    if per_second is None:
-        return (t + 0.5) * clock.step_seconds
-    # Late enough for a step that began between two positions, early enough for a step that began at its own.
-    return t / per_second + 0.999 * min(1 / per_second, clock.step_seconds)
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
+        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
+        per_second = self._tokens_per_second
+        # The small term undoes rounding errors of sums such as 3 * 0.1. transformers truncates, too.
+        t = index if per_second is None else int(time_s * per_second + 1e-6)
+        rows, columns = tokens.grid
+        highest = (origin + t, origin + rows - 1, origin + columns - 1)
+        return StepPositions(origin + cells(tokens.grid, t, self.device), highest)
+
+    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+        """Return stream times from the first component, which is time.
+
+        Times were rounded down to positions, so a step began between the time of its position and that of the next one.
+        """
+        t = positions[..., 0].double() - len(self.prefix_ids)
+        if self._tokens_per_second is None:
+            return (t + 0.5) * clock.step_seconds
+        # Late enough for a step that began between two positions, early enough for a step that began at its own.
+        position_s = 1 / self._tokens_per_second
+        return t * position_s + 0.999 * min(position_s, clock.step_seconds)
 
 
 def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:

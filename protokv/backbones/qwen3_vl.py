@@ -24,12 +24,13 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from protokv.backbones.base import PreparedStep
+from protokv.backbones.base import Backbone, PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.core.step import StepPositions, StepTokens
+from protokv.core.step import StepPositions, StepTokens, StreamClock
 
 # Defaults of the family's video processor.
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
@@ -85,6 +86,10 @@ class Qwen3VL(QwenVL):
         rows, columns = tokens.grid
         last = end + behind - 1 if behind else start + before - 1
         return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
+
+    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+        """Return times in proportion to the stream so far: every token of a step advances all components."""
+        return Backbone.times_of(self, positions, clock)
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """Return the mask of visual tokens, and the features added to them behind each of the first layers."""

@@ -12,23 +12,21 @@ from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import PixelConfig, check_images, grid_positions, grid_times, patchify
+from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import StepTokens
 
 VIDEO_TOKEN = "<|video_pad|>"
 DEFAULT_FPS = 2.0
 
 
-class QwenVL(Adapter):
+class QwenVL(TimedGrid, Adapter):
     """Qwen2-VL or Qwen2.5-VL of any size."""
 
     position_components = 3
@@ -85,11 +83,6 @@ class QwenVL(Adapter):
         limit = pixels.max_pixels if of_video else min(pixels.max_pixels, PixelConfig().max_pixels)
         return replace(pixels, max_pixels=limit)
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Cut one temporal patch of frames into patches `[n, pixels]`."""
-        check_images(images, self.frames_per_step)
-        return PreparedStep(*patchify(images, self._pixels))
-
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Run temporal patches through the vision tower; it attends within each alone, so this is exact."""
         tokens = self._run_vision(steps).pooler_output.to(self.device)
@@ -102,13 +95,3 @@ class QwenVL(Adapter):
         sizes = [[1, rows * merge, columns * merge] for rows, columns in (step.grid for step in steps)]
         patches = steps[0].pixels if len(steps) == 1 else torch.cat([step.pixels for step in steps])
         return self._visual(patches.to(self.device, self.dtype), grid_thw=torch.tensor(sizes, device=self.device))
-
-    def step_positions(
-        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
-    ) -> StepPositions:
-        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
-        return grid_positions(tokens.grid, origin, index, time_s, self._tokens_per_second, self.device)
-
-    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """Return stream times from the first component, which is time."""
-        return grid_times(positions, len(self.prefix_ids), self._tokens_per_second, clock)

@@ -18,8 +18,7 @@ from protokv.config.baselines import (
     SlidingWindowConfig,
 )
 from protokv.config.durable import DurableConfig
-from protokv.config.paper import ContinuityConfig, PaperConfig
-from protokv.config.prototypes import PrototypeConfig
+from protokv.config.paper import ContinuityConfig, PaperConfig, PrototypeConfig
 
 __all__ = [
     "CONFIGS",

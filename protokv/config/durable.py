@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal, Self
 
-from protokv.config.prototypes import PrototypeConfig
+from protokv.config.paper import PrototypeConfig
 from protokv.errors import ConfigError
 
 Rule = Literal["auto", "exact", "blocked"]

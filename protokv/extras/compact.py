@@ -21,7 +21,7 @@ from protokv.core.parts import Placement, PositionedStep, SessionListener
 from protokv.core.rotary import rotate
 from protokv.core.step import StreamClock
 from protokv.errors import PositionWarning
-from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
+from protokv.extras.precise_rotary import PreciseRotary, direction, rotate_by_moves_
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -203,7 +203,6 @@ class CompactContext(Context):
         slots: the slots at their stream positions.
         anchoring: the model and the stream.
         moves: `[L, H, F]` int64, added to the moving components of each far slot.
-        angles: of these moves.
         near_rotation: cos and sin `[D]` of `shift` positions; queries are rotated by it for the near window.
         shift, next_position: `[]` int64; see `Compactable`.
     """
@@ -211,7 +210,6 @@ class CompactContext(Context):
     slots: SlotContext
     anchoring: Anchoring
     moves: Tensor
-    angles: MoveAngles
     near_rotation: tuple[Tensor, Tensor]
     shift: Tensor
     next_position: Tensor
@@ -235,8 +233,7 @@ class CompactContext(Context):
         )
         behind = highest.max().clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, behind, anchoring.end)
-        angles = MoveAngles.of(rotary, moving, rotary.moving_pairs(anchoring.moving), anchoring.end)
-        return cls(slots, anchoring, moves, angles, rotary(moving * shift), shift, next_position)
+        return cls(slots, anchoring, moves, rotary(moving * shift), shift, next_position)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return older slots, rotated when this layer is first read, and the near window as it is."""
@@ -271,7 +268,7 @@ class CompactContext(Context):
         (keys, values), bias = slots.read(layer, shown), slots.finite_bias()[layer]
         if keys.shape[1] > far.start:
             keys = keys.clone(memory_format=torch.contiguous_format)
-            rotate_by_moves_(keys[:, far], self.moves[layer], self.angles)
+            rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
         return Segment(keys, values, bias[:, shown])
 
 

@@ -1,14 +1,12 @@
-"""Angles of rotary embeddings that add up at any position, and many keys rotated by few angles.
+"""Angles of rotary embeddings that add up at any position, and keys rotated by them.
 
 A model multiplies position and rate in float32, so its angle at position 65,536 is off by up to 2**-9. A
-`PreciseRotary` multiplies them as integers. `MoveAngles` looks up the angle of any move as the sum of two tabled
-angles, one of a multiple of a power of two and one of the rest, so its tables stay small at any length of a stream.
+`PreciseRotary` multiplies them as integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import tau
 
 import torch
@@ -45,6 +43,7 @@ class PreciseRotary:
         for doubling in range(1, _DOUBLINGS + 1):
             # The angle gives the part of a turn, the rate so far the whole turns.
             rate = (turns[doubling] + (rate * 2**doubling - turns[doubling]).round()) / 2**doubling
+        self.components = components
         owner = rate.abs().argmax(0)
         whole = (rate.gather(0, owner[None])[0] * _TURN).round().long()
         self._made = {rate.device: (owner, whole)}
@@ -57,13 +56,13 @@ class PreciseRotary:
         # Both halves of a key rotate by the same angles.
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def of_pairs(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin once for each pair, `[..., D / 2]`."""
+    def of_pairs(self, positions: Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return cos and sin once for each of the first `pairs` pairs, `[..., pairs]`; None: of all D / 2."""
         device = positions.device
         if device not in self._made:
             owner, rate = next(iter(self._made.values()))
             self._made[device] = owner.to(device), rate.to(device)
-        owner, rate = self._made[device]
+        owner, rate = (held[:pairs] for held in self._made[device])
         own = positions if positions.shape[-1] == 1 else positions.index_select(-1, owner)
         # The part of a turn, from -1/2 to 1/2.
         part = (own * rate + _TURN // 2).bitwise_and(_TURN - 1) - _TURN // 2
@@ -87,56 +86,15 @@ def direction(moving: Sequence[int], components: int, device: torch.device) -> T
 _ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class MoveAngles:
-    """The angles of all moves by fewer than `reach` positions, forwards or backwards.
+def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving: Sequence[int]) -> None:
+    """Rotate keys `[H, N, D]` in place, each by the angle of its move `[H, N]` along the position components `moving`.
 
-    Attributes:
-        coarse: cos and sin `[n, pairs]` float32 of every multiple of `2 ** bits`, from `-reach` on, for the first
-            `pairs` of the D / 2 pairs of a key; the other pairs do not rotate.
-        fine: the same for positions 0 to `2 ** bits`.
-        bits: splits a move into its coarse and its fine part.
-        reach: a power of two.
+    Only the first pairs of a key, which rotate with these components, are touched.
     """
-
-    coarse: tuple[Tensor, Tensor]
-    fine: tuple[Tensor, Tensor]
-    bits: int
-    reach: int
-
-    @classmethod
-    def of(cls, rotary: PreciseRotary, moving: Tensor, pairs: int, end: int) -> MoveAngles:
-        """Make the angles of moves by fewer than `end` positions along `moving` `[P]` int64, for the first `pairs`."""
-        # Powers of two, so that the tables seldom change their size; of equal size, which is the least together.
-        bits = (end.bit_length() + 1) // 2
-        reach = 1 << max(end.bit_length(), bits)
-
-        def table(start: int, stop: int, step: int) -> tuple[Tensor, Tensor]:
-            moves = torch.arange(start, stop, step, device=moving.device)
-            cos, sin = rotary.of_pairs(moves[:, None] * moving)
-            return cos[:, :pairs].contiguous(), sin[:, :pairs].contiguous()
-
-        return cls(table(-reach, reach, 1 << bits), table(0, 1 << bits, 1), bits, reach)
-
-    def at(self, moves: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin `[..., pairs]` of moves `[...]` int64."""
-        steps = (moves + self.reach).view(-1)
-        # On a CPU many times as fast as indexing by a matrix.
-        high, low = steps >> self.bits, steps & ((1 << self.bits) - 1)
-        (cos, sin), (more_cos, more_sin) = (
-            tuple(angles.index_select(0, rows) for angles in table)
-            for table, rows in ((self.coarse, high), (self.fine, low))
-        )
-        both = (cos * more_cos).addcmul_(sin, more_sin, value=-1), sin.mul_(more_cos).addcmul_(cos, more_sin)
-        return both[0].view(*moves.shape, -1), both[1].view(*moves.shape, -1)
-
-
-def rotate_by_moves_(keys: Tensor, moves: Tensor, angles: MoveAngles) -> None:
-    """Rotate keys `[H, N, D]` in place, each by the angle of its move `[H, N]`."""
     H, N, D = keys.shape
-    pairs = angles.fine[0].shape[1]
+    pairs, along = rotary.moving_pairs(moving), direction(moving, rotary.components, keys.device)
     for part in chunks(N, _ROWS // H, keys.device):
-        cos, sin = angles.at(moves[:, part].contiguous())
+        cos, sin = rotary.of_pairs(moves[:, part, None] * along, pairs)
         first, second = keys[:, part, :pairs], keys[:, part, D // 2 : D // 2 + pairs]
         a, b = first.float(), second.float()
         rotated = torch.addcmul(a * cos, b, sin, value=-1)

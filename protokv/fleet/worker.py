@@ -19,17 +19,16 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from protokv import storage
 from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
-from protokv.ingestion.continuation import check_equal, check_memory
+from protokv.ingestion.continuation import check_equal, check_memory, has_grown_from, watched_fingerprint
 from protokv.ingestion.events import Started, Summary
-from protokv.ingestion.growing_file import has_grown_from, watched_fingerprint
 from protokv.ingestion.run import ingest
+from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
 from protokv.storage.form import is_url
 from protokv.storage.watched import records_of
@@ -136,7 +135,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
     """
     ours, force = fingerprint_source(source), recipe.options.overwrite
     try:
-        header = storage.read_header(target)
+        header = read_header(target)
         _check_settings(target, header, recipe, identity)
     except StateNotFound:
         return Verdict("new")
@@ -154,7 +153,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         return Verdict("changed")
     if not header.complete:
         return unfinished
-    return Verdict("done", clock.steps, clock.stream_time_s, storage.stored_bytes(target), damage_of(header))
+    return Verdict("done", clock.steps, clock.stream_time_s, stored_bytes(target), damage_of(header))
 
 
 def damage_of(header: Header) -> str:

@@ -15,12 +15,10 @@ from protokv.ingestion.events import (
     Started,
     Summary,
 )
-from protokv.ingestion.options import LIVE, MINUTELY, NEVER, Every, IngestOptions, LiveOptions
-from protokv.ingestion.run import default_target, ingest
+from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions
+from protokv.ingestion.run import ingest
 
 __all__ = [
-    "LIVE",
-    "MINUTELY",
     "NEVER",
     "Commit",
     "Event",
@@ -33,6 +31,5 @@ __all__ = [
     "SourceRecovered",
     "Started",
     "Summary",
-    "default_target",
     "ingest",
 ]

@@ -159,8 +159,6 @@ class IngestOptions:
         fps: sampled frames per second; None: the model's default.
         every: how often to commit on the way; None: once a minute, and every 5 seconds for a live source.
         keep: how many commits to keep, the last one included; None: only the last.
-        background: write commits on the way in a thread while the stream goes on; None: only if tensors are on a CUDA
-            device. A `Commit` is yielded once it is on disk, at the latest at the next one.
         append: watch the source after the earlier ones of a finished state; start a state if there is none.
         resume: raise StateNotFound if there is no state.
         overwrite: ignore an existing state; the first commit replaces it.
@@ -187,7 +185,6 @@ class IngestOptions:
     fps: float | None = None
     every: Every | None = None
     keep: int | None = None
-    background: bool | None = None
     append: bool = False
     resume: bool = False
     overwrite: bool = False

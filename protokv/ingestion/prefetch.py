@@ -1,15 +1,15 @@
 """Prefetch the next steps of a source: a thread reads and prepares them while the model works on the last ones.
 
-The thread runs `read_steps` and the backbone's `prepare` in the usual order; a queue bounds how far it is
-ahead. An error of the thread is raised where its step would have come. Knows no sessions and no states.
+The thread runs `read_steps` and the backbone's `prepare` in the usual order, a bounded number of steps ahead. An error
+of the thread is raised where its step would have come. Knows no sessions and no states.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.backbones.base import Backbone, PreparedStep
@@ -20,7 +20,7 @@ from protokv.video.sampling import Step
 # Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
 DEPTH = 2
 
-# After this many seconds, a waiting caller is asked again whether to stop, and a waiting thread asks whether to go on.
+# After this many seconds, a waiting caller is asked again whether to stop.
 ASK_S = 0.1
 
 
@@ -59,59 +59,42 @@ def prefetch(
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
     Args:
-        open_steps: begins reading, given a function that tells whether to stop; called and iterated in the thread.
+        open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
         backbone: prepares frames, in the thread.
         stop: asked while waiting; waiting steps are dropped then.
         depth: the most steps that wait to be taken.
         timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
     """
-    ready: queue.Queue[ReadyStep | BaseException | None] = queue.Queue(depth)
     left = threading.Event()
 
     def unwanted() -> bool:
         return left.is_set() or stop.decided
 
-    def put(item: ReadyStep | BaseException | None) -> None:
-        while not unwanted():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=ASK_S)
-                return
+    def take() -> ReadyStep | None:
+        if unwanted():
+            return None
+        with stage(timings, "decode"):
+            step = next(steps, None)
+        if step is None:
+            return None
+        with stage(timings, "preprocess"):
+            prepared = backbone.prepare(step.images)
+        return ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark)
 
-    def work() -> None:
-        try:
-            steps = open_steps(unwanted)
-            while True:
-                with stage(timings, "decode"):
-                    step = next(steps, None)
-                if step is None:
-                    break
-                with stage(timings, "preprocess"):
-                    prepared = backbone.prepare(step.images)
-                put(ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark))
-                if unwanted():
-                    break
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=work, name="protokv-prefetch", daemon=True)
-    thread.start()
+    steps = open_steps(unwanted)
+    pool = ThreadPoolExecutor(1, "protokv-prefetch")
+    # One step is in the hands of the thread, the others wait.
+    ahead = deque(pool.submit(take) for _ in range(depth + 1))
     try:
         while True:
             with stage(timings, "wait for frames"):
-                item = _take(ready, stop)
+                while not stop.ask() and not ahead[0].done():
+                    wait([ahead[0]], ASK_S)
+            item = None if stop.decided else ahead.popleft().result()
             if item is None:
                 return
-            if isinstance(item, BaseException):
-                raise item
+            ahead.append(pool.submit(take))
             yield item
     finally:
         left.set()
-        thread.join()
-
-
-def _take(ready: queue.Queue[ReadyStep | BaseException | None], stop: Stop) -> ReadyStep | BaseException | None:
-    while not stop.ask():
-        with contextlib.suppress(queue.Empty):
-            return ready.get(timeout=ASK_S)
-    return None
+        pool.shutdown(cancel_futures=True)

@@ -20,6 +20,7 @@ from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import (
+    GrowingFile,
     check_chunk,
     check_memory,
     check_sampling,
@@ -28,7 +29,6 @@ from protokv.ingestion.continuation import (
     record_of,
 )
 from protokv.ingestion.events import Event
-from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
@@ -107,7 +107,7 @@ def _events(
         video = _open_source(source, options, held)
         live = video.options if isinstance(video, LiveSource) else options.live
         # Lock before the state is read, so that nobody else writes between this and the first commit.
-        writer = held.enter_context(Writer(path, keep=options.keep, background=options.background))
+        writer = held.enter_context(Writer(path, keep=options.keep))
         path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
         file = GrowingFile(video.info, path_of_file, followed=live.follow)
         start = _start(path, video, file, options, timings)

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
-from protokv.ingestion.growing_file import GrowingFile
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch

@@ -22,7 +22,7 @@ import numpy as np
 from protokv.errors import ConfigError
 from protokv.mini.events import Event
 from protokv.mini.phrases import TEMPLATES
-from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 
 MOST_COUNTED: Final = 4
 APART_S: Final = 2

@@ -1,6 +1,6 @@
 """The figure of a report, and the report as one self-contained HTML page: facts, the figure as inline SVG, tables.
 
-The figure shows accuracy against delay, by group and by question type, and cost against accuracy.
+The figure shows accuracy against delay, by group and by question type; the page has a table of costs.
 
 Drawn with matplotlib (the extra `plot`), without a display. Delays are evenly spaced, and the memories stand a little
 beside each other, so that no curve hides another. Colours: Okabe and Ito (2008), for colour-blind readers.
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933", "#882255")
 _LINES: Final = ("-", "--", ":")
 _MARKERS: Final = ("o", "s", "^", "D")
-_MARKER_NAMES: Final = {"o": "circle", "s": "square", "^": "triangle", "D": "diamond"}
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
@@ -60,7 +59,7 @@ def save_figure(report: Report, path: str | Path) -> None:
 
 
 def draw(report: Report) -> Figure:
-    """Draw a row per budget with all questions and each group, rows with the types, and a row with the costs.
+    """Draw a row per budget with all questions and each group, and rows with the types.
 
     A memory that was run at one budget, such as the full cache, is in every row. Types are of the smallest budget.
     """
@@ -71,7 +70,7 @@ def draw(report: Report) -> Figure:
     groups = list(curves[0]["groups"]) if curves else []
     types = list(curves[0]["types"]) if curves else []
     columns = max(3, 1 + len(groups), min(4, len(types)))
-    rows = len(budgets) + -(-len(types) // columns) + 1
+    rows = len(budgets) + -(-len(types) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.4 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     floors = report["floors"]
@@ -85,16 +84,13 @@ def draw(report: Report) -> Figure:
         _hide(row[1 + len(groups) :])
     shown = _select(report, budgets[-1]) if budgets else []
     suffix = f", {budgets[-1]} tokens" if len(budgets) > 1 else ""
-    of_types = axes[len(budgets) : -1].flat
+    of_types = axes[len(budgets) :].flat
     for axis, name in zip(of_types, types, strict=False):
         points = {i: curves[i]["types"][name] for i in shown}
         # Types have few questions: intervals would hide the curves.
         title = (name.replace("_", " ") or "without a type") + suffix
         _draw_curves(axis, title, report, points, floors["types"][name], intervals=False)
     _hide(of_types[len(types) :])
-    for axis, key in zip(axes[-1], _COSTS, strict=False):
-        _draw_costs(axis, key, report)
-    _hide(axes[-1][len(_COSTS) :])
     # The floor stands last, behind the memories.
     found = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
     names = sorted(found, key=lambda name: name == _FLOOR)
@@ -109,12 +105,6 @@ def draw(report: Report) -> Figure:
 
 
 _FLOOR: Final = "most frequent answer"
-# Name in the report -> label, unit and scale of a cost that is drawn against accuracy.
-_COSTS: Final = {
-    "total_ms_median": ("time of an answer, median, ms", 1, "linear"),
-    "state_bytes": ("state, MiB", 2**20, "log"),
-    "step_ms": ("update and encoding of a step, ms", 1, "linear"),
-}
 
 
 def _select(report: Report, budget: int) -> list[int]:
@@ -159,32 +149,6 @@ def _draw_curves(
     axis.set_title(title + n, fontsize=10)
     axis.set(xlabel="delay", ylabel="accuracy, %", ylim=(-4, 104), xlim=(-0.5, len(delays) - 0.5))
     axis.set_xticks(range(len(delays)), [format_delay(delay) for delay in delays], fontsize=9)
-    axis.grid(alpha=0.25)
-
-
-def _draw_costs(axis: Axes, key: str, report: Report) -> None:
-    label, unit, scale = _COSTS[key]
-    budgets = sorted({curve["budget"] for curve in report["curves"]}, reverse=True)
-    for i, (curve, cost) in enumerate(zip(report["curves"], report["costs"], strict=True)):
-        last, x = curve["all"][-1], cost[key] / unit
-        error = [[100 * (last["accuracy"] - last["low"])], [100 * (last["high"] - last["accuracy"])]]
-        marker = _MARKERS[budgets.index(curve["budget"]) % len(_MARKERS)]
-        colour = _choose_style(report, i)[0]
-        axis.errorbar([x], [100 * last["accuracy"]], yerr=error, fmt=marker, color=colour, ms=6, lw=1)
-    axis.set(xlabel=label, ylabel="accuracy at the longest delay, %", ylim=(-4, 104), xscale=scale)
-    if len(budgets) > 1:
-        marks = zip(_MARKERS, budgets, strict=False)
-        axis.set_title(", ".join(f"{_MARKER_NAMES[mark]} {budget} tokens" for mark, budget in marks), fontsize=10)
-    axis.margins(x=0.1)
-    if scale == "log":
-        # Powers of ten alone leave a narrow range without a number.
-        from matplotlib.ticker import LogLocator
-
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=6))
-        axis.xaxis.set_minor_formatter("")
-    else:
-        axis.set_xlim(left=0)
-    axis.xaxis.set_major_formatter("{x:.3g}")
     axis.grid(alpha=0.25)
 
 

@@ -30,8 +30,8 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.questions import F1_RIGHT, F1_RULE, is_expected, token_f1
 from protokv.replay.rows import Row, RowFile
-from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
 
 
 @dataclass(frozen=True, slots=True)

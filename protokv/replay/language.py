@@ -38,6 +38,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.replay.memories import Variant
 from protokv.replay.metrics import resample
+from protokv.replay.rows import cut_torn_row, decode_rows
 
 CUE: Final = 8
 """Tokens of a paragraph that a question shows."""
@@ -46,6 +47,7 @@ ASKED: Final = 6
 UNSEEN_TOKENS: Final = 128
 PARTS: Final = {"early": (0.0, 0.25), "middle": (0.4, 0.6), "late": (0.9, 1.0)}
 """The part of a stream, as shares of its length, that a paragraph must lie in."""
+_ROW_START: Final = b'{"seed":'
 MEASURES: Final = (*PARTS, "kl", "agreement")
 
 
@@ -274,20 +276,16 @@ def run_language(
                 )
 
 
-def read_language_rows(path: Path) -> list[LanguageRow]:
-    """Read rows of a language study; a torn last line is left out.
+def resume_rows(path: Path) -> list[LanguageRow]:
+    """Return the rows that are done and cut off a torn last line; none where there is no file yet.
 
     Raises:
-        ConfigError: a line is no row.
+        ConfigError: the file holds something else.
     """
-    rows = []
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows += [msgspec.json.decode(line, type=LanguageRow)] if line.strip() else []
-        except msgspec.DecodeError as error:
-            if number < len(lines):
-                raise ConfigError(f"{path} line {number} is not a row of a language study: {error}") from error
+    if not path.exists():
+        return []
+    rows = [row for _, row in decode_rows(path, LanguageRow)]
+    cut_torn_row(path, _ROW_START)
     return rows
 
 

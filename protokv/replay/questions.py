@@ -1,14 +1,17 @@
-"""Questions with their reference times, read from JSON lines, and the types of questions.
+"""Questions with their reference times, read from JSON lines, their types, and the comparison of two answers.
 
 The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the data set's query
 time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is fair to a question about the past
-whose answer stays the same while the stream goes on: its type is `retrospective` (same section).
+whose answer stays the same while the stream goes on: its type is `retrospective` (same section). Two answers are equal
+but for case, spaces and a full stop, or by their shared words.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,3 +140,30 @@ WORLD: Final = (
     *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
 )
 """Types of the procedural world (`protokv.mini.questions`)."""
+
+
+F1_RIGHT: Final = 0.5
+F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
+"""The rule for an open answer without a judge."""
+
+
+def is_expected(answer: str, expected: str) -> bool:
+    """Return True if two answers are equal but for case, spaces and a final full stop."""
+    return plain(answer) == plain(expected)
+
+
+def token_f1(answer: str, expected: str) -> float:
+    """Return the harmonic mean of precision and recall of the words, without articles, as SQuAD counts them."""
+    given, wanted = Counter(_words(answer)), Counter(_words(expected))
+    if not given or not wanted:
+        return float(given == wanted)
+    return 2 * sum((given & wanted).values()) / (sum(given.values()) + sum(wanted.values()))
+
+
+def plain(text: str) -> str:
+    """Return a text without case, repeated spaces and a final full stop."""
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.findall(r"\w+", text.casefold()) if word not in ("a", "an", "the")]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from protokv.config.base import shorten
 from protokv.errors import ConfigError, SourceNotFound
@@ -20,6 +22,7 @@ from protokv.replay.questions import Reference
 
 PROTOCOL: Final = 1
 """Grows when the same settings give other questions, times or frames."""
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,21 +131,6 @@ class Row(Trial):
     judge: str = ""
     batched: int = 1
 
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Make a row from a parsed line; leave out unknown keys.
-
-        Raises:
-            ValueError: it is no object, or a field is missing.
-        """
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")
-        names = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
-        missing = [name for name in names if name not in data]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing")
-        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
-
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
@@ -157,18 +145,26 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        lines = _read_text(path).split("\n")
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = Row.from_json(json.loads(line)) if line.strip() else None
-            except ValueError as error:
-                if number == len(lines):
-                    continue
-                raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
-            if row:
-                agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
-                rows[row.key] = row
+        for number, row in decode_rows(path, Row):
+            agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
+            rows[row.key] = row
     return list(rows.values())
+
+
+def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
+    """Yield each row of a file with the number of its line; a torn last line is left out, and so are unknown keys.
+
+    Raises:
+        ConfigError: a line that is not the last one is no row, or a packed file is damaged.
+    """
+    lines = _read_text(path).split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                yield number, msgspec.json.decode(line, type=kind)
+        except msgspec.DecodeError as error:
+            if number < len(lines):
+                raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
 
 
 def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None:
@@ -218,6 +214,15 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as results: {error}") from error
 
 
+def cut_torn_row(path: Path, start: bytes) -> None:
+    """Cut off a torn last line. ConfigError: it does not begin like a row, with `start`."""
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    if torn and torn[: len(start)] != start[: len(torn)]:
+        raise ConfigError(f"{path} does not end in a row of results", hint="name another file with -o")
+    if torn:
+        path.write_bytes(whole + newline)
+
+
 class RowFile:
     """A file that rows are appended to."""
 
@@ -231,11 +236,7 @@ class RowFile:
         if start_over or not self._path.exists():
             self._path.write_text("", encoding="utf-8")
         self.rows = {row.key: row for row in read_rows([self._path])}
-        whole, newline, torn = self._path.read_bytes().rpartition(b"\n")
-        if torn and torn[: len(_ROW_START)] != _ROW_START[: len(torn)]:
-            raise ConfigError(f"{path} does not end in a row of results", hint="name another file with -o")
-        if torn:
-            self._path.write_bytes(whole + newline)
+        cut_torn_row(self._path, _ROW_START)
 
     def append(self, row: Row) -> None:
         """Append one row."""

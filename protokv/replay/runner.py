@@ -26,10 +26,10 @@ from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Score
 from protokv.replay.benchmarks.choices import named_option
 from protokv.replay.memories import Variant
+from protokv.replay.questions import is_expected
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
 from protokv.replay.streams import Stream
-from protokv.replay.texts import is_expected
 
 SHORT = Decoding(max_new_tokens=16)
 

@@ -9,11 +9,11 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states
+from protokv.storage.api import load_state
 from protokv.storage.checkpoint import from_state
 
 # Sessions kept for the next question.
@@ -64,7 +64,7 @@ class States:
         version = _version(path)
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, from_state(storage.load_state(path), self._backbone))
+            known = (version, from_state(load_state(path), self._backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

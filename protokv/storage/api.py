@@ -14,17 +14,6 @@ from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
 from protokv.storage.form import Form, StatePath, form_of, is_url, read_unchanged
 from protokv.storage.watched import fingerprints, is_before
 
-__all__ = [
-    "check_not_read",
-    "check_replaceable",
-    "check_target",
-    "load_state",
-    "moments",
-    "read_header",
-    "save_state",
-    "stored_bytes",
-]
-
 # Names of kept commits are rounded to milliseconds.
 ROUNDING_S = 5e-4
 

@@ -42,10 +42,9 @@ from protokv.core.snapshot import (
     write_safetensors,
 )
 from protokv.errors import StateCorrupt, StateError, shown
-from protokv.storage.commit import keep_as, recover, replace, retire, writing
+from protokv.storage.commit import Lock, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
-from protokv.storage.lock import Lock
 
 T = TypeVar("T")
 

@@ -1,9 +1,8 @@
 """Commit to a state as its only writer, keep earlier commits, and write in the background if tensors are on a GPU.
 
-On a GPU a commit copies the tensors there and returns; a thread brings the copy to the host and writes it while the
-stream goes on. At most one write is in flight: the next commit waits for it. That costs one copy of the state on the
-device and one on the host. On a CPU a commit is written at once: a thread would only take cores from the model. The
-stored bytes are the same.
+With tensors on a GPU, a commit copies them to the host and returns; a thread writes the copy while the stream goes on.
+At most one write is in flight: the next commit waits for it. On a CPU a commit is written at once: a thread would only
+take cores from the model. The stored bytes are the same.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
-
-import torch
-from torch import Tensor
 
 from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateError
@@ -118,13 +114,12 @@ class Writer:
             StateError: this write or the one in flight failed; the old state is still there.
         """
         landed = self.landed(wait=True)
-        devices = {tensor.device for tensor in state.tensors.values() if tensor.is_cuda}
-        if wait or not (bool(devices) if self._background is None else self._background):
+        on_device = any(tensor.is_cuda for tensor in state.tensors.values())
+        if wait or not (on_device if self._background is None else self._background):
             return [*landed, self._write(state)]
-        copy = replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
-        ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.tensors.items()}
         self._pool = self._pool or ThreadPoolExecutor(1, "protokv-commit")
-        self._in_flight = self._pool.submit(self._fetch_and_write, copy, ready)
+        self._in_flight = self._pool.submit(self._write, replace(state, tensors=copy))
         return landed
 
     def landed(self, *, wait: bool = False) -> list[Committed]:
@@ -133,18 +128,6 @@ class Writer:
             return []
         write, self._in_flight = self._in_flight, None
         return [write.result()]
-
-    def _fetch_and_write(self, state: State, ready: dict[torch.device, torch.cuda.Event]) -> Committed:
-        # Use separate streams, so that the copy to the host and the model do not wait for each other.
-        streams = {device: torch.cuda.Stream(device) for device in ready}  # type: ignore[no-untyped-call]
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in state.tensors.items():
-            if tensor.is_cuda:
-                with torch.cuda.stream(streams[tensor.device]):
-                    streams[tensor.device].wait_event(ready[tensor.device])
-                    tensor = tensor.cpu()
-            tensors[name] = tensor
-        return self._write(replace(state, tensors=tensors))
 
     def _write(self, state: State) -> Committed:
         commit(self._form, state, self._keep)

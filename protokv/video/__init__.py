@@ -6,17 +6,14 @@ Knows no models and no memory, and imports a decoder only when it is needed.
 
 from __future__ import annotations
 
-from protokv.video.registry import DECODERS, SOURCES, Decoder, open_source
-from protokv.video.sampling import Sample, Step, read_steps, sample, steps
+from protokv.video.registry import Decoder, open_source
+from protokv.video.sampling import Step, read_steps, sample, steps
 from protokv.video.source import Damage, Frame, Source, SourceInfo
 
 __all__ = [
-    "DECODERS",
-    "SOURCES",
     "Damage",
     "Decoder",
     "Frame",
-    "Sample",
     "Source",
     "SourceInfo",
     "Step",

@@ -14,7 +14,6 @@ Known of decord 0.6.0, and how it is guarded:
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -47,15 +46,8 @@ class Shown(NamedTuple):
     duration_s: float | None
 
 
-def is_installed() -> bool:
-    """Return True if decord could be imported, without importing it."""
-    return importlib.util.find_spec("decord") is not None
-
-
 def unsuited(probe: Probe) -> str:
     """Return why decord should not read this file; empty if it may."""
-    if not is_installed():
-        return "decord is not installed"
     info = probe.info
     if not probe.has_pts:
         return f"{info.container} files carry no presentation times"

@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
-from protokv.video.source import Damage, Frame, Reading, Source, Wanted
+from protokv.video.source import Damage, Frame, Source, Wanted
 
 
-class Part(Reading):
+class Part(Source):
     """See `Source` for the contract.
 
     Args:
@@ -99,7 +99,7 @@ def _moved(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
     return Frame(time_s, lambda: frame.image, duration_s, frame.decoder)
 
 
-class ObjectSource(Reading):
+class ObjectSource(Source):
     """The video at an address. See `Source` for the contract.
 
     Args:

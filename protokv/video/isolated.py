@@ -26,7 +26,7 @@ import numpy as np
 from protokv import errors
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.video.address import PIPE, duplicate, kind_of, shown
-from protokv.video.source import Damage, Frame, Image, Reading, ShouldStop, SourceInfo, Wanted, never
+from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, SourceInfo, Wanted, never
 from protokv.video.worker import LENGTH
 
 # A decoder that sends nothing for this long hangs.
@@ -41,7 +41,7 @@ ASK_S = 0.1
 Message = tuple[dict[str, Any], Image | None]
 
 
-class IsolatedSource(Reading):
+class IsolatedSource(Source):
     """Read a source in a process of its own. See `Source` for the contract.
 
     If `fps` is given, only frames shown at multiples of `1 / fps` pass between the processes.

@@ -8,10 +8,11 @@ says. Knows no models, sampling or memory.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,56 +114,8 @@ class Damage:
         return {**asdict(self), "ok": self.ok}
 
 
-class Source(Protocol):
-    """A readable video, and a context manager. `close` may be called more than once."""
-
-    @property
-    def info(self) -> SourceInfo:
-        """Facts that opening found out; the same for every reading."""
-        ...
-
-    @property
-    def damage(self) -> Damage:
-        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
-        ...
-
-    def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        fps: float | None = None,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
-    ) -> Iterator[Frame]:
-        """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
-
-        Args:
-            start_s: stream time to begin at.
-            fps: the caller looks only at frames shown at multiples of `1 / fps`. A source may leave out the others, but
-                not the last frame.
-            from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
-                gives the frames of an uninterrupted reading.
-            should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
-                returns True.
-
-        Raises:
-            SourceUnreadable: the source is closed, or gone.
-        """
-        ...
-
-    def close(self) -> None:
-        """End any reading before its next frame."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 class Closing:
-    """Base of sources: closing one, or leaving its context, ends any reading."""
+    """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
 
     _closed = False
 
@@ -188,10 +141,19 @@ class Wanted(NamedTuple):
     should_stop: ShouldStop
 
 
-class Reading(Closing):
-    """Base of sources that read their frames in `_read`, which each of them defines."""
+class Source(Closing, ABC):
+    """A readable video, and a context manager. A kind of source defines `_read` and `damage`.
+
+    Attributes:
+        info: facts that opening found out; the same for every reading.
+    """
 
     info: SourceInfo
+
+    @property
+    @abstractmethod
+    def damage(self) -> Damage:
+        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
 
     def frames(
         self,
@@ -201,14 +163,28 @@ class Reading(Closing):
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
-        """See `Source`."""
+        """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
+
+        Args:
+            start_s: stream time to begin at.
+            fps: the caller looks only at frames shown at multiples of `1 / fps`. A source may leave out the others, but
+                not the last frame.
+            from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
+                gives the frames of an uninterrupted reading.
+            should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
+                returns True.
+
+        Raises:
+            SourceUnreadable: the source is closed, or gone.
+        """
         if self._closed:
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
         start_s = max(0.0, float(start_s))
         return self._read(Wanted(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
 
+    @abstractmethod
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
-        raise NotImplementedError
+        """Give the frames of `frames`."""
 
 
 def from_shown_at(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:

@@ -25,8 +25,8 @@ from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
 from protokv.video.file import fingerprint
-from protokv.video.report import CORRUPT
-from protokv.video.source import Damage, Frame, Reading, ShouldStop, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.report import DecodeReport
+from protokv.video.source import Damage, Frame, ShouldStop, Source, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import Stamps
 
 # Time without a packet, in seconds, after which a connection is lost.
@@ -39,7 +39,7 @@ ANEW_S = 1.0
 HONEST_S = 2.0
 
 
-class StreamSource(Reading):
+class StreamSource(Source):
     """Reads one stream with PyAV, and waits for its first frame on opening. See `Source` for the contract.
 
     A source that is not seekable goes on where it stands and ignores `start_s`.
@@ -73,8 +73,6 @@ class StreamSource(Reading):
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
         self._name = address.shown(self._source)
         self._held = ExitStack()
-        self._lost = self._damaged = 0
-        self._from_s: float | None = None
         self._why = ""
         self._decoded = self._connect()
         # A growing file is identified by its content when it was opened.
@@ -92,11 +90,7 @@ class StreamSource(Reading):
     @property
     def damage(self) -> Damage:
         """See `Source`."""
-        if not self._lost and not self._damaged:
-            return Damage()
-        from_s = self._from_s or 0.0
-        message = f"{self._lost} packets could not be decoded and {self._damaged} frames are damaged"
-        return Damage(self._lost, self._damaged, from_s, f"{message}, first at {from_s:.2f} s ({self._why})")
+        return self._report.damage
 
     def close(self) -> None:
         """End any reading, and the connection."""
@@ -110,14 +104,13 @@ class StreamSource(Reading):
 
     def _go_on(self, fps: float | None, should_stop: ShouldStop) -> Iterator[Frame]:
         if self._first is None and self.info.seekable:
-            self._lost = self._damaged = 0
             self._decoded = self._connect(should_stop)
         frames = chain(() if self._first is None else (self._first,), self._decoded)
         self._first = None
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0))
-        slot, last_s = -1, 0.0
+        slot, report = -1, self._report
         for frame in frames:
             if frame is None:
                 stamps.begin_anew()
@@ -127,26 +120,25 @@ class StreamSource(Reading):
                 return
             if time_s is None:
                 continue
-            last_s = time_s
-            if frame.is_corrupt:
-                self._damaged += 1
-                self._note(time_s, CORRUPT)
+            report.shown(time_s, corrupt=frame.is_corrupt)
             if fps is not None:
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
                 slot = math.floor(time_s * fps + 1e-6)
             yield Frame(time_s, partial(to_rgb, frame, self.info), None, "pyav")
-        declared_s = self.info.duration_s
+        declared_s, last_s = self.info.duration_s, report.last_s or 0.0
         if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
-            self._lost += max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
-            self._note(last_s, "it ends before the end that it declares")
+            missing = max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
+            report.missing(missing, last_s, "it ends before the end that it declares")
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
         self._held.close()
         self._container, self._stream = self._held.enter_context(
             connected(self._source, self._options, self._timeout_s, self._max_pixels, follow=self._follow)
         )
-        self._should_stop = should_stop
+        self._should_stop, self._report = should_stop, DecodeReport()
+        # A stream has no times of packets to hold the frames against.
+        self._report.stop_matching()
         return self._decode(self._container, self._stream)
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
@@ -159,7 +151,7 @@ class StreamSource(Reading):
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
-                self._note(None, explain_failure(error, self._timeout_s))
+                self._why = self._why or explain_failure(error, self._timeout_s)
                 return
             if packet is None:
                 return
@@ -186,18 +178,13 @@ class StreamSource(Reading):
             except av.error.EOFError:
                 return
             except Exception as error:  # PyAV raises more than its own errors on damaged packets
-                self._lost += 1
-                self._note(None, reason(error))
+                self._why = self._why or reason(error)
+                self._report.failed(None, reason(error))
                 continue
             for frame in frames:
                 if frame.width * frame.height > self._max_pixels:
                     raise too_large(self._name, frame.width, frame.height, self._max_pixels)
                 yield frame
-
-    def _note(self, time_s: float | None, text: str) -> None:
-        self._why = self._why or text
-        if self._from_s is None:
-            self._from_s = time_s
 
     def _describe(self, first: Any) -> SourceInfo:
         container, stream, kind = self._container, self._stream, address.kind_of(self._source)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protokv.mini.events import Event, make_event
-from protokv.mini.scenery import Scenery, draw, make_scenery
-from protokv.mini.sprites import UNITS, paint
+from protokv.mini.pictures import UNITS, Scenery, draw, make_scenery, paint
 
 SINGLE: Final = 0
 OVERLAPPING: Final = 1

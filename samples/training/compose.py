@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.mini.sprites import SHAPES
+from protokv.mini.pictures import SHAPES
 from samples.training.bank import Bank
 from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
 from samples.training.curriculum import Stage

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.questions import Fact
-from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 from samples.training.compose import Seen
 from samples.training.forward import normalise
 from samples.training.sparse import SparseVideo

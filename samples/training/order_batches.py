@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.mini.phrases import TIME_TYPES
+from protokv.mini.pictures import SHAPES
 from protokv.mini.questions import Fact, find_facts
-from protokv.mini.sprites import SHAPES
 from samples.training.batches import (
     IGNORED,
     LONGEST_SHIFT,

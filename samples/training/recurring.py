@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
 from protokv.mini.questions import MOST_COUNTED
-from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
 from samples.training.clips import SINGLE
 from samples.training.compose import Composer, Seen
 from samples.training.model import TOKENS

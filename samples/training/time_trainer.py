@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.phrases import TIME_TYPES
-from protokv.mini.sprites import SHAPES
+from protokv.mini.pictures import SHAPES
 from samples.training.batches import IGNORED
 from samples.training.forward import normalise, read_questions
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
-from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
 from samples.questions import ANSWERS
 
 SPECIAL: Final = (

@@ -86,8 +86,8 @@ def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray])
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
-def test_every_family_has_a_row() -> None:
-    assert BUILDERS.keys() == FAMILIES.keys()
+def test_every_family_that_sees_has_a_row() -> None:
+    assert BUILDERS.keys() == FAMILIES.keys() - {"llama"}
 
 
 def test_tiny_models_are_the_same_whatever_was_drawn_before(family: str, folder: Path, tmp_path: Path) -> None:

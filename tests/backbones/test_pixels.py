@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from protokv.backbones.llava_onevision import FrameConfig, normalise
+from protokv.backbones.llava_onevision import read_frames
 from protokv.backbones.pixels import PixelConfig, patchify, smart_resize
 from protokv.errors import ModelError, SourceUnreadable
 from tests.tolerance import near
@@ -57,24 +56,9 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
 @pytest.mark.parametrize(("height", "width"), SHAPES, ids=str)
 def test_frames_equal_those_of_transformers(height: int, width: int) -> None:
     image = picture(height, width)
-    ours = normalise(image[None], FrameConfig.from_files(SIGLIP))
+    ours = read_frames(SIGLIP)(images=[image], input_data_format="channels_last", return_tensors="pt")["pixel_values"]
     assert ours.shape == (1, 3, 384, 384)
     torch.testing.assert_close(ours[0], expected_frame(image), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("resample", [0, 2, 3], ids=["nearest", "bilinear", "bicubic"])
-def test_the_settings_of_the_file_are_those_in_use(resample: int) -> None:
-    settings = {
-        "size": {"height": 56, "width": 98},
-        "image_mean": [0.1, 0.4, 0.7],
-        "image_std": [0.2, 0.5, 0.9],
-        "rescale_factor": 1 / 128,
-        "resample": resample,
-    }
-    image = picture(111, 63)
-    ours = normalise(image[None], FrameConfig.from_files(settings))[0]
-    theirs = SiglipImageProcessorPil(**settings)(images=[image], return_tensors="pt")["pixel_values"][0]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_frames_that_are_too_narrow_are_refused() -> None:
@@ -83,9 +67,9 @@ def test_frames_that_are_too_narrow_are_refused() -> None:
 
 
 def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
-    ours, Theirs = FrameConfig.from_files({}), LlavaOnevisionImageProcessorPil
-    assert (ours.mean, ours.std) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
-    assert {"height": ours.height, "width": ours.width} == Theirs.size
+    ours, Theirs = read_frames({}), LlavaOnevisionImageProcessorPil
+    assert (tuple(ours.image_mean), tuple(ours.image_std)) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
+    assert {name: ours.size[name] for name in ("height", "width")} == Theirs.size
     assert ours.resample == Theirs.resample
 
 
@@ -100,4 +84,4 @@ def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
 )
 def test_preprocessing_of_another_kind_is_refused_by_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ModelError, match=f"the video processor asks for .*{named}"):
-        FrameConfig.from_files(settings)
+        read_frames(settings)

@@ -17,6 +17,7 @@ from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
+from protokv.core.step import StreamClock
 from tests.backbones.tiny import write_qwen3_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -97,3 +98,16 @@ def test_frames_get_the_size_that_the_processor_gives_a_video_of_one_step(
     expected = upstream_resize(2, height, width, 2, 32, shortest, 2 * cap)
     ours = PixelConfig(patch_size=16, min_pixels=shortest // 2, max_pixels=cap)
     assert smart_resize(height, width, ours) == expected
+
+
+def test_a_position_tells_the_step_that_stands_there(backbone: Backbone) -> None:
+    origin = start = len(backbone.prefix_ids)
+    places = []
+    for index in range(4):
+        tokens = backbone.embed_step(random_frames(index), 2.0 * index + 0.5)
+        stands = backbone.step_positions(tokens, origin=origin, start=start, index=index, time_s=2.0 * index)
+        start = max(stands.highest) + 1
+        places.append(stands.positions)
+    clock = StreamClock(4, 8.0, start, 0, 1.0, 2)
+    for index, where in enumerate(places):
+        assert ((backbone.times_of(where, clock) / 2).floor() == index).all()

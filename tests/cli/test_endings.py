@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from protokv import storage
 from protokv.ingestion import Progress
-from protokv.storage.lock import Lock
+from protokv.storage import api as storage
+from protokv.storage.commit import Lock
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
 from protokv_cli.tables import time_text

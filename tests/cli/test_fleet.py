@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from protokv import storage
 from protokv.fleet import Recipe
+from protokv.storage import api as storage
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool

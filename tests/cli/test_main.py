@@ -64,7 +64,7 @@ def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, mon
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
 
-    monkeypatch.setattr("protokv.inspection.describe.describe", broken)
+    monkeypatch.setattr("protokv.inspection.states.describe", broken)
     result = protokv("inspect", "x.safetensors")
     assert result.code == Exit.FAILURE
     assert result.err.splitlines()[0] == "Error: ZeroDivisionError: impossible"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv import storage
 from protokv.ingestion import Progress
+from protokv.storage import api as storage
 from protokv_cli import progress
 from protokv_cli.ingest_report import progress_parts
 from protokv_cli.progress import fit, shorten

@@ -15,7 +15,7 @@ from protokv.core.context import Context, SlotContext
 from protokv.core.rotary import rerotate, rotate, unrotate
 from protokv.extras import precise_rotary
 from protokv.extras.compact import Anchoring, CompactContext, compacted, far_span, next_position_of, shift_of
-from protokv.extras.precise_rotary import MoveAngles, PreciseRotary, direction, rotate_by_moves_
+from protokv.extras.precise_rotary import PreciseRotary, direction, rotate_by_moves_
 from protokv.memories import build_memory
 from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
 from tests.oracles import attention as plain
@@ -216,32 +216,19 @@ def test_a_context_without_positions_says_so() -> None:
 
 
 @pytest.mark.parametrize("rows", [7, 4096])
-@pytest.mark.parametrize("end", [3, 900, 2**31])
-def test_keys_turned_in_parts_by_angles_of_two_tables_are_turned_by_their_own(
-    rows: int, end: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("components", "moving"), [(1, (0,)), (3, (0, 2))])
+@pytest.mark.parametrize("end", [3, 900, 2**32])
+def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_angles(
+    rows: int, components: int, moving: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precise_rotary, "_ROWS", rows)
     g = torch.Generator().manual_seed(rows)
     keys = torch.randn(3, 11, 8, generator=g)
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
-    angles = MoveAngles.of(PRECISE[1], torch.tensor([1]), 4, end)
-    turned = keys.clone()
-    rotate_by_moves_(turned, moves, angles)
-    expected = rotate(keys, *PRECISE[1](moves[..., None]))
+    turned, precise = keys.clone(), PRECISE[components]
+    rotate_by_moves_(turned, moves, precise, moving)
+    expected = rotate(keys, *precise(moves[..., None] * direction(moving, components, torch.device("cpu"))))
     torch.testing.assert_close(turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max())))
-
-
-@given(st.integers(1, 2**32), st.integers(0, 99))
-def test_an_angle_of_two_tables_is_off_by_less_than_float32_rounds(end: int, seed: int) -> None:
-    precise = PRECISE[3]
-    angles = MoveAngles.of(precise, direction((0, 2), 3, torch.device("cpu")), 4, end)
-    # As many rows as the square root of what they reach.
-    assert (len(angles.coarse[0]) + len(angles.fine[0])) ** 2 <= 64 * max(end, 4)
-    moves = torch.randint(1 - end, end, (50,), generator=torch.Generator().manual_seed(seed))
-    moves[:3] = torch.tensor([1 - end, 0, end - 1])
-    expected = oracle(precise, moves[:, None] * torch.tensor([1, 0, 1]))
-    for mine, literal_ in zip(angles.at(moves), expected, strict=True):
-        torch.testing.assert_close(mine.double(), literal_, rtol=0, atol=tolerance(mine.dtype, TURNED, math.sqrt(2)))
 
 
 def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,8 +35,9 @@ WITHOUT_WAITS = [
     pytest.param("durable", 24_000, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# A step, or a decoded token; casts are seen only where nothing runs in inference mode.
-OPERATIONS = 400
+# A step, or a decoded token; casts are seen only where nothing runs in inference mode. A plan of twice as many merges
+# takes one operation more.
+OPERATIONS, OPERATIONS_OF_LONG_PLANS = 400, 402
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
 COMPACT_OPERATIONS = {"sliding-window": 600, "durable": 1400}
 
@@ -92,7 +93,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     # Without data behind the tensors, a wait would raise.
     with FakeTensorMode():
         session = filled(StubBackbone(), kind, budget, budget // 196 + 3)
-        check_steady(session, OPERATIONS, steps=3)
+        check_steady(session, OPERATIONS if budget <= 6000 else OPERATIONS_OF_LONG_PLANS, steps=3)
 
 
 @pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 1000), ("durable", 4000)])

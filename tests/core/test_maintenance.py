@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.config import PaperConfig
-from protokv.config.prototypes import Anchor
+from protokv.config.paper import Anchor
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.core.naive import NaiveProtoKV, Prototype
 from protokv.core.paper_rule import decay_, draw, merge_, merge_order, recycle_

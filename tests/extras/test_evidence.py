@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.backbones.pixels import grid_positions, grid_times
+from protokv.backbones.pixels import TimedGrid
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.parts import FAINT
@@ -126,10 +128,11 @@ def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
 def test_a_position_tells_the_step_that_stands_there(per_second: float | None, step_s: float) -> None:
     if per_second is not None and 1 / per_second > step_s:
         pytest.skip("several steps stand at one position")
-    clock = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2)
+    clock, step = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2), SimpleNamespace(grid=(2, 3))
+    model: Any = SimpleNamespace(_tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5)
     for index in range(100):
-        stands = grid_positions((2, 3), 5, index, index * step_s, per_second, torch.device("cpu"))
-        times = grid_times(stands.positions, 5, per_second, clock)
+        where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
+        times = TimedGrid.times_of(model, TimedGrid.step_positions(model, step, **where).positions, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

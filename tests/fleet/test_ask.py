@@ -12,7 +12,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
-from protokv.fleet.ask import Reply, ask_all, load_backbone_for, surest
+from protokv.fleet.states import Reply, ask_all, load_backbone_for, surest
 from protokv.storage.checkpoint import load
 from tests.baselines.conftest import watched
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes

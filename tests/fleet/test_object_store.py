@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from protokv import storage
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
-from protokv.fleet.survey import survey
+from protokv.fleet.states import survey
 from protokv.ingestion import Every
 from protokv.object_store import fingerprint, list_objects
-from protokv.storage.lock import Lock
+from protokv.storage import api as storage
+from protokv.storage.commit import Lock
 from protokv.video import open_source
 from protokv.video.registry import fingerprint_source
 from tests.fleet.conftest import InlinePool, ends, outcomes

@@ -10,7 +10,7 @@ import pytest
 from protokv.errors import StateNotFound
 from protokv.fleet import Job, Recipe, find_states, target_of
 from protokv.fleet.plan import is_place
-from protokv.fleet.survey import FAILURES, survey
+from protokv.fleet.states import FAILURES, survey
 from tests.fleet.conftest import InlinePool, outcomes
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
@@ -16,6 +15,7 @@ from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
 from protokv.memories import MEMORIES
+from protokv.storage import api as storage
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
 from tests.mock_backbone import MockBackbone

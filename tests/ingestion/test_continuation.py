@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig
 from protokv.core.session import Session
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
+from protokv.storage import api as storage
 from protokv.storage.checkpoint import save, to_state
 from protokv.storage.watched import fingerprints
 from protokv.video import Frame, Source, open_source, read_steps

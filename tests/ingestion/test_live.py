@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv import storage
 from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import (
@@ -28,7 +27,8 @@ from protokv.ingestion import (
     ingest,
 )
 from protokv.ingestion.live.reader import Feed, Gone, Mailbox, Sampled, backoff
-from protokv.storage.wall_clock import WallClockLog
+from protokv.storage import api as storage
+from protokv.storage.watched import WallClockLog
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

@@ -42,7 +42,7 @@ def never() -> bool:
 
 
 def running() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "protokv-prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("protokv-prefetch")]
 
 
 @given(n=st.integers(0, 9), depth=st.integers(1, 5))

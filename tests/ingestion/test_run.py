@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from protokv import storage
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.options import Ending
-from protokv.inspection.describe import describe
+from protokv.inspection.states import describe
+from protokv.storage import api as storage
+from protokv.storage.writer import Writer
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -64,11 +66,12 @@ def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbon
 
 @pytest.mark.parametrize("background", [False, True])
 def test_commits_on_the_way_are_events_in_order_once_they_are_on_disk(
-    background: bool, mock: MockBackbone, tmp_path: Path
+    background: bool, mock: MockBackbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("protokv.ingestion.run.Writer", partial(Writer, background=background))
     path = tmp_path / "s.safetensors"
     commits = []
-    for event in ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=1), background=background):
+    for event in ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=1)):
         if isinstance(event, Commit):
             commits.append(event.steps)
             assert storage.read_header(path).clock.steps >= event.steps
@@ -83,8 +86,9 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
         raise StateError("the disk is gone")
 
     monkeypatch.setattr("protokv.storage.writer.commit", refuse)
+    monkeypatch.setattr("protokv.ingestion.run.Writer", partial(Writer, background=True))
     path, seen = tmp_path / "s.safetensors", []
-    run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3), background=True)
+    run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3))
     with pytest.raises(StateError, match="the disk is gone"):
         seen.extend(event.steps for event in run)
     # The error comes at the latest where the next commit is due.

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.inspection import compare as module
-from protokv.inspection.compare import compare
+from protokv.inspection import states as module
+from protokv.inspection.states import compare
 from tests.storage.conftest import make as make_state
 from tests.storage.form_tests import names, tensors
 

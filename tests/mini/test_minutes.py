@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protokv.mini.events import CELL, LONGEST_S, Event
-from protokv.mini.lasting import cross, find_touched
+from protokv.mini.events import CELL, LONGEST_S, Event, cross, find_touched
+from protokv.mini.pictures import NUMBERS, PLACES, SHAPES, SIZES
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import NUMBERS, PLACES, SHAPES, SIZES
 from protokv.mini.world import World, WorldConfig
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.mini.phrases import TEMPLATES, TYPES
+from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.world import World, WorldConfig
 from samples.questions import ANSWERS, make_questions
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.mini.sprites import SHAPES
+from protokv.mini.pictures import SHAPES
 from protokv.mini.world import World, WorldConfig
 from samples.render import main, render
 

@@ -16,7 +16,7 @@ from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError
 from protokv.replay import language
-from protokv.replay.language import Language, LanguageRow, make_stream, read_language_rows, run_language
+from protokv.replay.language import Language, LanguageRow, make_stream, resume_rows, run_language
 from protokv.replay.memories import name_memories
 from tests.backbones.tiny import WORDS, write_llama
 from tests.conftest import random_frames
@@ -89,8 +89,8 @@ def test_rows_measure_each_memory_against_the_full_cache_and_a_stopped_run_goes_
         (redundancy, changed, name) for redundancy, changed in STUDY.kinds() for name in MEMORIES
     ]
     full = [row for row in rows if row.memory == "full"]
-    # A full cache of another size adds up in another order.
-    assert all(row.kl < 1e-5 and row.agreement == 1.0 for row in full)
+    # A full cache of another size adds up in another order, which may decide a near-tie in another way.
+    assert all(row.kl < 1e-5 and row.agreement > 0.98 for row in full)
     assert all(row.kl > 1e-3 for row in rows if row.memory == "sliding-window")
     again = rows_of(llama, rows[:4])
     assert [replaced(row) for row in again] == [replaced(row) for row in rows[4:]]
@@ -107,7 +107,10 @@ def test_rows_are_read_again_but_for_a_torn_line_and_summed_up_by_kind(llama: Ll
     rows = rows_of(llama, [])
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows) + b'{"seed": 1')
-    assert read_language_rows(path) == rows
+    assert resume_rows(path) == rows
+    # A run that goes on appends behind whole lines.
+    assert path.read_bytes().endswith(b"}\n")
+    assert len(path.read_bytes().splitlines()) == len(rows)
     told = language.summarise_language(rows)
     assert len(told) == len(rows)
     assert told[0]["early"] == {"mean": round(rows[0].early, 4)} | {
@@ -115,7 +118,7 @@ def test_rows_are_read_again_but_for_a_torn_line_and_summed_up_by_kind(llama: Ll
     }
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(ConfigError, match="line 1 is not a row"):
-        read_language_rows(path)
+        resume_rows(path)
 
 
 def test_too_little_text_and_missing_packages_are_told(

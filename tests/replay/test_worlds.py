@@ -10,8 +10,8 @@ import pytest
 
 from protokv.errors import ConfigError
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
+from protokv.mini.pictures import PLACES, SHAPES
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import PLACES, SHAPES
 from protokv.replay.benchmarks import find_type
 from protokv.replay.worlds import Worlds, WorldStream, place_evidence, place_minutes
 

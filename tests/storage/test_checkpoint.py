@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.digest import canonical
 from protokv.core.packing import pack
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateError, StateMismatch
-from protokv.inspection.describe import describe
+from protokv.inspection.states import describe
+from protokv.storage import api as storage
 from protokv.storage.checkpoint import check_fits, from_state, load, save, to_state
 from tests.conftest import random_frames
 from tests.storage.mutations import joined, resealed, split

@@ -27,8 +27,7 @@ from protokv.core.digest import NAMES, canonical, tensor_bytes, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import StateCorrupt, StateError, StateMismatch
-from protokv.inspection.convert import convert
-from protokv.inspection.describe import describe
+from protokv.inspection.states import convert, describe
 from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import from_state, to_state
 from protokv.storage.form import FORMS

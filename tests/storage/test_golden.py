@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protokv.core.snapshot import FORMAT_VERSION
-from protokv.inspection.describe import describe
+from protokv.inspection.states import describe
 from protokv.storage.api import read_header
 from protokv.storage.form import FORMS
 from tests.storage.golden.make import CONTENTS, FOLDER, STEPS, content

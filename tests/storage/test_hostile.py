@@ -17,7 +17,7 @@ from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import StateCorrupt, StateError
-from protokv.inspection.describe import describe
+from protokv.inspection.states import describe
 from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import from_state, to_state
 from protokv.storage.form import FORMS

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateError, StateLocked
-from protokv.storage.lock import Lock
+from protokv.storage.commit import Lock
 
 # `do` runs while the lock is held.
 HOLD = """
 import os, sys
-from protokv.storage.lock import Lock
+from protokv.storage.commit import Lock
 with Lock(sys.argv[1]):
     {do}
 """

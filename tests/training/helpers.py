@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from protokv.mini.sprites import SHAPES
+from protokv.mini.pictures import SHAPES
 from samples.training.compose import Seen
 from samples.training.curriculum import Stage
 from samples.training.sparse import SparseVideo

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from protokv.mini.phrases import TEMPLATES, TIME_TYPES
+from protokv.mini.pictures import COLOUR_NAMES, SHAPES
 from protokv.mini.questions import Fact
-from protokv.mini.sprites import COLOUR_NAMES, SHAPES
 from samples.training.batches import encode_question
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze
 from samples.training.links import (

@@ -11,9 +11,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import EMBEDDED_ORDER, weights_folder
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
+from protokv.mini.pictures import NUMBERS
+from protokv.mini.pictures import PLACES as MINI_PLACES
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import NUMBERS
-from protokv.mini.sprites import PLACES as MINI_PLACES
 from samples.seeds import CARD, ORDER_CARD, TIME_CARD
 from samples.training import evaluate_order as evaluate_order_module
 from samples.training.batches import IGNORED, judge_answers, make_batch

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from protokv.mini.pictures import NUMBERS, PLACES, SHAPES
 from protokv.mini.questions import find_facts
-from protokv.mini.sprites import NUMBERS, PLACES, SHAPES
 from samples.training.bank import Bank
 from samples.training.clips import EMPTY, SINGLE
 from samples.training.links import find_beginnings, find_earlier_shapes

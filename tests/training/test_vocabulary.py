@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
-from protokv.mini.sprites import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
 from samples.questions import ANSWERS, CHANCE
 from samples.training.forward import QUESTION_TOKENS
 from samples.training.tokenizer import build_tokenizer

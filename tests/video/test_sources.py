@@ -102,10 +102,8 @@ def test_decord_refuses_files_that_it_cannot_read_exactly(name, make_clip):
 
 
 def test_decord_is_refused_where_it_is_not_installed(make_clip, monkeypatch):
-    import protokv.video.decord_source as module
-
-    monkeypatch.setattr(module, "is_installed", lambda: False)
-    with pytest.raises(SourceUnreadable, match="not installed"):
+    monkeypatch.setitem(sys.modules, "decord", None)
+    with pytest.raises(SourceUnreadable, match="decord cannot be loaded"):
         open_source(make_clip("constant rate"), "decord")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from protokv.errors import ConfigError
-from protokv.replay.texts import plain
+from protokv.replay.questions import plain
 
 _STRICT = re.compile(r"^[\s\W]*([A-Z])(?:[).:\]]|\W*$)")
 

@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Final
 
 from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
-from protokv.replay.questions import Question, QuestionType
-from protokv.replay.texts import F1_RIGHT, F1_RULE, is_expected, token_f1
+from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, QuestionType, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"
 

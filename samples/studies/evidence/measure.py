@@ -23,9 +23,9 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.config import DurableConfig
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
-from protokv.mini.sprites import SHAPES
+from protokv.mini.pictures import SHAPES
 from protokv.replay.benchmarks import find_type
-from protokv.replay.texts import is_expected
+from protokv.replay.questions import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import STUDY
 

@@ -27,7 +27,7 @@ from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import find_type
-from protokv.replay.texts import is_expected
+from protokv.replay.questions import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
 
 MEMORIES = ("durable", "infinipot-v")

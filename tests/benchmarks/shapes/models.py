@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from protokv.backbones.base import Backbone
-from protokv.backbones.llava_onevision import FrameConfig, LlavaOnevision
+from protokv.backbones.llava_onevision import LlavaOnevision, read_frames
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.hook import NAME, register
@@ -172,7 +172,7 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Backbone:
     prompt: Any = _Prompt()
     side, _ = shape.frame
     if shape.kind == "LlavaOnevision":
-        return LlavaOnevision(model, _Words(), prompt, FrameConfig(height=side, width=side), identity)
+        return LlavaOnevision(model, _Words(), prompt, read_frames({"size": {"height": side, "width": side}}), identity)
     return QwenVL(model, _Words(), prompt, PixelConfig(min_pixels=side * side, max_pixels=side * side), identity)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from protokv import storage
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
@@ -25,6 +24,7 @@ from protokv.core.prototypes import ProtoKV
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
 from protokv.durable.blocked import BlockedRule
+from protokv.storage import api as storage
 from protokv.storage.checkpoint import to_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of

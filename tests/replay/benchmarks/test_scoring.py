@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.choices import before_parenthesis, named_option, strict_letter
+from protokv.replay.questions import token_f1
 from protokv.replay.runner import score
-from protokv.replay.texts import token_f1
 from tests.replay.rows import ROW
 
 OPTIONS = ("red", "green", "blue", "white")

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from protokv import storage
 from protokv.backbones import load_backbone
 from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.digest import canonical, tensor_bytes, tensor_digest
 from protokv.core.session import Session
 from protokv.core.snapshot import FORMAT_VERSION
+from protokv.storage import api as storage
 from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.conftest import random_frames

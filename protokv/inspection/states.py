@@ -1,12 +1,13 @@
-"""Describe a saved state as plain numbers and verify it: what `protokv inspect` shows. Needs no model.
+"""Look at saved states: describe and verify one, compare two, write one in another form. Needs no model.
 
-The memory is rebuilt from the tensors of the state, whose shapes give the shape of the model, and reports on itself.
+To describe a state, its memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on
+itself. Two states are equal if they have the same bytes: 0.0 and -0.0 differ, and so do two NaNs with different bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
-from protokv.core.snapshot import State
+from protokv.core.snapshot import Header, State, TensorInfo
 from protokv.core.tensors import tensor_shapes
-from protokv.errors import StateCorrupt
-from protokv.memories import restore_memory
-from protokv.storage.api import load_state, moments, stored_bytes
-from protokv.storage.checkpoint import admit, config_of, shape_of
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import declare_state, restore_memory
+from protokv.storage.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
+from protokv.storage.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.storage.form import StatePath
-from protokv.storage.wall_clock import WallClockLog
-from protokv.storage.watched import sources_of
+from protokv.storage.watched import WallClockLog, sources_of
+from protokv.storage.writer import Writer
 
 
 def describe(
@@ -147,3 +148,103 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory]:
         return torch.ones(size), torch.zeros(size)
 
     return config, restore_memory(config, shape, no_rotation, state.tensors, state.clock)
+
+
+# Compare this many elements at a time, because they are converted to float64.
+_CHUNK = 1 << 20
+
+
+def compare(a: State, b: State) -> dict[str, Any]:
+    """Return how two states differ, as a JSON document.
+
+    It has `equal`, `tensors_compared` (in either state), `header` and `tensors`. An entry of `header` has the `field`,
+    such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it. An entry of `tensors` has the `name`,
+    dtype and shape in `a` and `b`, such as `float32 [2, 3]`, the number of `elements`, the number `differing` in any
+    bit, and the `max_abs_difference`. The last three are None if dtype or shape differ; `max_abs_difference` is None as
+    well if it is not finite.
+    """
+    ours, theirs = (dict(flatten(Header.to_json(state))) for state in (a, b))
+    header = [
+        {"field": name, "a": ours.get(name), "b": theirs.get(name)}
+        for name in {**ours, **theirs}
+        if name not in ours or name not in theirs or _typed(ours[name]) != _typed(theirs[name])
+    ]
+    names = sorted({*a.tensors, *b.tensors})
+    found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
+    tensors = [one for one in found if one is not None]
+    return {"equal": not header and not tensors, "tensors_compared": len(names), "header": header, "tensors": tensors}
+
+
+def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
+    entry = {"name": name, "a": _describe(a), "b": _describe(b)}
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
+    differing, distance = 0, 0.0
+    for begin in range(0, a.numel(), _CHUNK):
+        x, y = (t.reshape(-1)[begin : begin + _CHUNK] for t in (a, b))
+        bits = [t.contiguous().view(torch.uint8).view(-1, t.element_size()) for t in (x, y)]
+        unequal = (bits[0] != bits[1]).any(-1)
+        differing += int(unequal.sum())
+        if unequal.any():
+            # Tensor.max keeps NaN, unlike max.
+            apart = (x[unequal].double() - y[unequal].double()).abs()
+            distance = float(torch.cat((apart, torch.tensor([distance], dtype=torch.float64))).max())
+    if not differing:
+        return None
+    finite = distance == distance and distance != float("inf")
+    return {
+        **entry,
+        "elements": a.numel(),
+        "differing": differing,
+        "max_abs_difference": distance if finite else None,
+    }
+
+
+def _describe(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the path, such as `a.b[0].c`, and the value of every field of a JSON document."""
+    if isinstance(value, dict) and value:
+        return [one for k, v in value.items() for one in flatten(v, f"{path}.{k}" if path else str(k))]
+    if isinstance(value, (list, tuple)) and value:
+        return [one for i, v in enumerate(value) for one in flatten(v, f"{path}[{i}]")]
+    return [(path, value)]
+
+
+def _typed(value: Any) -> Any:
+    """Tell True from 1, but not 1 from 1.0, which JSON may mix up."""
+    return (isinstance(value, bool), list(value) if isinstance(value, tuple) else value)
+
+
+def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
+    """Write the same state in the form that the path `target` chooses; return paths and stored bytes.
+
+    Args:
+        path: where the state is.
+        target: where it goes; a state of the same sources there is replaced.
+        overwrite: replace anything there.
+        digests: verify the digests of the state.
+
+    Raises:
+        ConfigError: `target` is the state itself.
+        StateMismatch: something else is there.
+        StateError: the state is missing or damaged, or `target` cannot be written.
+        StateLocked: another writer is writing `target`.
+    """
+    check_not_read(target, path)
+    with Writer(target) as writer:
+        state = load_state(path, verify=digests)
+        if not overwrite:
+            check_replaceable(target, state)
+        (written,) = writer.commit(replace(state, tensor_info=_tensor_info(state)), wait=True)
+    return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
+
+
+def _tensor_info(state: State) -> dict[str, TensorInfo]:
+    """Describe the tensors of a state. Return nothing if it makes no sense: it can be copied all the same."""
+    try:
+        return tensor_info_of(declare_state(config_of(state), shape_of(state, tensor_shapes(state.tensors))))
+    except (StateCorrupt, ConfigError):
+        return {}

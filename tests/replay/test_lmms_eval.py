@@ -12,15 +12,15 @@ from protokv.config import DurableConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError
-from protokv.replay.harness import Answerer
 from protokv.video import open_source, read_steps
+from samples.lmms_eval.protokv_lmms_eval.answerer import Answerer
 from tests.replay.benchmarks.conftest import clips  # noqa: F401
 from tests.replay.benchmarks.miniature import LENGTH_S, Clip
 
 SHORT = Decoding(max_new_tokens=4)
-NAME = "lmms_eval"
 lmms_eval = pytest.mark.skipif(
-    importlib.util.find_spec(NAME) is None, reason="lmms-eval is not installed: pip install 'protokv[lmms-eval]'"
+    importlib.util.find_spec("protokv_lmms_eval") is None,
+    reason="the plugin is not installed: pip install samples/lmms_eval",
 )
 
 
@@ -69,8 +69,7 @@ def request(clip: Clip, question: str, until_s: float | None, **options: object)
 @lmms_eval
 def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clips: list[Clip]) -> None:  # noqa: F811
     from lmms_eval.models.registry_v2 import ModelRegistryV2
-
-    from protokv.replay.lmms_plugin import MANIFEST
+    from protokv_lmms_eval.plugin import MANIFEST
 
     registry = ModelRegistryV2()
     registry.register_manifest(MANIFEST)
@@ -90,7 +89,5 @@ def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clip
 @pytest.mark.filterwarnings("ignore")
 @lmms_eval
 def test_an_installed_package_names_the_plugin() -> None:
-    found = [point for point in entry_points(group="lmms_eval.models") if point.name == "protokv"]
-    if not found:
-        pytest.skip("protokv runs from a checkout, which has no entry points")
-    assert found[0].value == "protokv.replay.lmms_plugin:MANIFEST"
+    (found,) = (point for point in entry_points(group="lmms_eval.models") if point.name == "protokv")
+    assert found.value == "protokv_lmms_eval.plugin:MANIFEST"

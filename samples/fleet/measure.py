@@ -1,9 +1,9 @@
-"""Measure the cost of a fleet: `python -m tests.benchmarks.fleet [simulate] [processes] [store] [batch]`; default: all.
+"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes] [store] [batch]`; default: all.
 
 simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its memory and its time per
 video. processes: the same through processes of this machine. store: requests and bytes to an object store (an S3 server
 on loopback, which counts them) per commit of the embedded model's state. batch: the embedded model over several streams
-at a time, in CPU time. Results go to `results/fleet-cpu.json`.
+at a time, in CPU time. Results go to `measured-cpu.json`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.records import Failure, Verdict
 from protokv.fleet.run import WorkerDied
 from protokv.ingestion import IngestOptions
-from tests.benchmarks.results import RESULTS, machine
+from tests.benchmarks.results import machine
 
-SAMPLE = Path(__file__).parents[2] / "samples" / "minute" / "video.mp4"
+SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
 
 
 class StubPool:
@@ -38,9 +38,11 @@ class StubPool:
         self.size, self.calls = size, 0
 
     def open(self, index: int) -> StubPool:
+        """Return a worker."""
         return self
 
     def call(self, verb: str, *args: Any) -> Any:
+        """Answer as a worker."""
         self.calls += 1
         if verb == "look":
             return Verdict("new")
@@ -54,10 +56,10 @@ class StubPool:
         return Outcome(job, f"/states/{job.key}.safetensors", status, steps=3600, stream_time_s=3600.0, failure=failure)
 
     def stop(self) -> None:
-        pass
+        """Have nothing to stop."""
 
     def close(self) -> None:
-        pass
+        """Have nothing to close."""
 
 
 def jobs(n: int) -> Iterator[Job]:
@@ -104,6 +106,7 @@ class StubRecipe(Recipe):
     """Needs no model: no video is there."""
 
     def identify(self, device: str) -> Any:
+        """Return nothing."""
         return None
 
 
@@ -179,11 +182,12 @@ def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Measure the parts that are named, and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["simulate", "processes", "store", "batch"])
     parser.add_argument("--videos", type=int, nargs="+", default=[10_000, 100_000])
     options = parser.parse_args()
-    target = RESULTS / "fleet-cpu.json"
+    target = Path(__file__).with_name("measured-cpu.json")
     found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     found["machine"] = machine("cpu")
     if "simulate" in options.parts:

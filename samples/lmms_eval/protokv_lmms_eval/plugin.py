@@ -1,4 +1,4 @@
-"""The plugin for lmms-eval (the extra `lmms-eval`): any model and memory of ours as its chat model `protokv`.
+"""The plugin for lmms-eval: any model and memory of ours as its chat model `protokv`.
 
 Found by the entry point group `lmms_eval.models`:
 
@@ -17,12 +17,12 @@ from lmms_eval.models.registry_v2 import ModelManifest
 
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
-from protokv.replay.harness import Answerer
+from protokv_lmms_eval.answerer import Answerer
 
-MANIFEST: Final = ModelManifest("protokv", chat_class_path="protokv.replay.lmms_plugin.ProtoKV")
+MANIFEST: Final = ModelManifest("protokv", chat_class_path=f"{__name__}.ProtoKV")
 
 
-class ProtoKV(lmms):  # type: ignore[misc]
+class ProtoKV(lmms):
     """A chat model for requests with one video each; one process, one request at a time."""
 
     is_simple = False
