@@ -66,7 +66,7 @@ class Agglomerative(Policy):
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
-        self._bank, self._config, self._novelty = bank, config, Novelty(bank, config)
+        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
         # A lower bound of what merging each prototype with its nearest would cost; once it was measured.
         self._bound = torch.zeros(L * H, K, device=bank.mass.device)
         self._measured = False
@@ -103,18 +103,17 @@ class Agglomerative(Policy):
             return Assigned.none(tokens)
         merges = ((bank.mass > 0).view(B, K).sum(1) + T - K).clamp(min=0)
         root = torch.arange(K + T, device=merges.device).repeat(B, 1)
-        found, protected = None, torch.zeros_like(merges)
-        if merges.any():
-            found, protected = self._merge(tokens, merges)
+        found = self._merge(tokens, merges, step) if merges.any() else None
+        if found is not None:
             root.scatter_(1, found.points, found.points.gather(1, found.merged.root))
-        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor, mean_anchor=protected > 0)
+        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor, self._novelty.share() > 0)
         writer.write_(listeners)
         if found is not None:
             self._remember(found, writer.slot)
         return writer.assigned()
 
-    def _merge(self, tokens: FarTokens, merges: Tensor) -> tuple[_Found, Tensor]:
-        """Merge the tokens and the prototypes with low bounds; and return how many tokens of a head were protected."""
+    def _merge(self, tokens: FarTokens, merges: Tensor, step: int) -> _Found:
+        """Merge the tokens and the prototypes with low bounds."""
         B, T, _ = tokens.keys.shape
         K = self._bound.shape[1]
         if not self._measured:
@@ -122,24 +121,21 @@ class Agglomerative(Policy):
         ones = torch.ones(B, T, device=merges.device)
         of_tokens, near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)
         bound = torch.minimum(self._bound, near_tokens)
-        usual = usual_cost(tokens)
+        repeat = REPEATS * usual_cost(tokens)[:, None]
         if T > 1:
-            self._novelty.count_(of_tokens, usual)
-        # A step that is larger than the near window is the present too.
-        protected = self._novelty.protected(K - 2).clamp_(min=max(0, min(T - self._config.near_tokens, K - 2)))
-        is_protected, repeat = self._newest(protected, T), REPEATS * usual
-        bound.masked_fill_(is_protected[:, :K] & (bound >= repeat[:, None]), torch.inf)
+            self._novelty.count_(T, (of_tokens < repeat).sum(1))
+        # Two that may merge are left beside each merge.
+        kept = self._newest((self._novelty.share() * self._novelty.present(step, T, K - 2)).long(), T)
+        bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
-        # Some that are protected have low bounds; of the others there must be more than merges.
-        low = (is_protected[:, :K] & bound.isfinite()).sum(1)
-        held = max(self._width, int((merges + low).max()) + 1)
+        # Those that are kept may not merge; of the others there must be more than merges.
+        held = max(self._width, int((merges + (kept[:, :K] & bound.isfinite()).sum(1)).max()) + 1)
         while True:
             held = min(held, K)
             low, nearest = bound.topk(min(held + 1, K), largest=False)
             limit = low[:, held] if held < K else torch.full_like(low[:, 0], torch.inf)
             points = torch.cat((nearest[:, :held].sort(1).values, every_token), 1)
-            kept = is_protected.gather(1, points)
-            merged = self._merge_points(*self._points(tokens, points), merges, kept, repeat)
+            merged = self._merge_points(*self._points(tokens, points), merges, kept.gather(1, points), repeat)
             # No prototype is left to take in.
             if held == K or (merged.height < limit * (1 - _COST_ERROR)).all():
                 break
@@ -147,27 +143,26 @@ class Agglomerative(Policy):
         # A little more than this step needed, and not much less than the last one took: a second try costs more.
         needed = int((bound <= merged.height[:, None]).sum(1).max())
         self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
-        return _Found(points, merged, limit), protected
+        return _Found(points, merged, limit)
 
     def _newest(self, count: Tensor, T: int) -> Tensor:
-        """Return which points are the newest `count` `[B]` of each head, `[B, K + T]`: tokens before prototypes, and
-        of prototypes of one step those in later slots."""
+        """Return which points are the newest `count` `[B]` of a head, `[B, K + T]`; of equal ones those further on."""
         last_step = self._bank.last_step.flatten(0, 1)
-        B, K = last_step.shape
-        line = torch.arange(K + T, device=count.device)
-        rank = (last_step * K + line[:K]).argsort(dim=1).argsort(dim=1)
-        return torch.cat((rank, line[K:].expand(B, T)), 1) >= (K + T - count)[:, None]
+        rank = last_step.argsort(dim=1, stable=True).argsort(dim=1)
+        B, K = rank.shape
+        ranks = torch.cat((rank, torch.arange(K, K + T, device=rank.device).expand(B, T)), 1)
+        return ranks >= (K + T - count)[:, None]
 
     @staticmethod
     def _merge_points(points: Tensor, mass: Tensor, merges: Tensor, kept: Tensor, repeat: Tensor) -> Merged:
-        """Merge among `points` `[B, n, 2 D]`, in batches of heads that fit in memory. A point that is `kept` `[B, n]`
-        takes part only in merges that cost less than `repeat` `[B]`."""
+        """Merge among `points` `[B, n, 2 D]`, in batches of heads that fit in memory. What is `kept` `[B, n]` merges
+        only where that costs less than `repeat` `[B, 1]`: neither it nor its cluster merges with any other."""
         heads = max(1, _MATRIX_ELEMENTS // points.shape[1] ** 2)
         parts = []
         split = (torch.split(tensor, heads) for tensor in (points, mass, merges, kept, repeat))
         for some, some_mass, some_merges, some_kept, some_repeat in zip(*split, strict=True):
             costs = costs_between(some, some_mass)
-            barred = (some_kept[:, :, None] | some_kept[:, None]) & (costs >= some_repeat[:, None, None])
+            barred = (some_kept[:, :, None] | some_kept[:, None]) & (costs >= some_repeat[:, None])
             parts.append(merge_cheapest(costs.masked_fill_(barred, torch.inf), some_mass, some_merges))
         return Merged(*(torch.cat([getattr(part, name) for part in parts]) for name in ("root", "height", "nearest")))
 
@@ -294,15 +289,15 @@ class ClusterWriter:
     """Writes one step into the bank, given the cluster of each point.
 
     Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
-    is that of the settings, but "average" in heads that are True in `mean_anchor` `[B]`. A cluster lives in the slot of
-    its root; one of tokens alone opens a free slot, lowest first.
+    is that of the settings, but "average" in heads that are True in `at_mean` `[B]`. A cluster lives in the slot of its
+    root; one of tokens alone opens a free slot, lowest first.
     """
 
     def __init__(
-        self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str, mean_anchor: Tensor
+        self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str, at_mean: Tensor
     ) -> None:
-        self._bank, self._tokens, self._root, self._step, self._anchor = bank, tokens, root, step, anchor
-        self._mean_anchor = mean_anchor
+        self._bank, self._tokens, self._root, self._step = bank, tokens, root, step
+        self._anchor, self._at_mean = anchor, at_mean
         M = root.shape[1]
         self._K = bank.mass.shape[2]
         self._is_root = root == torch.arange(M, device=root.device)
@@ -389,10 +384,8 @@ class ClusterWriter:
         means[:, 0] = total[:, 0]
         anchor = means[:, -P:]
         if self._anchor != "average":
-            heads = members.head[members.rank == 0]
-            anchor = torch.where(
-                self._mean_anchor[heads, None], anchor, position[self._extreme(members, position)].double()
-            )
+            at_mean = self._at_mean[members.head[members.rank == 0], None]
+            anchor = torch.where(at_mean, anchor, position[self._extreme(members, position)])
         last_step = torch.full((members.clusters,), -1, device=row.device)
         last_step.scatter_reduce_(0, members.cluster, step, "amax")
         return means[:, : means.shape[1] - P], anchor, last_step

@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.arrays import draw_rows_, median_from, sorted_from, write_rows_
+from protokv.core.arrays import add_rows_, draw_rows_, write_rows_
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.nearest import (
-    SLOT_BITS,
     BlockTables,
     OrderTables,
     SketchTables,
@@ -42,6 +41,7 @@ from protokv.durable.nearest import (
     orders_of,
     parts_of,
     sketch_of,
+    usual_norm,
 )
 from protokv.durable.novelty import REPEATS, Novelty
 from protokv.errors import StateCorrupt
@@ -68,7 +68,7 @@ class BlockedRule(Policy):
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
         layers, own = shape.of_model
-        self._bank, self._config, self._novelty = bank, config, Novelty(bank, config)
+        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
         self._own = slice(own.start * H, own.stop * H)
         self._schedule = Schedule(K, layers * H)
         gone, *_ = self.declare(config, shape)
@@ -98,15 +98,14 @@ class BlockedRule(Policy):
         n = part.stop - part.start
         turn = schedule.next_turn(n)
         if turn is not None:
-            self._plan(self._of_mine(turn))
+            self._plan(self._of_mine(turn), step, tokens.keys.shape[1])
         opened = schedule.open(n)
         merges = n - (opened.stop - opened.start)
         rows = self._head + self._line[opened] if merges < n else None
         changed = rows
         if merges:
             moves = self._next_merges(merges)
-            mean_anchor = (self._protected(slice(None)) > 0)[:, None].expand(-1, merges).reshape(-1)
-            merge_(bank, moves, self._config.anchor, mean_anchor, self._line[: moves.numel()])
+            merge_(bank, moves, self._config.anchor, self._novelty.share() > 0, self._line[: moves.numel()])
             bank.merged += merges
             changed = moves if rows is None else torch.cat((rows, *moves), 1)
             rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
@@ -121,22 +120,21 @@ class BlockedRule(Policy):
         """Return a stride of the model's heads, counted among those of this memory."""
         return slice((heads.start - self._own.start) % heads.step, None, heads.step)
 
-    def _plan(self, heads: slice) -> None:
+    def _plan(self, heads: slice, step: int, tokens: int) -> None:
         bank = self._bank
         parts = (part.flatten(0, 1) for part in (bank.mass, bank.mean, bank.last_step))
         points = Points(*(part[heads] for part in (self._folded, *parts)))
         if not len(points.mass):
             return
         merges, power = self._schedule.merges, self._config.merge_mass_power
-        plan = plan_of(points, self._schedule.filled, merges, self._protected(heads), self._tables, power)
-        self._novelty.count_(plan.cost, plan.usual, heads)
-        for held, new in zip(self._plans, (plan.into, plan.gone), strict=True):
+        # A plan needs more than its merges: not all proposals can be carried out together.
+        present = self._novelty.present(step, tokens, self._schedule.filled - 2 * merges)
+        since = step - self._novelty.share(heads) * (present / tokens)
+        gone, into, is_new, repeats = plan_of(points, since, self._schedule.filled, merges, self._tables, power)
+        self._novelty.count_(is_new.sum(1), (is_new & repeats).sum(1), heads)
+        for held, new in zip(self._plans, (into, gone), strict=True):
             held.flatten(0, 1)[heads] = new
         self._next[heads] = self._line[:merges]
-
-    def _protected(self, heads: slice) -> Tensor:
-        """Return how many of the newest tokens of some heads merge with their repeats alone; a plan needs the rest."""
-        return self._novelty.protected(self._schedule.filled - 2 * self._schedule.merges, heads)
 
     def _fold_(self, rows: Tensor) -> None:
         """Fold the centres of these rows of the bank again."""
@@ -203,7 +201,7 @@ class BlockedRule(Policy):
 _NEVER = 1 << 40
 
 
-def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, mean_anchor: Tensor, line: Tensor) -> None:
+def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, at_mean: Tensor, line: Tensor) -> None:
     """Merge rows into others. The caller overwrites the merged rows.
 
     Args:
@@ -211,9 +209,10 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, mean_anchor: Tensor,
         moves: `[2, B, n]` int64: target rows, and the rows of the same head that merge into them. A target may repeat;
             a merged row appears once and is no target. A free row adds nothing.
         anchor: position of a merged prototype, as in `DurableConfig`.
-        mean_anchor: `[B * n]` bool, moves to a target that stands at the mean position whatever the anchor.
+        at_mean: `[B]` bool, heads whose anchor is "average" whatever the settings say.
         line: 0, 1, ... for each of `moves`.
     """
+    at_mean = at_mean[:, None].expand(moves.shape[1:]).reshape(-1, 1)
     moves = moves.flatten(1)
     one, other = moves
     mass = bank.mass.view(-1)
@@ -240,9 +239,9 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, mean_anchor: Tensor,
     least = torch.empty_like(mass)
     least.scatter_reduce_(0, one, numbers.view_as(moves).amin(0), "amin", include_self=False)
     chosen = least.index_select(0, one).bitwise_and_((1 << bits) - 1)
-    draw_rows_(position, moves, share.double() * mean_anchor[:, None])
-    mean = position.index_select(0, one)
-    position.index_copy_(0, one, torch.where(mean_anchor[:, None], mean, places.index_select(0, chosen)))
+    here, there = places.view(*moves.shape, -1)
+    position.index_copy_(0, one, torch.where(at_mean, here, places.index_select(0, chosen)))
+    add_rows_(position, one, (there - here).mul_(share * at_mean))
 
 
 def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
@@ -299,50 +298,35 @@ class Tables:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The next M merges of n heads, and what the tokens since the last plan cost.
-
-    Attributes:
-        gone, into: slots that merge away, and their targets, `[n, M]` int64, cheapest first. No slot merges away
-            twice, and no target merges away.
-        cost: `[n, M]` float32, of merging each of the M newest with its nearest neighbour.
-        usual: `[n]` float32, of merging two of them: the median squared distance from the middle of the bank.
-    """
-
-    gone: Tensor
-    into: Tensor
-    cost: Tensor
-    usual: Tensor
-
-
-def plan_of(points: Points, filled: int, merges: int, protected: Tensor, tables: Tables, power: float) -> Plan:
-    """Return the next merges of each head.
+def plan_of(
+    points: Points, since: Tensor, filled: int, merges: int, tables: Tables, power: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the next merges of each head, and how new the tokens of the last step are.
 
     Args:
         points: K in each head.
+        since: `[n]` float32, what came after this step merges with its repeats alone while others are left to merge.
         filled: the first `filled` of them take part; at least `2 * merges`.
         merges: M.
-        protected: `[n]` int64; so many of the newest merge with their repeats alone. At most `filled - 2 * merges`.
         tables: for this size and K, and at least this many heads.
         power: a prototype of mass m weighs m ** power in a cost.
+
+    Returns:
+        Slots that merge away, and their targets, `[n, M]` int64 each, cheapest first. No slot merges away twice, and no
+        target merges away. And which slots hold tokens of the last step, and which repeat another, `[n, K]` bool each.
     """
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
-    age = torch.add(tables.line, points.last_step, alpha=1 << SLOT_BITS)
-    by_age = sorted_from(age.clone())
-    newest = by_age[:, -merges:] & ((1 << SLOT_BITS) - 1)
-    last = (by_age.shape[1] - protected).clamp_(max=by_age.shape[1] - 1)[:, None]
-    kept = (age >= by_age.gather(1, last)) & (protected > 0)[:, None]
-    # What is kept counts as lightest here, so that nothing else goes into it.
-    proposals = nearest_heavier(sketch, points.mass * ~kept, share, orders, tables.line, tables.blocks)
-    costs = costs_of(proposals)
-    cost, usual = costs.gather(1, newest), median_from(sketch.norms.gather(1, newest))
-    waits = kept & (costs >= REPEATS * usual[:, None])
-    turns, into = in_turn(proposals, waits, filled)
+    kept = points.last_step > since[:, None]
+    # What is kept is lightest here, so that only another one that is kept goes into it.
+    mass = points.mass.masked_fill(kept, 0)
+    proposals = nearest_heavier(sketch, mass, share, orders, tables.line, tables.blocks)
+    costs, repeat = costs_of(proposals), REPEATS * usual_norm(sketch)[:, None]
+    turns, into = in_turn(proposals, kept & (costs >= repeat), filled)
     gone = turns.topk(merges, dim=1, largest=False).indices
-    return Plan(gone, _ends_of_lines(gone, into.gather(1, gone), tables.line), cost, usual)
+    is_new = points.last_step == points.last_step.amax(1, keepdim=True)
+    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line), is_new, costs < repeat
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:

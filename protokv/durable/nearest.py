@@ -44,7 +44,8 @@ WIDTH, WIDE = 32, 128
 """The most prototypes of a block, in large banks and in small ones."""
 # A proposal: 31 bits of the cost, the slot, the place of origin; the highest bit makes it wait.
 _ORIGIN_BITS = 11
-_DEAREST = 0x7FFFFFFF << (SLOT_BITS + _ORIGIN_BITS)
+_REST = (1 << (SLOT_BITS + _ORIGIN_BITS)) - 1
+_ENDLESS = 0x7F800000 << (SLOT_BITS + _ORIGIN_BITS)
 _WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 
 
@@ -150,24 +151,25 @@ def nearest_heavier(
 
 
 def costs_of(proposals: Tensor) -> Tensor:
-    """Return the costs of proposals `[n, K]`, float32, without their lowest bits."""
+    """Return the costs of proposals `[n, K]`, float32; not a number where a prototype would go into itself."""
     return (proposals >> (_ORIGIN_BITS + SLOT_BITS)).int().view(torch.float32)
 
 
 def in_turn(proposals: Tensor, barred: Tensor, filled: int) -> tuple[Tensor, Tensor]:
-    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait, and last those that are
-    `barred` `[n, K]` bool; and what they go into.
+    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait, and behind these those
+    that are `barred` `[n, K]` bool; and what they go into.
 
     If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
     prototype waits where what it would go into goes itself at a lower cost, or where something comes into it at a lower
     cost. Among those that do not wait nothing goes and is gone into, and there are always some: the cheapest of all.
     """
     proposals, barred = proposals[:, :filled], barred[:, :filled]
+    # Without end, but below who would go into itself.
+    proposals = torch.where(barred, proposals & _REST | _ENDLESS, proposals)
     into = (proposals >> _ORIGIN_BITS) & ((1 << SLOT_BITS) - 1)
-    proposals = proposals | barred * _DEAREST
     cheaper = proposals.gather(1, into).scatter_reduce_(1, into, proposals, "amin")
     # Who proposes to go into itself waits as well: no other proposal is equal to its own.
-    return torch.add(proposals, barred | (proposals >= cheaper), alpha=_WAITS), into
+    return torch.add(proposals, (proposals >= cheaper) | barred, alpha=_WAITS), into
 
 
 PIVOTS = 64
@@ -313,6 +315,12 @@ def sketch_of(folded: Tensor) -> Sketch:
         points[:, part] = whole
         torch.sum(whole.square_(), 2, out=norms[:, part])
     return Sketch(points, norms)
+
+
+def usual_norm(sketch: Sketch) -> Tensor:
+    """Return the median of some of the norms of each head, `[n]`."""
+    some = sketch.norms[:, _some(sketch.norms.shape[1])]
+    return median_from(some.clone(memory_format=torch.contiguous_format))
 
 
 def fold(keys: Tensor, values: Tensor, tables: SketchTables) -> Tensor:

@@ -1,13 +1,13 @@
-"""`Novelty`: how much of a stream is new to the bank, and how many of the newest tokens that keeps from merging.
+"""`Novelty`: which heads see new tokens almost only, and how many of the newest tokens these keep from merging.
 
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
-average tokens that have nothing in common, and so lose the present and win nothing for the past. So each head counts
-how many tokens repeat what its bank holds. Where nearly all are new, the newest tokens merge with their repeats alone:
-an eighth of the stream so far, and at least half of the budget. What is older merges by Ward's rule, and a prototype
-stands at the mean position of its tokens. Where the stream repeats itself, as video does, nothing is different.
+average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
+tokens repeat a prototype: merging the two costs less than `REPEATS` times what merging two tokens usually costs.
 
-A token repeats a prototype if merging the two costs less than `REPEATS` times what merging two tokens of one step
-usually costs. `samples/studies/language/` has the measurements that the constants follow from.
+Where more than `SOME_NEW` of the tokens are new, the newest ones merge with their repeats alone: an eighth of the
+stream so far, at least half of the budget, and less of it below `ALL_NEW`. Older ones merge by Ward's rule. There a
+merged prototype stands at the mean position of its tokens, which have no other place in common. Where the stream
+repeats itself, as video does, none of this happens. `samples/studies/language/` measures what it brings.
 """
 
 from __future__ import annotations
@@ -19,69 +19,76 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.bank import PrototypeBank
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
 REPEATS: Final = 0.1
-SOME_NEW, ALL_NEW = 0.75, 0.9
-"""Shares of new tokens from which on some, and all, of the newest tokens are kept from merging."""
+SOME_NEW, ALL_NEW = 0.85, 0.95
 _PRESENT: Final = 8
+# Counts begin as if so many repeats had been seen: a few steps say little.
+AT_FIRST: Final = 16
 
 
 class Novelty:
-    """Counts of the heads of one bank, `[B]` with B = L * H."""
+    """Counts of B = L * H heads."""
 
-    def __init__(self, bank: PrototypeBank, config: DurableConfig) -> None:
-        self._bank, self._config = bank, config
-        self._heads = bank.mass.shape[:2]
-        self._seen, self._repeated = bank.mass.new_zeros(2, self._heads.numel())
+    def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
+        self._config = config
+        self._seen, self._repeated = (spec.allocate(shape.device) for spec in self.declare(shape))
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts."""
         dims, size = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
         return (
-            TensorSpec("novelty.seen", dims, size, torch.int64, "tokens compared with the bank", "tokens"),
-            TensorSpec("novelty.repeated", dims, size, torch.int64, "of these, repeats of a prototype", "tokens"),
+            TensorSpec(
+                "novelty.seen",
+                dims,
+                size,
+                torch.int64,
+                "tokens compared with the bank, and 16",
+                "tokens",
+                fill=AT_FIRST,
+            ),
+            TensorSpec(
+                "novelty.repeated",
+                dims,
+                size,
+                torch.int64,
+                "of these, repeats of a prototype, and 16",
+                "tokens",
+                fill=AT_FIRST,
+            ),
         )
 
-    def count_(self, cost: Tensor, usual: Tensor, heads: slice = slice(None)) -> None:
-        """Count tokens of some heads.
+    def count_(self, seen: int | Tensor, repeated: Tensor, heads: slice = slice(None)) -> None:
+        """Count tokens of n heads that were compared with the bank, and `[n]` that repeat a prototype."""
+        self._seen.view(-1)[heads] += seen
+        self._repeated.view(-1)[heads] += repeated
 
-        Args:
-            cost: `[n, T]` float32, of merging each token with the prototype nearest to it.
-            usual: `[n]` float32, of merging two tokens of one step.
-            heads: the n heads.
-        """
-        self._seen[heads] += cost.shape[1]
-        self._repeated[heads] += (cost < REPEATS * usual[:, None]).sum(1)
+    def share(self, heads: slice = slice(None)) -> Tensor:
+        """Return which part of the present is kept from merging, `[n]` float32: 0 where the stream repeats itself."""
+        seen, repeated = (counts.view(-1)[heads] for counts in (self._seen, self._repeated))
+        return ((seen * (1 - SOME_NEW) - repeated) / (seen * (ALL_NEW - SOME_NEW))).clamp_(0, 1)
 
-    def protected(self, most: int, heads: slice = slice(None)) -> Tensor:
-        """Return how many of the newest tokens in the bank merge only with their repeats, `[n]` int64, up to `most`."""
-        config, bank = self._config, self._bank
-        seen = self._seen[heads]
-        new = 1 - self._repeated[heads] / seen.clamp(min=1)
-        share = ((new - SOME_NEW) / (ALL_NEW - SOME_NEW)).clamp_(0, 1).masked_fill_(seen == 0, 0)
-        entered = (bank.opened + bank.absorbed).view(-1)[heads]
-        present = ((entered + config.near_tokens) / _PRESENT).clamp_(min=config.budget / 2) - config.near_tokens
-        return present.clamp_(0, max(most, 0)).mul_(share).long()
+    def present(self, step: int, tokens: int, most: int) -> float:
+        """Return how many of the newest tokens in the bank are the present, up to `most`; a step has `tokens`."""
+        config = self._config
+        present = max(config.budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
+        return max(0.0, min(present, most))
 
     def held(self) -> dict[str, Tensor]:
         """Return the counts."""
-        counts = {"novelty.seen": self._seen, "novelty.repeated": self._repeated}
-        return {name: count.view(self._heads) for name, count in counts.items()}
+        return {"novelty.seen": self._seen, "novelty.repeated": self._repeated}
 
     @staticmethod
     def check(tensors: Mapping[str, Tensor]) -> None:
         """Refuse counts that no stream leaves."""
         seen, repeated = tensors["novelty.seen"], tensors["novelty.repeated"]
-        if (repeated < 0).any() or (repeated > seen).any():
-            raise StateCorrupt("state: tensor novelty.repeated must be from 0 to novelty.seen")
-        if (seen > tensors["bank.opened"] + tensors["bank.absorbed"]).any():
-            raise StateCorrupt("state: tensor novelty.seen must not count more tokens than entered the bank")
+        if ((repeated < AT_FIRST) | (repeated > seen)).any():
+            raise StateCorrupt(f"state: tensor novelty.repeated must be from {AT_FIRST} to novelty.seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the counts of a checked state."""
-        self._seen.copy_(tensors["novelty.seen"].flatten())
-        self._repeated.copy_(tensors["novelty.repeated"].flatten())
+        for held, counts in self.held().items():
+            counts.copy_(tensors[held])

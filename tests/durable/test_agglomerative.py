@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.step import StepKV
-from protokv.durable import agglomerative, ward
+from protokv.durable import agglomerative, novelty, ward
 from protokv.durable.memory import Durable
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.core.test_oracle import compare_context, compare_state, watched_by_both
+from tests.oracles import ward as naive_ward
 from tests.oracles.ward import NaiveAgglomerative
 from tests.tolerance import near
+
+
+class PartlyStill(World):
+    """A stream in which the first `still` heads see the same few things again with little noise."""
+
+    still = 0
+
+    def step(self, index: int, tokens: int) -> StepKV:
+        noise, self.noise = self.noise, 0.01
+        generator = self.generator.get_state()
+        time = self.time
+        calm = super().step(index, tokens)
+        self.generator.set_state(generator)
+        self.noise, self.time = noise, time
+        step = super().step(index, tokens)
+        keys, values = step.keys.clone(), step.values.clone()
+        keys[:, : self.still], values[:, : self.still] = calm.keys[:, : self.still], calm.values[:, : self.still]
+        return replace(step, keys=keys, values=values)
 
 
 @given(
@@ -42,6 +62,7 @@ from tests.tolerance import near
     lengths=st.lists(st.integers(1, 7), min_size=5, max_size=14),
     things=st.sampled_from([2, 12]),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
+    still=st.integers(0, 2),
 )
 def test_the_fast_bank_equals_merging_written_out(
     config: dict[str, object],
@@ -54,17 +75,28 @@ def test_the_fast_bank_equals_merging_written_out(
     lengths: list[int],
     things: int,
     noise: float,
+    still: int,
 ) -> None:
     # Centres of 8 bits go with neither.
     plain = {"center_bits": 8, "residual": False, "pseudo_tokens": 1} if quantized else {"subquantizers": gcd(4, size)}
     settings = small_durable(**(config | plain))
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
-    world = World(shape, seed, noise=noise, things=things)
-    fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
+    world = PartlyStill(shape, seed, noise=noise, things=things)
+    world.still = still
+    with pytest.MonkeyPatch.context() as patch:
+        # Streams this short would say too little.
+        for module in (novelty, naive_ward):
+            patch.setattr(module, "AT_FIRST", 1)
+        fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
     fast.start(*world.sink())
     if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
         compare_state(fast, naive)
         compare_context(fast, naive)
+        for name in ("seen", "repeated"):
+            assert fast.tensors()[f"novelty.{name}"].flatten().tolist() == getattr(naive, name)
+        shares = [float(naive._share(head)) > 0 for head in range(layers * heads)]
+        event("all heads" if all(shares) else "some heads" if any(shares) else "no head")
+        event(f"pairs are {'' if naive.barred else 'not '}barred")
 
 
 class Doubles(World):

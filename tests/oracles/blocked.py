@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from tests.oracles.quantized import round_center
 LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
 # Of large banks and of small ones.
 SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
+# Repeats that count as seen when a stream begins.
+AT_FIRST = 16
 
 
 Proposal = tuple[float, int, int, int]
@@ -43,6 +46,15 @@ class Head:
 
     slots: list[Prototype]
     plan: list[tuple[int, int]] | None = None
+    # Tokens that plans found, and those of them that repeat a prototype.
+    seen: int = field(default_factory=lambda: AT_FIRST)
+    repeated: int = field(default_factory=lambda: AT_FIRST)
+
+    @property
+    def share(self) -> Tensor:
+        """Return 0 if up to 85 in 100 tokens are new, 1 from 95 on."""
+        seen = torch.tensor(self.seen)
+        return ((seen * (1 - 0.85) - self.repeated) / (seen * (0.95 - 0.85))).clamp(0, 1)
 
 
 class NaiveBlocked:
@@ -56,13 +68,16 @@ class NaiveBlocked:
         anchor: str = "recent",
         merge_mass_power: float = 1.0,
         quantized: bool = False,
+        near: int = 0,
+        budget: int | None = None,
     ) -> None:
         self.K, self.anchor, self.power, self.quantized = prototypes, anchor, merge_mass_power, quantized
         self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
+        self.near, self.budget = near, prototypes if budget is None else budget
         self.heads = [Head([]) for _ in range(heads)]
         self.turn = 0
-        # The number of plans with chains of merges, and of steps in which only some heads planned.
-        self.lines, self.turns = 0, 0
+        # Plans with chains of merges, steps in which only some heads planned, and proposals that were barred.
+        self.lines, self.turns, self.barred = 0, 0, 0
 
     def absorb(
         self,
@@ -89,9 +104,9 @@ class NaiveBlocked:
             ]
             for token in itertools.chain.from_iterable(tokens):
                 self._round(token)
-            self._absorb(tokens)
+            self._absorb(tokens, step, T)
 
-    def _absorb(self, tokens: list[list[Prototype]]) -> None:
+    def _absorb(self, tokens: list[list[Prototype]], step: int, T: int) -> None:
         n, filled = len(tokens[0]), len(self.heads[0].slots)
         merges = max(0, filled + n - self.K)
         if merges or filled > self.K - self.M:
@@ -103,8 +118,10 @@ class NaiveBlocked:
             if any(len(head.plan or []) < merges for head in rest):
                 due = self.heads
             self.turns += len(due) < len(self.heads)
+            present = max(self.budget / 2, (step + 1) * T / 8) - self.near
+            present = max(0.0, min(present, filled - 2 * self.M))
             for head in due:
-                head.plan = self.plan_of(head.slots)
+                head.plan = self.plan_of(head, float(step - head.share * (present / T)))
             self.turn += 1
         for head, new in zip(self.heads, tokens, strict=True):
             opening = new[: n - merges]
@@ -112,28 +129,30 @@ class NaiveBlocked:
             if merges:
                 assert head.plan is not None
                 now, head.plan = head.plan[:merges], head.plan[merges:]
-                self._merge(head.slots, now)
+                self._merge(head, now)
                 for (gone, _), token in zip(now, new[n - merges :], strict=True):
                     head.slots[gone] = token
 
-    def _merge(self, slots: list[Prototype], merges: list[tuple[int, int]]) -> None:
+    def _merge(self, head: Head, merges: list[tuple[int, int]]) -> None:
         """Do all merges of one step: collect the prototypes of each target, then take one mean."""
+        slots = head.slots
+        anchor = "average" if head.share > 0 else self.anchor
         for target in dict.fromkeys(into for _, into in merges):
             held = slots[target]
             joining = [slots[gone] for gone, into in merges if into == target]
             mass = held.mass + sum(other.mass for other in joining)
             shares = [torch.tensor(other.mass).float() / max(mass, 1) for other in joining]
-            for name in ("key", "value", "mean", "position") if self.anchor == "average" else ("key", "value", "mean"):
+            for name in ("key", "value", "mean", "position") if anchor == "average" else ("key", "value", "mean"):
                 center = getattr(held, name)
                 moved = center
                 for other, share in zip(joining, shares, strict=True):
                     moved = moved + (getattr(other, name) - center) * share.to(center.dtype)
                 setattr(held, name, moved)
-            for other in joining if self.anchor != "average" else []:
+            for other in joining if anchor != "average" else []:
                 if not other.mass:
                     continue
                 time, newest = float(other.position[0]), float(held.position[0])
-                if (time > newest) if self.anchor == "recent" else (time < newest):
+                if (time > newest) if anchor == "recent" else (time < newest):
                     held.position = other.position
             held.mass = mass
             self._round(held)
@@ -143,27 +162,41 @@ class NaiveBlocked:
         if self.quantized:
             held.key, held.value = round_center(held.key, held.value, held.mass)
 
-    def plan_of(self, slots: list[Prototype]) -> list[tuple[int, int]]:
-        """Return M merges, cheapest first."""
-        filled = len(slots)
-        slots = slots + [_free(len(slots[0].key), len(slots[0].position))] * (self.K - filled)
-        squares = self._squares(slots)
+    def plan_of(self, head: Head, since: float) -> list[tuple[int, int]]:
+        """Return M merges, cheapest first, and count the new tokens. What came after step `since` counts as lightest,
+        and goes last unless it repeats another."""
+        filled = len(head.slots)
+        slots = head.slots + [_free(len(head.slots[0].key), len(head.slots[0].position))] * (self.K - filled)
+        squares, norms = self._squares(slots)
         costs = self._costs(slots, squares)
+        some = sorted(_some(norms))
+        repeat = torch.tensor(some[(len(some) - 1) // 2]) * 0.1
+        kept = [slot.last_step > since for slot in slots]
+        weights = [0 if is_kept else slot.mass for slot, is_kept in zip(slots, kept, strict=True)]
         place, content = self._by_place(slots), self._by_content(squares)
         proposals: dict[int, Proposal] = {}
         for number, order in enumerate((place, content)):
-            for slot, proposal in self._nearest_heavier(slots, costs, order, number):
+            for slot, proposal in self._nearest_heavier(weights, costs, order, number):
                 if slot < filled:
                     proposals[slot] = min(proposal, proposals.get(slot, proposal))
+        newest = max(slot.last_step for slot in slots)
+        head.seen += sum(slot.last_step == newest for slot in slots)
+        repeats = {slot for slot, (cost, *_) in proposals.items() if cost < repeat}
+        head.repeated += sum(slots[slot].last_step == newest for slot in repeats)
+        barred = {slot for slot in proposals if kept[slot] and slot not in repeats}
+        self.barred += len(barred)
+        free = {slot: proposal for slot, proposal in proposals.items() if slot not in barred}
         comes: dict[int, Proposal] = {}
-        for proposal in proposals.values():
+        for proposal in free.values():
             comes[proposal[2]] = min(proposal, comes.get(proposal[2], proposal))
 
-        def turn(slot: int) -> tuple[bool, Proposal]:
+        def turn(slot: int) -> tuple[int, tuple[float, ...]]:
             own = proposals[slot]
+            if slot in barred:
+                return 2, own[2:]
             # At a lower cost its target is merged itself, or another slot is merged into it.
-            waits = proposals.get(own[2], own) < own or comes.get(slot, own) < own
-            return waits, own
+            waits = free.get(own[2], own) < own or comes.get(slot, own) < own
+            return int(waits), own
 
         cheapest = sorted(proposals, key=turn)[: self.M]
         goes = {slot: proposals[slot][2] for slot in cheapest}
@@ -210,7 +243,7 @@ class NaiveBlocked:
         return sorted(range(self.K), key=near)
 
     def _nearest_heavier(
-        self, slots: list[Prototype], costs: list[list[float]], order: list[int], number: int
+        self, mass: list[int], costs: list[list[float]], order: list[int], number: int
     ) -> Iterator[tuple[int, Proposal]]:
         """Yield each slot with the least cost in its block; of equal costs, the heaviest partner wins.
 
@@ -220,16 +253,16 @@ class NaiveBlocked:
         for start in range(0, len(order), width):
             last = start + width >= len(order)
             block = sorted(
-                order[-width:] if last else order[start : start + width], key=lambda slot: (-slots[slot].mass, slot)
+                order[-width:] if last else order[start : start + width], key=lambda slot: (-mass[slot], slot)
             )
             for at, slot in enumerate(block[1:], 1):
                 cost, before = min((costs[slot][other], before) for before, other in enumerate(block[:at]))
                 yield slot, (cost, before, block[before], at + width * number + 2 * width * last)
 
-    def _squares(self, slots: list[Prototype]) -> list[list[float]]:
-        """Return the squared distances of the sketches, whole numbers."""
+    def _squares(self, slots: list[Prototype]) -> tuple[list[list[float]], list[float]]:
+        """Return the squared distances of the sketches, and their squared norms: whole numbers."""
         points = torch.stack(self.sketch_of(slots))
-        return (points[:, None] - points[None]).square().sum(2).tolist()
+        return (points[:, None] - points[None]).square().sum(2).tolist(), points.square().sum(1).tolist()
 
     def _costs(self, slots: list[Prototype], squares: list[list[float]]) -> list[list[float]]:
         """Return Ward's costs in float32 without the lowest bits, which the fast rule uses for the place in a block."""
@@ -250,7 +283,7 @@ def _free(size: int, components: int) -> Prototype:
     return Prototype(zeros, zeros, 0, torch.zeros(2), torch.zeros(components, dtype=torch.float64), -1)
 
 
-def _some(points: list[Tensor]) -> list[Tensor]:
+def _some(points: list[Any]) -> list[Any]:
     """Return evenly spaced points; their number is a power of two, at most SAMPLE."""
     count = 1
     while 2 * count <= min(SAMPLE, len(points)):

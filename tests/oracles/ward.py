@@ -1,18 +1,27 @@
 """The literal agglomerative bank: one head and one merge at a time, every cost from the members themselves.
 
-The near window, the residual statistics and the context are those of `naive`; it shares no code with the fast bank.
+Where a head sees almost nothing but new tokens, no pair with one of the newest points merges unless one repeats the
+other when the step begins. A pair of clusters is barred if any pair of their members is. The near window, the residual
+statistics and the context are those of `naive`; it shares no code with the fast bank.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.naive import Head, NaiveProtoKV, Prototype, Token
+from protokv.core.rotary import Rotary
+from protokv.core.tensors import MemoryShape
 from tests.oracles.quantized import round_center
+
+# Repeats that count as seen when a stream begins.
+AT_FIRST = 16
 
 
 class NaiveAgglomerative(NaiveProtoKV):
@@ -22,19 +31,29 @@ class NaiveAgglomerative(NaiveProtoKV):
         bank.slots.append(None)
         self._initialize(bank, len(bank.slots) - 1, token, now)
 
-    def _maintain(self, now: int) -> None:
-        for bank in (bank for layer in self.heads for bank in layer):
-            self._merge(bank)
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        heads = shape.layers * shape.kv_heads
+        # Of each head: tokens that were compared with the bank, and those of them that repeat a prototype.
+        self.seen, self.repeated = [AT_FIRST] * heads, [AT_FIRST] * heads
+        self.barred = 0
 
-    def _merge(self, bank: Head) -> None:
+    def _maintain(self, now: int) -> None:
+        for number, bank in enumerate(bank for layer in self.heads for bank in layer):
+            self._merge(bank, number, now)
+
+    def _merge(self, bank: Head, number: int, now: int) -> None:
         K = self.config.prototypes
         points = list(bank.slots)
         clusters = [[index] for index, point in enumerate(points) if point is not None]
+        barred = self._barred(bank, number, now) if len(clusters) > K else set()
+        self.barred += len(barred)
         while len(clusters) > K:
             between = self._costs_between([_members(points, cluster) for cluster in clusters])
             costs = sorted(
                 (between[i][j], min(clusters[i]), min(clusters[j]), clusters[i], clusters[j])
                 for i, j in itertools.combinations(range(len(clusters)), 2)
+                if barred.isdisjoint(itertools.product(clusters[i], clusters[j]))
             )
             cost, _, _, one, other = costs[0]
             # A decision is clear if every other merge costs more.
@@ -45,10 +64,11 @@ class NaiveAgglomerative(NaiveProtoKV):
 
         slots: list[Prototype | None] = [None] * K
         held, new = [c for c in clusters if c[0] < K], [c for c in clusters if c[0] >= K]
+        anchor = "average" if self._share(number) > 0 else self.config.anchor
         for cluster in held:
-            slots[cluster[0]] = self._joined(_members(points, cluster))
+            slots[cluster[0]] = self._joined(_members(points, cluster), anchor)
         for cluster in sorted(new):
-            slots[slots.index(None)] = self._joined(_members(points, cluster))
+            slots[slots.index(None)] = self._joined(_members(points, cluster), anchor)
         if self.config.is_quantized:
             for prototype in slots:
                 if prototype is not None:
@@ -59,12 +79,42 @@ class NaiveAgglomerative(NaiveProtoKV):
         if self.config.residual:
             self._count_shared(bank, points[K:])
 
+    def _barred(self, bank: Head, number: int, now: int) -> set[tuple[int, int]]:
+        """Count the new tokens, and return the pairs of points, both ways round, that may not merge in this step."""
+        K, config = self.config.prototypes, self.config
+        alive = {index: point for index, point in enumerate(bank.slots) if point is not None}
+        tokens = [index for index in alive if index >= K]
+        T = len(tokens)
+        features = torch.stack([_feature(alive[index]) for index in tokens])
+        repeat = sorted((features - features.mean(0)).square().sum(1).tolist())[(T - 1) // 2] / 10
+        between = self._costs_between([[point] for point in alive.values()])
+        costs = {(i, j): between[m][n] for (m, i), (n, j) in itertools.permutations(enumerate(alive), 2)}
+        held = [index for index in alive if index < K]
+        least = [min((costs[token, index] for index in held), default=math.inf) for token in tokens if T > 1]
+        self.seen[number] += len(least)
+        self.repeated[number] += sum(cost < repeat for cost in least)
+        present = max(config.budget / 2, (now + 1) * T / 8) - config.near_tokens
+        count = int(self._share(number) * max(0.0, min(present, K - 2)))
+        steps = [point.last_step if point else -1 for point in bank.slots]
+        by_age = sorted(range(K + T), key=lambda index: (steps[index], index))
+        kept = set(by_age[K + T - count :])
+        found = {pair for pair, cost in costs.items() if not kept.isdisjoint(pair) and cost >= repeat}
+        # What is compared with `repeat` must be clear as well. Alone, a token repeats nothing.
+        compared = [*least, *(cost for pair, cost in costs.items() if not kept.isdisjoint(pair))] if T > 1 else []
+        bank.decisions += [(-1, abs(cost - repeat) / max(repeat, 1e-30)) for cost in compared]
+        return found
+
+    def _share(self, number: int) -> Tensor:
+        """Return 0 for a head of which up to 85 in 100 tokens are new, 1 from 95 on; in float32."""
+        seen = torch.tensor(self.seen[number])
+        return ((seen * (1 - 0.85) - self.repeated[number]) / (seen * (0.95 - 0.85))).clamp(0, 1)
+
     def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
         """Return w v / (w + v) times the squared distance of the centres; w is the mass to the given power."""
         centers, weights = [], []
         for cluster in clusters:
             shares = [member.mass**self.config.merge_mass_power for member in cluster]
-            features = [torch.cat((member.key_center, member.value_center)).double() for member in cluster]
+            features = [_feature(member) for member in cluster]
             pairs = zip(shares, features, strict=True)
             centers.append(torch.stack([share * feature for share, feature in pairs]).sum(0) / sum(shares))
             weights.append(float(sum(shares)))
@@ -73,7 +123,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         costs: list[list[float]] = (w[:, None] * w / (w[:, None] + w) * distances).tolist()
         return costs
 
-    def _joined(self, members: list[Prototype]) -> Prototype:
+    def _joined(self, members: list[Prototype], anchor: str) -> Prototype:
         """Return one prototype of many. Its position is the newest or the first; of equal ones the first member's."""
         if len(members) == 1:
             return members[0]
@@ -88,9 +138,9 @@ class NaiveAgglomerative(NaiveProtoKV):
         pairs = zip(members, offsets, strict=True)
         spread = mean([member.covariance.double() + torch.outer(offset, offset) for member, offset in pairs])
         times = [float(member.position[0]) for member in members]
-        chosen = times.index(max(times) if self.config.anchor == "recent" else min(times))
+        chosen = times.index(max(times) if anchor == "recent" else min(times))
         position = members[chosen].position
-        if self.config.anchor == "average":
+        if anchor == "average":
             position = mean([member.position for member in members])
         joint = [member.joint_counts for member in members if member.joint_counts is not None]
         joined = Prototype(
@@ -117,6 +167,10 @@ class NaiveAgglomerative(NaiveProtoKV):
                 owner = token.merged_into
                 keys, values = token.key_center - owner.key_center, token.value_center - owner.value_center
                 self._count(bank, owner, keys, values)
+
+
+def _feature(point: Prototype) -> Tensor:
+    return torch.cat((point.key_center, point.value_center)).double()
 
 
 def _members(points: Sequence[Prototype | None], cluster: Sequence[int]) -> list[Prototype]:
