@@ -22,8 +22,8 @@ from protokv.config import DurableConfig
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
-REPEATS: Final = 0.1
-SOME_NEW, ALL_NEW = 0.85, 0.95
+REPEATS: Final = 0.25
+SOME_NEW, ALL_NEW = 0.9, 0.95
 _PRESENT: Final = 8
 # Counts begin as if so many repeats had been seen: a few steps say little.
 AT_FIRST: Final = 16

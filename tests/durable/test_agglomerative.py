@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 
 import pytest
@@ -19,24 +18,6 @@ from tests.core.test_oracle import compare_context, compare_state, watched_by_bo
 from tests.oracles import ward as naive_ward
 from tests.oracles.ward import NaiveAgglomerative
 from tests.tolerance import near
-
-
-class PartlyStill(World):
-    """A stream in which the first `still` heads see the same few things again with little noise."""
-
-    still = 0
-
-    def step(self, index: int, tokens: int) -> StepKV:
-        noise, self.noise = self.noise, 0.01
-        generator = self.generator.get_state()
-        time = self.time
-        calm = super().step(index, tokens)
-        self.generator.set_state(generator)
-        self.noise, self.time = noise, time
-        step = super().step(index, tokens)
-        keys, values = step.keys.clone(), step.values.clone()
-        keys[:, : self.still], values[:, : self.still] = calm.keys[:, : self.still], calm.values[:, : self.still]
-        return replace(step, keys=keys, values=values)
 
 
 @given(
@@ -60,7 +41,7 @@ class PartlyStill(World):
     components=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**16),
     lengths=st.lists(st.integers(1, 7), min_size=5, max_size=14),
-    things=st.sampled_from([2, 12]),
+    things=st.sampled_from([2, 12, 400]),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
     still=st.integers(0, 2),
 )
@@ -81,8 +62,10 @@ def test_the_fast_bank_equals_merging_written_out(
     plain = {"center_bits": 8, "residual": False, "pseudo_tokens": 1} if quantized else {"subquantizers": gcd(4, size)}
     settings = small_durable(**(config | plain))
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
-    world = PartlyStill(shape, seed, noise=noise, things=things)
-    world.still = still
+    world = World(shape, seed, noise=noise, things=things)
+    # The first heads see two things only.
+    for held in (world.keys, world.values):
+        held[:, :still] = held[:, :still, torch.arange(things) % 2]
     with pytest.MonkeyPatch.context() as patch:
         # Streams this short would say too little.
         for module in (novelty, naive_ward):

@@ -52,9 +52,9 @@ class Head:
 
     @property
     def share(self) -> Tensor:
-        """Return 0 if up to 85 in 100 tokens are new, 1 from 95 on."""
+        """Return 0 if up to 90 in 100 tokens are new, 1 from 95 on."""
         seen = torch.tensor(self.seen)
-        return ((seen * (1 - 0.85) - self.repeated) / (seen * (0.95 - 0.85))).clamp(0, 1)
+        return ((seen * (1 - 0.9) - self.repeated) / (seen * (0.95 - 0.9))).clamp(0, 1)
 
 
 class NaiveBlocked:
@@ -170,7 +170,7 @@ class NaiveBlocked:
         squares, norms = self._squares(slots)
         costs = self._costs(slots, squares)
         some = sorted(_some(norms))
-        repeat = torch.tensor(some[(len(some) - 1) // 2]) * 0.1
+        repeat = torch.tensor(some[(len(some) - 1) // 2]) * 0.25
         kept = [slot.last_step > since for slot in slots]
         weights = [0 if is_kept else slot.mass for slot, is_kept in zip(slots, kept, strict=True)]
         place, content = self._by_place(slots), self._by_content(squares)

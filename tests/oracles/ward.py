@@ -86,7 +86,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         tokens = [index for index in alive if index >= K]
         T = len(tokens)
         features = torch.stack([_feature(alive[index]) for index in tokens])
-        repeat = sorted((features - features.mean(0)).square().sum(1).tolist())[(T - 1) // 2] / 10
+        repeat = sorted((features - features.mean(0)).square().sum(1).tolist())[(T - 1) // 2] / 4
         between = self._costs_between([[point] for point in alive.values()])
         costs = {(i, j): between[m][n] for (m, i), (n, j) in itertools.permutations(enumerate(alive), 2)}
         held = [index for index in alive if index < K]
@@ -105,9 +105,9 @@ class NaiveAgglomerative(NaiveProtoKV):
         return found
 
     def _share(self, number: int) -> Tensor:
-        """Return 0 for a head of which up to 85 in 100 tokens are new, 1 from 95 on; in float32."""
+        """Return 0 for a head of which up to 90 in 100 tokens are new, 1 from 95 on; in float32."""
         seen = torch.tensor(self.seen[number])
-        return ((seen * (1 - 0.85) - self.repeated[number]) / (seen * (0.95 - 0.85))).clamp(0, 1)
+        return ((seen * (1 - 0.9) - self.repeated[number]) / (seen * (0.95 - 0.9))).clamp(0, 1)
 
     def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
         """Return w v / (w + v) times the squared distance of the centres; w is the mass to the given power."""
