@@ -40,9 +40,9 @@ class NaiveAgglomerative(NaiveProtoKV):
 
     def _maintain(self, now: int) -> None:
         for number, bank in enumerate(bank for layer in self.heads for bank in layer):
-            self._merge(bank, number, now)
+            self._merge_step(bank, number, now)
 
-    def _merge(self, bank: Head, number: int, now: int) -> None:
+    def _merge_step(self, bank: Head, number: int, now: int) -> None:
         K = self.config.prototypes
         points = list(bank.slots)
         clusters = [[index] for index, point in enumerate(points) if point is not None]
