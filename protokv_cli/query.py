@@ -71,6 +71,20 @@ def query(
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")
     ] = False,
+    frames: Annotated[
+        Path | None,
+        typer.Option("--frames", metavar="DIR", help="Write the frames at these times as PNG, named by time."),
+    ] = None,
+    clip: Annotated[
+        Path | None,
+        typer.Option("--clip", metavar="FILE", help="Cut the seconds around the strongest of them into this .mp4."),
+    ] = None,
+    video: Annotated[
+        Path | None,
+        typer.Option(
+            "--video", metavar="PATH", help="The video, or its folder. Default: beside the state, or in this folder."
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
@@ -105,6 +119,7 @@ def query(
       protokv query camera.safetensors --at 14:05 "What is visible now?"
       protokv query camera.safetensors --watch 30s "What is visible now?"
       protokv query video.safetensors --evidence "where was the star?"
+      protokv query video.safetensors --video videos/ --frames seen/ --clip seen.mp4 "where was the star?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -128,11 +143,20 @@ def query(
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
             top=top,
-            evidence=evidence,
+            evidence=evidence or frames is not None or clip is not None,
+            frames=frames,
+            clip=clip,
+            video=video,
             timings=timings,
             at_prompt=at_prompt and watch is None,
             alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
+        if asking.excerpts and watch is not None:
+            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames and --clip")
+        if clip is not None and (at_prompt or file is not None or len(texts) != 1 or texts == ["-"]):
+            raise ConfigError("--clip is of one answer", hint="ask one question, or use --frames")
+        if video is not None and not asking.excerpts:
+            raise ConfigError("--video is where --frames and --clip look", hint="add one of them")
         if many:
             _query_many(out, state, [question.text for question in questions], asking)
             return
@@ -177,12 +201,17 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
 
         with clock.stage("state"):
             header = read_header(state)
+        excerpts = None
+        if asking.excerpts:
+            from protokv_cli.excerpts import Excerpts
+
+            excerpts = Excerpts(out, state, header, frames=asking.frames, clip=asking.clip, video=asking.video)
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         decoding = Decoding(**asking.sampling)
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
     beyond = beyond_model(header)
     warn_of_answers(out, beyond)
-    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond))
+    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond), excerpts=excerpts)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
