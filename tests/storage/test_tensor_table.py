@@ -9,6 +9,7 @@ import torch
 import protokv
 from protokv.config import CONFIGS, DurableConfig
 from protokv.core.tensors import MemoryShape
+from protokv.extras.thumbnails import Thumbnails
 from protokv.memories import MEMORIES
 
 PAGE = Path(protokv.__file__).parent / "storage" / "README.md"
@@ -20,7 +21,7 @@ def rows() -> dict[str, tuple[str, str, str]]:
     found = {}
     configs = [*(config() for config in CONFIGS.values()), DurableConfig(center_bits=8)]
     for config in configs:
-        for spec in MEMORIES[config.name].declare(config, SHAPE):
+        for spec in (*MEMORIES[config.name].declare(config, SHAPE), *Thumbnails.declare()):
             dtype = "model's" if spec.dtype == SHAPE.dtype else str(spec.dtype).removeprefix("torch.")
             meaning = f"{spec.meaning} ({spec.unit})" if spec.unit and spec.unit not in spec.meaning else spec.meaning
             found[spec.name] = (", ".join(spec.dims), dtype, meaning)
