@@ -29,6 +29,7 @@ class Panel(StrEnum):
     MODEL = "Model"
     MEMORY = "Memory"
     ANSWERS = "Answers"
+    EVIDENCE = "Evidence in the video"
     LIVE = "Live sources"
     MANY = "Many videos"
     SPEED = "Speed"

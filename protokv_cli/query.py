@@ -101,6 +101,33 @@ def query(
             "--evidence", help="Show the times of the stream that each answer stood on.", rich_help_panel=Panel.MOST
         ),
     ] = False,
+    frames: Annotated[
+        Path | None,
+        typer.Option(
+            "--frames",
+            metavar="DIR",
+            help="Write the frames at these times as PNG, named by time.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
+    clip: Annotated[
+        Path | None,
+        typer.Option(
+            "--clip",
+            metavar="FILE",
+            help="Cut the seconds around the strongest of them into this .mp4.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
+    video: Annotated[
+        Path | None,
+        typer.Option(
+            "--video",
+            metavar="PATH",
+            help="The video, or its folder. Default: beside the state, or in this folder.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int,
         typer.Option(
@@ -152,6 +179,7 @@ def query(
       protokv query camera.safetensors --at 14:05 "What is visible now?"
       protokv query camera.safetensors --watch 30s "What is visible now?"
       protokv query video.safetensors --evidence "where was the star?"
+      protokv query video.safetensors --video videos/ --frames seen/ --clip seen.mp4 "where was the star?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
@@ -175,11 +203,20 @@ def query(
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
             top=top,
-            evidence=evidence,
+            evidence=evidence or frames is not None or clip is not None,
+            frames=frames,
+            clip=clip,
+            video=video,
             timings=timings,
             at_prompt=at_prompt and watch is None,
             alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
+        if asking.excerpts and watch is not None:
+            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames and --clip")
+        if clip is not None and (at_prompt or file is not None or len(texts) != 1 or texts == ["-"]):
+            raise ConfigError("--clip is of one answer", hint="ask one question, or use --frames")
+        if video is not None and not asking.excerpts:
+            raise ConfigError("--video is where --frames and --clip look", hint="add one of them")
         if many:
             _query_many(out, state, [question.text for question in questions], asking)
             return
@@ -224,12 +261,17 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
 
         with clock.stage("state"):
             header = read_header(state)
+        excerpts = None
+        if asking.excerpts:
+            from protokv_cli.excerpts import Excerpts
+
+            excerpts = Excerpts(out, state, header, frames=asking.frames, clip=asking.clip, video=asking.video)
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         decoding = Decoding(**asking.sampling)
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
     beyond = beyond_model(header)
     warn_of_answers(out, beyond)
-    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond))
+    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond), excerpts=excerpts)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
