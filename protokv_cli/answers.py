@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.output import Format, Output
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
     from protokv.timings import Timings
+    from protokv_cli.excerpts import Excerpts
 
 REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 NAMED_SOURCES = 5
@@ -37,18 +39,35 @@ class QueryOptions:
     verify: bool
     top: int | None
     evidence: bool
+    frames: Path | None
+    clip: Path | None
+    video: Path | None
     timings: bool
     at_prompt: bool
     alone: bool
+
+    @property
+    def excerpts(self) -> bool:
+        """Whether frames or a clip of the video are wanted."""
+        return self.frames is not None or self.clip is not None
 
 
 class Answers:
     """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON."""
 
     def __init__(
-        self, out: Output, state: str, asking: QueryOptions, decoding: Decoding, clock: Timings, *, beyond: bool
+        self,
+        out: Output,
+        state: str,
+        asking: QueryOptions,
+        decoding: Decoding,
+        clock: Timings,
+        *,
+        beyond: bool,
+        excerpts: Excerpts | None = None,
     ) -> None:
         """Ask nothing yet; `beyond` marks rows of a source that the model cannot read."""
+        self._excerpts = excerpts
         self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
         self._beyond = beyond
         self._warned_of_words = False
@@ -84,6 +103,8 @@ class Answers:
             row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self._out.format is not Format.JSON:
                 self._out.plain(f"  {evidence_text(answer.evidence)}")
+            if self._excerpts is not None:
+                row |= self._excerpts.write(answer, session)
         if self._beyond:
             row["beyond_model"] = True
         if age_s is not None:
