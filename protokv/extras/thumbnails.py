@@ -172,7 +172,7 @@ def _is_small_jpeg(data: bytes) -> bool:
 
 
 def shrink(image: Picture) -> Picture:
-    """Return an RGB picture `[h, w, 3]`, uint8, with at most `SIDE` pixels a side; one that had more keeps over half."""
+    """Return an RGB picture `[h, w, 3]`, uint8, with at most `SIDE` pixels a side; of more it keeps over half."""
     from PIL import Image
 
     # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may be the last one.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
 from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder
@@ -135,7 +135,9 @@ class LiveOptions:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
         if self.on_pressure not in (None, "drop", "wait"):
-            raise ConfigError(f"on_pressure is {self.on_pressure!r}", hint="use drop or wait")
+            raise ConfigError(
+                f"on_pressure is {self.on_pressure!r}", hint=use_one_of(self.on_pressure, ("drop", "wait"))
+            )
 
     def lost_after_s(self, kind: str) -> float:
         """Return the seconds without a frame after which a source of this kind is lost."""
