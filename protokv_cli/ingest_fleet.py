@@ -278,7 +278,7 @@ def _show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | Non
         for table in _closing_tables(account, ledger.rows):
             out.table(table)
     if account.failures:
-        out.warn(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
+        out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stopped is not None:
         out.warn("stopped; what was watched is committed. Continue with the same command.")
         raise typer.Exit(stopped)

@@ -56,9 +56,9 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
 def show_news(out: Output, event: Event) -> None:
     """Write a line if a live source was lost, recovered, or comes faster than the model."""
     if isinstance(event, SourceLost):
-        out.warn(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
+        out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
-        out.warn(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
+        out.error(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
     elif isinstance(event, FramesDropped):
         out.warn(
             f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
@@ -147,12 +147,12 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         out.warn(f"stopped at {at}; {summary.state} is committed. Continue with the same command.")
         raise typer.Exit(stopped)
     if summary.damaged:
-        out.warn(f"Error: {source}: {summary.damage}")
-        out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
+        out.error(f"Error: {source}: {summary.damage}")
+        out.error(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
     if summary.grows:
-        out.warn(f"Note: {source} is still being written; {summary.state} holds it up to now.")
-        out.warn("Hint: run the same command again to go on, and once more when the file is whole")
+        out.error(f"Note: {source} is still being written; {summary.state} holds it up to now.")
+        out.error("Hint: run the same command again to go on, and once more when the file is whole")
         raise typer.Exit(Exit.PARTIAL)
     out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
 

@@ -157,7 +157,7 @@ OutputFormat = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.", rich_help_panel=Panel.OUTPUT)
+    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=Panel.OUTPUT)
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=Panel.OUTPUT)]
 Timings = Annotated[

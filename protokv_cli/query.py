@@ -308,7 +308,7 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
         beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
-            out.warn(f"Error: {reply.state}: {reply.failure.message}")
+            out.error(f"Error: {reply.state}: {reply.failure.message}")
         elif asking.top is None:
             _show_reply(out, reply, with_question=len(questions) > 1)
         else:
@@ -317,7 +317,7 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
         _show_reply(out, reply, rank, with_question=len(questions) > 1)
     warn_of_answers(out, list(beyond))
     if failed:
-        out.warn(f"{failed} of {len(states)} states cannot be asked")
+        out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
 
 

@@ -132,8 +132,8 @@ def surviving_errors(out: Output, at_prompt: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if not at_prompt:
             raise
-        out.warn("")
+        out.error("")
     except ProtoKVError as error:
         if not at_prompt:
             raise
-        out.warn(f"Error: {error.message}")
+        out.error(f"Error: {error.message}")
