@@ -67,7 +67,7 @@ dl { display: grid; grid-template-columns: fit-content(12rem) 1fr; gap: .1rem 1r
 dt { color: var(--grey) } dd { margin: 0; overflow-wrap: anywhere }
 @media (max-width: 600px) {
   body { margin: 1rem auto; font-size: 14px }
-  table { font-size: 12px } th, td { padding: .2rem .3rem } td span { display: block }
+  table { font-size: 12px } th, td { padding: .2rem } td span { display: block }
 }
 @page { size: A4; margin: 15mm }
 @media print {
