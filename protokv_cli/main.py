@@ -18,6 +18,7 @@ from protokv.version import __version__
 from protokv_cli import options
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
+from protokv_cli.panels import Command, Group
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
@@ -31,6 +32,7 @@ DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "d
 
 app = typer.Typer(
     name="protokv",
+    cls=Group,
     no_args_is_help=True,
     # typer's own option guesses the shell and cannot be told one.
     add_completion=False,
@@ -41,7 +43,7 @@ app = typer.Typer(
 completion_init()
 COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve)}
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
 
 
 def describe_versions() -> str:

@@ -17,6 +17,7 @@ from protokv_cli.answers import Answers, QueryOptions, row_of, warn_of_answers
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
+from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
@@ -38,11 +39,22 @@ def query(
     ] = None,
     named: Annotated[
         str | None,
-        typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
+        typer.Option(
+            "--state",
+            "-s",
+            metavar="STATE",
+            help="The state; then all arguments are questions.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--questions", metavar="FILE", help="Questions, one a line or a JSON object a line."),
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            help="Questions, one a line or a JSON object a line.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     at: Annotated[
         str | None,
@@ -51,46 +63,94 @@ def query(
             metavar="TIME",
             help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
             "live stream also 14:05 or 2026-11-21T14:05.",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     watch: Annotated[
         str | None,
-        typer.Option("--watch", metavar="TIME", help="Ask again at this interval, such as 30s; a JSON line each time."),
+        typer.Option(
+            "--watch",
+            metavar="TIME",
+            help="Ask again at this interval, such as 30s; a JSON line each time.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is as it was saved.")
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check that every byte of the state is as it was saved.",
+            rich_help_panel=Panel.ANSWERS,
+        ),
     ] = True,
     model: options.Model = None,
     revision: options.Revision = None,
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", metavar="K", min=1, help="Of many states, show the K answers that the model is surest of."
+            "--top",
+            metavar="COUNT",
+            min=1,
+            help="Of many states, show the COUNT answers that the model is surest of.",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")
+        bool,
+        typer.Option(
+            "--evidence", help="Show the times of the stream that each answer stood on.", rich_help_panel=Panel.MOST
+        ),
     ] = False,
     frames: Annotated[
         Path | None,
-        typer.Option("--frames", metavar="DIR", help="Write the frames at these times as PNG, named by time."),
+        typer.Option(
+            "--frames",
+            metavar="DIR",
+            help="Write the frames at these times as PNG, named by time.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
     ] = None,
     clip: Annotated[
         Path | None,
-        typer.Option("--clip", metavar="FILE", help="Cut the seconds around the strongest of them into this .mp4."),
+        typer.Option(
+            "--clip",
+            metavar="FILE",
+            help="Cut the seconds around the strongest of them into this .mp4.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
     ] = None,
     video: Annotated[
         Path | None,
         typer.Option(
-            "--video", metavar="PATH", help="The video, or its folder. Default: beside the state, or in this folder."
+            "--video",
+            metavar="PATH",
+            help="The video, or its folder. Default: beside the state, or in this folder.",
+            rich_help_panel=Panel.EVIDENCE,
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", help="The most tokens of an answer.", metavar="COUNT", rich_help_panel=Panel.MOST
+        ),
+    ] = 64,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", help="0 is greedy; above 0 draws.", metavar="NUMBER", rich_help_panel=Panel.ANSWERS
+        ),
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p", help="Draw from this share of the probability.", metavar="SHARE", rich_help_panel=Panel.ANSWERS
+        ),
+    ] = 1.0,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="NUMBER", help="Seed of the draws.", rich_help_panel=Panel.ANSWERS)
+    ] = 0,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,

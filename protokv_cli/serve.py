@@ -19,14 +19,21 @@ def serve(
         Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
     ],
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; an address other machines can reach needs a token.")
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; an address other machines can reach needs a token."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", metavar="NUMBER", min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8000,
     token: Annotated[
         str | None,
-        typer.Option("--token", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."),
+        typer.Option(
+            "--token", metavar="TOKEN", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."
+        ),
     ] = None,
-    waiting: Annotated[int, typer.Option("--waiting", min=1, help="The most questions at once.")] = 16,
+    waiting: Annotated[int, typer.Option("--waiting", metavar="COUNT", min=1, help="The most questions at once.")] = 16,
     answer_time: Annotated[
         str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
     ] = "2m",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, did_you_mean, use_one_of
 
 NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
@@ -128,7 +128,7 @@ class MemoryConfig:
         settings = dict(data)
         name = settings.pop("kind", DEFAULT)
         if not isinstance(name, str) or name not in CONFIGS:
-            raise ConfigError(f"there is no memory {shorten(name)}", hint=f"use one of {', '.join(CONFIGS)}")
+            raise ConfigError(f"there is no memory {shorten(name)}", hint=use_one_of(name, CONFIGS))
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
 
@@ -138,7 +138,7 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
     known = {field.name for field in fields(cls)}
     for name in data:
         if name not in known:
-            hint = f"known settings: {', '.join(sorted(known))}"
+            hint = use_one_of(name, sorted(known))
             raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
@@ -148,7 +148,10 @@ def check_type(name: str, value: object, hint: Any) -> None:
     if get_origin(hint) is Literal:
         # In Python True equals 1; for a setting it does not.
         if not any(type(value) is type(one) and value == one for one in get_args(hint)):
-            raise ConfigError(f"{name}: expected one of {', '.join(map(str, get_args(hint)))}, got {shorten(value)}")
+            known = [str(one) for one in get_args(hint)]
+            raise ConfigError(
+                f"{name}: expected one of {', '.join(known)}, got {shorten(value)}", hint=did_you_mean(value, known)
+            )
         return
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):

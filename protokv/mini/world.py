@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.mini.events import (
     BLOCK_S,
     MOST_SHAPES,
@@ -95,7 +95,9 @@ class WorldConfig:
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
             raise ConfigError(f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}")
         if self.backdrop not in get_args(Backdrop):
-            raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
+            raise ConfigError(
+                f"there is no backdrop {self.backdrop!r}", hint=use_one_of(self.backdrop, get_args(Backdrop))
+            )
         if not self.evidence_events:
             return
         if not 4 * self.evidence_events <= self.evidence_s <= BLOCK_S:

@@ -13,13 +13,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.snapshot import Admit, Found, Header, State
-from protokv.errors import StateCorrupt, StateError, UnknownForm
+from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
 
 S = TypeVar("S")
@@ -179,8 +180,11 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     """
     suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
     if not suffix and not is_url(path):
-        known = ", ".join(sorted(FORMS))
-        raise UnknownForm(f"expected a path that ends in one of {known}, got {path}", hint="choose another name")
+        known, given = sorted(FORMS), PurePath(path).suffix
+        raise UnknownForm(
+            f"expected a path that ends in one of {', '.join(known)}, got {path}",
+            hint=did_you_mean(given, known) or "choose another name",
+        )
     module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix]).partition(":")
     try:
         form: Form = getattr(import_module(module), name)(path)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from protokv.config import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
@@ -16,10 +19,12 @@ from protokv.replay.studies import SHIPPED
 from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import Exit
+from protokv_cli.panels import Panel
 from protokv_cli.process import uncollected
 from protokv_cli.replay import DATASETS, STUDIES
 from tests.cli.conftest import Program
 
+GROUP: Any = typer.main.get_command(main.app)
 COMMANDS = ["ingest", "query", "inspect", "replay"]
 
 # Packages that take long to import, and their uses.
@@ -58,6 +63,41 @@ def test_every_command_has_an_example_and_explains_every_option(protokv: Program
         position = text.splitlines().index(line)
         following = text.splitlines()[position + 1] if position + 1 < len(text.splitlines()) else ""
         assert len(line.split("  ")) > 2 or following.startswith(" " * 20), f"no help: {line}"
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_help_is_the_same_in_every_spelling(protokv: Program, command: str) -> None:
+    pages = {protokv(*words).out for words in ([command, "--help"], [command, "-h"], ["help", command])}
+    assert len(pages) == 1
+    assert protokv("help").out == protokv("--help").out
+    assert "Did you mean 'ingest'" in protokv("help", "ingst").err
+
+
+@pytest.mark.parametrize("command", ["ingest", "query", "replay"])
+def test_the_options_of_a_long_command_stand_in_panels_and_the_ten_most_used_come_first(
+    protokv: Program, command: str
+) -> None:
+    text = protokv(command, "--help", terminal_width=80).out
+    titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:2] == ["Arguments", Panel.MOST]
+    assert titles[1:] == [panel for panel in Panel if panel in titles]
+    most = text[text.index("Most used:") : text.index(f"{titles[2]}:")].splitlines()
+    assert len([line for line in most if line.startswith("  -")]) in (9, 10)
+    options = [one for one in GROUP.commands[command].params if one.param_type_name == "option" and not one.hidden]
+    assert [one.name for one in options if not one.rich_help_panel] == []
+
+
+@pytest.mark.parametrize("command", ["", *main.COMMANDS])
+def test_help_is_plain_text_that_fits_80_columns(protokv: Program, command: str) -> None:
+    text = protokv(*command.split(), "--help", terminal_width=80).out
+    told = text[: text.index("Examples:")] + text[text.index("\n\n", text.index("Examples:")) :]
+    # Rows of the examples and of the form of questions are commands and JSON, and are not wrapped.
+    assert [line for line in told.splitlines() if len(line) > 80 and "evidence_s, if known" not in line] == []
+    assert text.isascii()
+    assert text.count("PROTOKV_MAX_NEW_TOKENS") == 1
+    # typer's names of types, and a list of commands that was cut.
+    assert re.findall(r"<[a-z|]+>", text) == []
+    assert "..." not in text[text.rindex("Commands:" if not command else "PROTOKV_") :]
 
 
 def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
