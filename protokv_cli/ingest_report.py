@@ -38,10 +38,7 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if started.how == "finished":
         out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
         return
-    if started.how == "started":
-        most = "grows with the stream" if started.most_bytes is None else f"about {bytes_text(started.most_bytes)}"
-        out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
-    else:
+    if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     if started.beyond_model:
@@ -73,11 +70,18 @@ def reporting(out: Output, source: str, timings: Timings | None = None) -> Itera
     bar = Bar(out, "loading model", source, logs=not is_json)
     row_s = -JSON_EVERY_S
     first: tuple[float, float] | None = None
+    begun: Started | None = None
 
     def report(event: Event) -> None:
-        nonlocal row_s, first
+        nonlocal row_s, first, begun
+        if isinstance(event, Started):
+            begun = event
         if isinstance(event, Progress):
             now_s = time.monotonic()
+            if begun is not None and first is None and begun.how == "started":
+                # The size of a step is known only now.
+                on_disk = disk_text(event.end_bytes, begun.most_bytes)
+                out.note(f"state: {bytes_text(event.state_bytes)} in memory; on disk {on_disk}")
             first = first or (now_s, event.stream_time_s)
             if bar.due():
                 done_s, length_s = event.stream_time_s, event.duration_s
@@ -157,6 +161,13 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
     out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
 
 
+def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:
+    """Return what a state takes on disk: about how much at the end, or at most, or that it grows."""
+    if end_bytes is not None:
+        return f"about {bytes_text(end_bytes)} at the end"
+    return "grows with the stream" if most_bytes is None else f"at most {bytes_text(most_bytes)}"
+
+
 def show_estimate(out: Output, found: Estimate) -> None:
     """Show what a run would take, as a table or one JSON object."""
     if out.format is Format.JSON:
@@ -164,7 +175,6 @@ def show_estimate(out: Output, found: Estimate) -> None:
         return
     unknown = "unknown: the source does not say how long it is"
     in_all = "" if found.tokens is None else f", {found.tokens:,} in all"
-    on_disk = "growing with the stream" if found.most_bytes is None else f"about {bytes_text(found.most_bytes)}"
     takes = "unknown"
     if found.seconds is not None:
         takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
@@ -173,7 +183,7 @@ def show_estimate(out: Output, found: Estimate) -> None:
         "length": unknown if found.duration_s is None else time_text(found.duration_s),
         "steps": unknown if found.steps is None else count_text(found.steps, "step"),
         "tokens": f"{found.tokens_per_step:g} a step{in_all}",
-        "state": f"{bytes_text(found.state_bytes)} in memory, on disk {on_disk}",
+        "state": f"{bytes_text(found.state_bytes)} in memory; on disk {disk_text(found.end_bytes, found.most_bytes)}",
         "takes": takes,
     }
     out.table(pairs(rows, title="nothing was written; it would be"))

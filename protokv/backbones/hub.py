@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from protokv.backbones.files import weight_files
+from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, did_you_mean
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")

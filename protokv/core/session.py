@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protokv.config.base import check_fps
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.core.memory import Memory
@@ -26,7 +27,6 @@ from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import MemoryShape, StatePart
-from protokv.config.base import check_fps
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 

@@ -26,6 +26,7 @@ from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, to
 
 REPOSITORY = ".icechunk"
 
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One video: its source as `open_source` takes it, and the key of its state, a relative path with `/`."""
