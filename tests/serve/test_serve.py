@@ -207,10 +207,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
     """Hold every answer: it sets the first event when it begins, and goes on once the second is set."""
     begun, go, stream = threading.Event(), threading.Event(), Session.stream
 
-    def slow(self: Session, *arguments: Any) -> Any:
+    def slow(self: Session, *arguments: Any, **options: Any) -> Any:
         begun.set()
         assert go.wait(30)
-        return (yield from stream(self, *arguments))
+        return (yield from stream(self, *arguments, **options))
 
     monkeypatch.setattr(Session, "stream", slow)
     return begun, go
