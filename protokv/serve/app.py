@@ -80,8 +80,8 @@ def build_app(
             Route("/docs", page.describe),
             Route("/page/state", server.guard(page.state)),
             Route("/page/videos", server.guard(page.videos)),
-            # A player sends no token: the address that `/page/videos` gave has a ticket.
-            Route("/page/video", page.video),
+            # A player sends no token: with one, the address that `/page/videos` gave has a ticket.
+            Route("/page/video", page.video if token else server.guard(page.video)),
             Route("/v1/models", server.guard(server.models)),
             Route("/v1/models/{name:path}", server.guard(server.model)),
             Route("/v1/chat/completions", server.answering(chat), methods=["POST"]),
