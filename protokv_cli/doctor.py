@@ -60,19 +60,19 @@ def _tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             "variables set": ", ".join(found["variables"]) or "none",
         }
     )
-    rows = [
+    rows = (
         (one["name"], _size(one["free_bytes"]), _size(one["memory_bytes"]), one["what"]) for one in found["devices"]
-    ]
+    )
     yield grid(("device", "free", "of", "what"), rows, left=("what",))
-    video, cache = found["video"], found["cache"]
+    video, cache, disk = found["video"], found["cache"], found["disk"]
     lacking = {name: one["missing"] for name, one in found["extras"].items()}
     space = {
         "video": video["ffmpeg"] or "cannot be read",
         "decodes": ", ".join(name for name, there in video["codecs"].items() if there) or "nothing",
         "extras": ", ".join(name for name, missing in lacking.items() if not missing) or "none",
         "not installed": "; ".join(f"{name}: {', '.join(missing)}" for name, missing in lacking.items() if missing),
-        "cache": f"{cache['models']} models, {_size(cache['bytes'])} in {cache['folder']}; {_size(cache['free_bytes'])} free",
-        "disk": f"{_size(found['disk']['free_bytes'])} free in {found['disk']['folder']}",
+        "cache": f"{cache['models']} models, {_size(cache['bytes'])} in {cache['folder']}",
+        "disk": f"{_size(cache['free_bytes'])} free there, {_size(disk['free_bytes'])} in {disk['folder']}",
     }
     yield pairs({name: text for name, text in space.items() if text})
     yield from model_tables(found["models"])
@@ -86,7 +86,7 @@ def model_tables(models: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType
     for model in models:
         cells = [f"{n / 2**30:.1f}{'*' if model['fits'][d] else ' '}" for d, n in model["weight_bytes"].items()]
         rows.append((model["name"], *cells))
-    title = "models: GiB of their weights; * fits into the free memory with what watching takes"
+    title = "models: GiB of weights; * fits into the free memory (8bit and 4bit: of a GPU)"
     yield grid(("--model", *dtypes), rows, title=title)
 
 

@@ -22,18 +22,11 @@ from protokv.machine import free_memory_bytes, memory_bytes
 from protokv.mini import weights_folder
 from protokv.version import __version__
 
+# fmt: off
 _PACKAGES: Final = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "av",
-    "decord",
-    "zarr",
-    "numpy",
-    "typer",
-    "rich",
+    "torch", "transformers", "tokenizers", "safetensors", "av", "decord", "zarr", "numpy", "typer", "rich",
 )
+# fmt: on
 _CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
 # Those of people who change the program.
 _DEVELOPMENT: Final = ("test", "docs")
@@ -116,7 +109,7 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
     torch = _imported("torch", problems)
     if torch is None:
         return [cpu]
-    found = [cpu | {"what": f"{cpu['what']}, {torch.get_num_threads()} threads"}]
+    found = [cpu | {"what": f"{cpu['what']}, of which torch uses {torch.get_num_threads()}"}]
     for number in range(torch.cuda.device_count()):
         try:
             free, size = torch.cuda.mem_get_info(number)
@@ -141,6 +134,7 @@ def _video(problems: list[str]) -> dict[str, Any]:
 
 def _extras() -> Iterator[tuple[str, list[str]]]:
     """Yield the extras of this package, each with what it lacks."""
+    # huggingface_hub and transformers need it, too.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
