@@ -60,9 +60,8 @@ def _tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             "variables set": ", ".join(found["variables"]) or "none",
         }
     )
-    rows = (
-        (one["name"], _size(one["free_bytes"]), _size(one["memory_bytes"]), one["what"]) for one in found["devices"]
-    )
+    devices = found["devices"]
+    rows = ((one["name"], _size(one["free_bytes"]), _size(one["memory_bytes"]), one["what"]) for one in devices)
     yield grid(("device", "free", "of", "what"), rows, left=("what",))
     video, cache, disk = found["video"], found["cache"], found["disk"]
     lacking = {name: one["missing"] for name, one in found["extras"].items()}

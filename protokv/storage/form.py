@@ -178,7 +178,7 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
         UnknownForm: the suffix names no form, or it is that of a video.
         StateError: a package that the form needs is not installed.
     """
-    suffix = suffix_of(path)
+    suffix = suffix_of(path) or ""
     if to_read and not suffix and not is_url(path):
         _refuse_video(path)
         suffix = DEFAULT_SUFFIX
