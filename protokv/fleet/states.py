@@ -14,14 +14,14 @@ from typing import Any
 from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
-from protokv.errors import StateError
+from protokv.errors import NotUnderstood, StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.records import Failure
 from protokv.fleet.worker import damage_of
 from protokv.storage.api import load_state, read_header, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.form import is_url
-from protokv.storage.watched import beyond_model
+from protokv.storage.watched import beyond_model, meaningless
 
 # The failures of the last run, a JSON object a line, beside the states.
 FAILURES = "failures.jsonl"
@@ -137,10 +137,12 @@ def ask_all(
     *,
     at_s: float | None = None,
     verify: bool = True,
+    anyway: bool = False,
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
-    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
+    So does a state whose model cannot make sense of what it watched, unless it is asked `anyway`. Questions are
+    numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
 
     Raises:
         ConfigError: a question is empty or contains control tokens.
@@ -152,6 +154,9 @@ def ask_all(
             beyond = tuple(beyond_model(found))
         except StateError as error:
             yield Reply(state, 0, None, Failure.of(error))
+            continue
+        if beyond and not anyway:
+            yield Reply(state, 0, None, Failure.of(NotUnderstood(meaningless(beyond))), beyond)
             continue
         for number, question in enumerate(questions):
             yield Reply(state, number, session.ask(question, decoding), beyond=beyond)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from protokv.ingestion.events import (
     Commit,
+    BeyondModel,
     Event,
     FramesDropped,
     Progress,
@@ -21,6 +22,7 @@ from protokv.ingestion.run import ingest
 __all__ = [
     "NEVER",
     "Commit",
+    "BeyondModel",
     "Event",
     "Every",
     "FramesDropped",

@@ -18,7 +18,7 @@ class Started:
         source_fps: frames a second of the source; None if it does not say.
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
-        beyond_model: the model cannot make sense of the source (`protokv.storage.watched.is_beyond`).
+        beyond_model: an earlier run saw that the model cannot make sense of the source.
     """
 
     state: str
@@ -44,6 +44,14 @@ class Progress:
     frames_per_second: float
     state_bytes: int
     frames_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondModel:
+    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing."""
+
+    source: str
+    stream_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class Summary:
         damaged: this run or an earlier one could not read all of the source; `damage` says what, where and why.
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
         gaps: how often a live source was lost, in all runs.
+        beyond_model: the model cannot make sense of the source.
     """
 
     state: str
@@ -115,6 +124,7 @@ class Summary:
     damage: str
     frames_dropped: int = 0
     gaps: int = 0
+    beyond_model: bool = False
 
 
-Event = Started | Progress | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | BeyondModel | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.backbones.base import Backbone, PreparedStep
+from protokv.mini.looked import Look
 from protokv.timings import Timings, stage
 from protokv.video import Damage
 from protokv.video.sampling import Step
@@ -26,13 +27,14 @@ ASK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ReadyStep:
-    """A step without its pictures; the rest as in `Step`."""
+    """A step without its pictures, and what they showed if they were looked at; the rest as in `Step`."""
 
     time_s: float
     prepared: PreparedStep
     decoders: tuple[str, ...]
     damage: Damage
     mark: int
+    look: Look | None = None
 
 
 class Stop:
@@ -53,6 +55,7 @@ def prefetch(
     backbone: Backbone,
     stop: Stop,
     *,
+    look: Callable[[Step], Look | None] = lambda step: None,
     depth: int = DEPTH,
     timings: Timings | None = None,
 ) -> Generator[ReadyStep, None, None]:
@@ -62,6 +65,7 @@ def prefetch(
         open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
         backbone: prepares frames, in the thread.
         stop: asked while waiting; waiting steps are dropped then.
+        look: looks at a step, in the thread.
         depth: the most steps that wait to be taken.
         timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
     """
@@ -78,8 +82,8 @@ def prefetch(
         if step is None:
             return None
         with stage(timings, "preprocess"):
-            prepared = backbone.prepare(step.images)
-        return ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark)
+            prepared, seen = backbone.prepare(step.images), look(step)
+        return ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark, seen)
 
     steps = open_steps(unwanted)
     pool = ThreadPoolExecutor(1, "protokv-prefetch")

@@ -10,20 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion.continuation import GrowingFile
-from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
+from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
+from protokv.mini import is_embedded
+from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
 from protokv.storage.checkpoint import to_state
-from protokv.storage.watched import Segment, end_of, frames_by_decoder, is_beyond
+from protokv.storage.watched import Segment, end_of, frames_by_decoder
 from protokv.storage.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
@@ -57,6 +59,9 @@ class Run:
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._file, self._record, self._grows = file, record, False
+        # Real models make sense of any video, so only an embedded one looks.
+        self._looks = is_embedded(session.backbone.identity.name)
+        self._looked = Looked.of(record.get("looked")) or Looked()
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -88,7 +93,10 @@ class Run:
         if stop.ask():
             return
         depth = max(DEPTH, self._chunk)
-        with closing(prefetch(self._open_steps, session.backbone, stop, depth=depth, timings=self._timings)) as reading:
+        ready = prefetch(
+            self._open_steps, session.backbone, stop, look=self._look, depth=depth, timings=self._timings
+        )
+        with closing(ready) as reading:
             while not stop.decided:
                 steps, error = _next_steps(reading, self._chunk)
                 if stop.decided and len(steps) < self._chunk:
@@ -133,7 +141,25 @@ class Run:
             self._decoders.update(step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
+        for step in steps:
+            yield from self._count(step.look)
         yield from self._events(self._writer.landed())
+
+    def _look(self, step: Step) -> Look | None:
+        """Look at the first picture of a step, if it is one of those that are looked at."""
+        if not self._looks or not is_looked_at(step.index):
+            return None
+        from protokv.mini.recognition import look_at
+
+        return look_at(step.images[0])
+
+    def _count(self, look: Look | None) -> Iterator[BeyondModel]:
+        """Count what a step showed; tell when it comes out that the model cannot make sense of the source."""
+        if look is None:
+            return
+        before, self._looked = self._looked.is_world, self._looked.add(look)
+        if self._looked.is_world is False and before is not False:
+            yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
 
     @property
     def _unsaved(self) -> bool:
@@ -154,6 +180,8 @@ class Run:
         }
         if self._chunk > 1:
             record["chunk"] = self._chunk
+        if self._looks:
+            record["looked"] = asdict(self._looked)
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._events(self._writer.commit(state, wait=wait))
@@ -186,7 +214,7 @@ class Run:
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
             most_bytes=self._session.memory.most_bytes,
-            beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
+            beyond_model=self._beyond,
         )
 
     def _progress(self) -> Progress:
@@ -216,7 +244,12 @@ class Run:
             grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
+            beyond_model=self._beyond,
         )
+
+    @property
+    def _beyond(self) -> bool:
+        return self._looked.is_world is False
 
     def _watched_s(self) -> float:
         reached_s = self._session.clock.stream_time_s
@@ -270,9 +303,11 @@ class LiveRun(Run):
             if step is _END:
                 break
             if isinstance(step, Step):
+                look = self._look(replace(step, index=session.clock.steps - segment.first_step))
                 session.watch(step.images, segment.start_s + step.time_s)
                 self._decoders.update(step.decoders)
                 yield self._progress()
+                yield from self._count(look)
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())

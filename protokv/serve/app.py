@@ -26,9 +26,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from protokv.core.session import Answer
-from protokv.errors import ConfigError, ProtoKVError, StateNotFound
+from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, StateNotFound
 from protokv.serve import chat
 from protokv.serve.states import States
+from protokv.storage.watched import meaningless
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> None:
         try:
-            pieces = self._states.session(path).stream(asked.question, asked.decoding)
+            session = self._states.session(path)
+            if session.beyond_model and not asked.anyway:
+                message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
+                raise NotUnderstood(message)
+            pieces = session.stream(asked.question, asked.decoding)
             while not stop():
                 try:
                     tell(next(pieces))

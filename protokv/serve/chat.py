@@ -41,6 +41,7 @@ class Request:
     decoding: Decoding
     stream: bool
     usage: bool  # end the stream with the number of tokens
+    anyway: bool  # not in OpenAI's interface: answer even if the model cannot make sense of the video
 
 
 def parse(body: bytes) -> Request:
@@ -75,6 +76,7 @@ def parse(body: bytes) -> Request:
         ),
         stream=data.get("stream") is True,
         usage=stream_options.get("include_usage") is True,
+        anyway=data.get("anyway") is True,
     )
 
 
@@ -111,12 +113,15 @@ def completion(number: str, request: Request, answer: Answer) -> dict[str, Any]:
                 "index": 0,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
                 "logprobs": None,
-                "finish_reason": _reason(request, answer),
+                "finish_reason": _reason(answer),
             }
         ],
         "usage": _usage(answer),
-        # Not in OpenAI's interface: the stream time of the state that answered.
+        # Not in OpenAI's interface: the stream time of the state that answered, why the answer ended ("repetition"
+        # has no word there), and that the model cannot make sense of the video.
         "stream_time_s": answer.stream_time_s,
+        "ended": answer.finish_reason,
+        **({"beyond_model": True} if answer.beyond_model else {}),
     }
 
 
@@ -125,7 +130,7 @@ def chunk(number: str, request: Request, piece: str | None, answer: Answer | Non
     delta: dict[str, Any] = {"role": "assistant", "content": ""} if piece is None else {"content": piece}
     reason = None
     if answer is not None:
-        delta, reason = {}, _reason(request, answer)
+        delta, reason = {}, _reason(answer)
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
     return {**_head(number, request.model, "chat.completion.chunk"), "choices": [choice]}
 
@@ -139,8 +144,8 @@ def _head(number: str, model: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _reason(request: Request, answer: Answer) -> str:
-    return "length" if answer.tokens >= request.decoding.max_new_tokens else "stop"
+def _reason(answer: Answer) -> str:
+    return "stop" if answer.finish_reason == "stop" else "length"
 
 
 def _usage(answer: Answer) -> dict[str, int]:
