@@ -52,8 +52,10 @@ class Recipe:
 class Failure:
     """Why a video has no complete, undamaged state.
 
-    `kind` is the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
-    part of the video, or `WorkerDied` if the worker died on every attempt.
+    Attributes:
+        kind: the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
+            part of the video, or `WorkerDied` if the worker died on every attempt.
+        message, hint: what is wrong, and what to do.
     """
 
     kind: str
