@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,16 +178,16 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}: this may no longer be in memory" if evidence.faint else text
 
 
-def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with a real model:") -> None:
+def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO") -> None:
     """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of.
 
-    `how` begins the hint; the option for a model follows.
+    `argument` is the source on a command line.
     """
     from protokv.storage.watched import meaningless
 
     if sources:
-        out.warn(f"Warning: {meaningless(sources)}.")
-        out.warn(f"Hint: {how} {model_option()}")
+        out.warn(f"Warning: {meaningless(sources)}")
+        out.warn(f"Hint: {how_to_understand(argument)}")
 
 
 def model_option() -> str:
@@ -203,6 +204,11 @@ def model_option() -> str:
     return f"--model {fitting[-1].name}" if fitting else f"--model {smallest.name} --dtype bfloat16"
 
 
+def how_to_understand(argument: str = "VIDEO") -> str:
+    """Return the command that watches a source with a real model; it replaces a state of the embedded one."""
+    return f"name a real model: protokv ingest {shlex.quote(argument)} {model_option()} --force"
+
+
 def how_to_ask_anyway() -> str:
     """Return the hint about a state whose model cannot make sense of what it watched."""
-    return f"ingest with a real model: protokv ingest VIDEO {model_option()}; --anyway asks all the same"
+    return f"{how_to_understand()}; --anyway asks this state all the same"

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,7 @@ import typer
 from protokv import errors
 from protokv.backbones import EMBEDDED, require_model
 from protokv.errors import ConfigError, SourceNotFound, StateError
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
@@ -186,6 +187,7 @@ class Account:
     failures: int = 0
     watched_s: float = 0.0
     file_bytes: int = 0
+    beyond: list[str] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         """Count one more video."""
@@ -193,6 +195,8 @@ class Account:
         self.failures += outcome.failure is not None
         self.watched_s += outcome.watched_s
         self.file_bytes += outcome.file_bytes
+        if outcome.beyond_model:
+            self.beyond.append(PurePath(outcome.job.source).name)
 
     @property
     def ended(self) -> int:
@@ -202,7 +206,7 @@ class Account:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures}
+        rest = {"left": self.total - self.ended, "failures": self.failures, "beyond_model": len(self.beyond)}
         return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
 
 
@@ -277,6 +281,7 @@ def _show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | Non
     elif out.format is Format.TABLE:
         for table in _closing_tables(account, ledger.rows):
             out.table(table)
+    warn_of_answers(out, account.beyond)
     if account.failures:
         out.warn(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stopped is not None:

@@ -375,7 +375,7 @@ def replay(
         plan = request.plan(opened, backbone, fps)
         embedded = is_embedded(backbone.identity.name)
         beyond = [stream.name for stream, _ in plan.streams if embedded and not stream.is_world()]
-        warn_of_answers(out, beyond, "name a real model:")
+        warn_of_answers(out, beyond)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, plan.trials.values(), output)

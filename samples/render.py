@@ -27,7 +27,8 @@ VIDEO_SIDE: Final = 336
 def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
     """Write the whole stream to `path` (its suffix chooses the container) and return the number of frames.
 
-    Frame i has the time stamp i / fps seconds. The same world gives the same pictures, but the bytes of the file depend on the version of the encoder.
+    Frame i has the time stamp i / fps seconds. The same world gives the same pictures, but the bytes of the file depend
+    on the version of the encoder.
     """
     import av
 

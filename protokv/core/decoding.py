@@ -64,7 +64,7 @@ LEAST_REPEATED = 32
 
 
 def is_repeating(ids: Sequence[int]) -> bool:
-    """Return whether generated ids end in one group of tokens, again and again, as greedy decoding does when it is stuck.
+    """Return whether ids end in one group of tokens again and again, as greedy decoding does when it is stuck.
 
     The group has at most `MOST_PERIOD` tokens and stands there `LEAST_REPEATS` times and for `LEAST_REPEATED` tokens:
     longer than laughter, and longer than the line below the head of a table.

@@ -21,7 +21,7 @@ from protokv.fleet.worker import damage_of
 from protokv.storage.api import load_state, read_header, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.form import is_url
-from protokv.storage.watched import beyond_model, meaningless
+from protokv.storage.watched import beyond_model, is_beyond, meaningless
 
 # The failures of the last run, a JSON object a line, beside the states.
 FAILURES = "failures.jsonl"
@@ -31,8 +31,8 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
     """Yield a row per state, sorted by name, then one per failed video without a state.
 
     A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
-    `model`, `damage` and `failure`; unknown values are None. `failure` says why a state cannot be read, or why the
-    video failed in the last run.
+    `model`, `damage`, `beyond_model` and `failure`; unknown values are None. `failure` says why a state cannot be read,
+    or why the video failed in the last run.
 
     Raises:
         StateNotFound: there is neither a state nor a failure.
@@ -53,7 +53,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         header, size = read_header(state), stored_bytes(state)
-        config = config_of(header)
+        config, beyond = config_of(header), is_beyond(header)
     except StateError as error:
         return _empty(state, {"message": Failure.of(error).message})
     return {
@@ -67,12 +67,13 @@ def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
         "memory": f"{config.name}, {config.budget} tokens",
         "model": header.backbone.name,
         "damage": damage_of(header) or None,
+        "beyond_model": beyond,
         "failure": None if failed is None else failed.get("message"),
     }
 
 
 def _empty(state: str, failed: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage")
+    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "beyond_model")
     row: dict[str, Any] = {"state": state, "source": failed.get("source"), "complete": False}
     return row | dict.fromkeys(unknown) | {"failure": failed.get("message")}
 

@@ -6,8 +6,8 @@ The package is not called `ingest` because `protokv.ingest` is the function.
 from __future__ import annotations
 
 from protokv.ingestion.events import (
-    Commit,
     BeyondModel,
+    Commit,
     Event,
     FramesDropped,
     Progress,
@@ -21,8 +21,8 @@ from protokv.ingestion.run import ingest
 
 __all__ = [
     "NEVER",
-    "Commit",
     "BeyondModel",
+    "Commit",
     "Event",
     "Every",
     "FramesDropped",

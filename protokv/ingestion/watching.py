@@ -93,9 +93,7 @@ class Run:
         if stop.ask():
             return
         depth = max(DEPTH, self._chunk)
-        ready = prefetch(
-            self._open_steps, session.backbone, stop, look=self._look, depth=depth, timings=self._timings
-        )
+        ready = prefetch(self._open_steps, session.backbone, stop, look=self._look, depth=depth, timings=self._timings)
         with closing(ready) as reading:
             while not stop.decided:
                 steps, error = _next_steps(reading, self._chunk)

@@ -218,15 +218,15 @@ def _status(error: ProtoKVError) -> int:
     return 409
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
+def _error(message: str, status: int, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
+    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": code}
 
 
 async def _refuse(_: WebRequest, error: Exception) -> Response:
     assert isinstance(error, ProtoKVError)
-    status = _status(error)
-    return JSONResponse({"error": _error(error.message, status)}, status)
+    status, code = _status(error), "beyond_model" if isinstance(error, NotUnderstood) else None
+    return JSONResponse({"error": _error(error.message, status, code)}, status)
 
 
 async def _refuse_http(_: WebRequest, error: Exception) -> Response:

@@ -152,6 +152,12 @@ def beyond_model(header: Header) -> list[str]:
     return [str(one.get("name")) for one in records_of(header) if _is_beyond(header, one)]
 
 
+def is_beyond(header: Header) -> bool | None:
+    """Return whether there is such a source; None: unknown."""
+    known = {_is_beyond(header, one) for one in records_of(header)}
+    return True if True in known else None if None in known else False
+
+
 def check_understood(header: Header, hint: Callable[[], str]) -> None:
     """Refuse a state whose model cannot make sense of what it watched.
 
