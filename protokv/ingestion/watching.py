@@ -62,6 +62,7 @@ class Run:
         # Real models make sense of any video, so only an embedded one looks.
         self._looks = is_embedded(session.backbone.identity.name)
         self._looked = Looked.of(record.get("looked")) or Looked()
+        self._told = self._beyond
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -152,11 +153,12 @@ class Run:
         return look_at(step.images[0])
 
     def _count(self, look: Look | None) -> Iterator[BeyondModel]:
-        """Count what a step showed; tell when it comes out that the model cannot make sense of the source."""
+        """Count what a step showed; tell once that the model cannot make sense of the source."""
         if look is None:
             return
-        before, self._looked = self._looked.is_world, self._looked.add(look)
-        if self._looked.is_world is False and before is not False:
+        self._looked = self._looked.add(look)
+        if self._beyond and not self._told:
+            self._told = True
             yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
 
     @property

@@ -12,9 +12,6 @@ from typing import Any, Final, Literal
 Look = Literal["shapes", "empty", "other"]
 """A picture of the world with shapes or without, or another picture."""
 
-FEW: Final = 3
-"""Other pictures before they decide; fewer may be damage."""
-
 LONELY: Final = 60
 """Pictures without any shape before they decide. In 750 worlds the longest wait for the first shape was 58 s."""
 
@@ -47,7 +44,7 @@ class Looked:
         if no shape shows up for as long as no world is empty.
         """
         n = self.shapes + self.empty + self.other
-        if self.other >= FEW and self.other > max(self.shapes, n / 8):
+        if self.other > max(self.shapes, n / 8):
             return False
         if self.shapes:
             return True

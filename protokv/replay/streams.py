@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
-from protokv.mini.looked import FEW, LONELY, Looked
+from protokv.mini.looked import LONELY, Looked
 from protokv.mini.recognition import look_at
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
@@ -43,7 +43,7 @@ class Stream(ABC):
         with suppress(SourceError):
             for step in islice(self.steps(1.0, 1), LONELY):
                 looked = looked.add(look_at(step.images[0]))
-                if step.index >= FEW and looked.is_world is not None:
+                if looked.is_world is not None:
                     break
         return looked.is_world is not False
 
