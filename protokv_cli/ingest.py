@@ -19,7 +19,14 @@ from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
 from protokv_cli.options import choice
 from protokv_cli.output import Format, Output
 from protokv_cli.panels import Panel
-from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_instant, parse_setting
+from protokv_cli.parsing import (
+    parse_budget,
+    parse_duration,
+    parse_every,
+    parse_instant,
+    parse_setting,
+    parse_thumbnails,
+)
 from protokv_cli.process import stopping, uncollected
 from protokv_cli.progress import downloads_shown
 
@@ -282,6 +289,15 @@ def ingest(
             rich_help_panel=Panel.SPEED,
         ),
     ] = 1,
+    thumbnails: Annotated[
+        str,
+        typer.Option(
+            "--thumbnails",
+            metavar="COUNT|off",
+            help="Small pictures to keep in the state for people to look at, 4 KiB each at most.",
+            rich_help_panel=Panel.MEMORY,
+        ),
+    ] = "16",
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -344,6 +360,7 @@ def ingest(
             decoder=cast("DecoderName", decoder),
             max_frame_pixels=max_frame_pixels,
             chunk=chunk,
+            thumbnails=parse_thumbnails(thumbnails),
             live=LiveOptions(
                 stall_s=None if stall is None else parse_duration(stall),
                 give_up_s=None if give_up is None else parse_duration(give_up),
@@ -457,4 +474,4 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     )
     with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
-        show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps))
+        show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps, thumbnails=chosen.thumbnails))

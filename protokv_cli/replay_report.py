@@ -89,9 +89,10 @@ def show(
     if out.format is Format.JSON:
         out.json(report)
     else:
-        out.table(pairs(list_facts(report)), "")
+        conclusion = report["conclusion"]
+        out.table(conclusion["text"], *conclusion["details"], "", pairs(list_facts(report)), "")
         for table in tabulate(report):
-            out.table(grid(table.head, table.rows, title=table.title), "")
+            out.table(grid(table.head, table.rows, title=table.title), *([table.note] if table.note else []), "")
     if plot:
         from protokv.replay.figure import save_figure
 

@@ -145,14 +145,18 @@ def list_tensors() -> str:
 
     from protokv.config import CONFIGS, DurableConfig
     from protokv.core.tensors import MemoryShape
+    from protokv.extras.thumbnails import Thumbnails
     from protokv.memories import MEMORIES
 
     shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
     parts = []
+    declared: dict[str, Any] = {}
     for name, config in CONFIGS.items():
         # The default memory holds its centres in 8 bits or in 32; its state has the tensors of one of the two.
         forms = [DurableConfig(center_bits=8), DurableConfig(center_bits=32)] if name == "durable" else [config()]
-        specs = {spec.name: spec for form in forms for spec in MEMORIES[name].declare(form, shape)}
+        declared[name] = [spec for form in forms for spec in MEMORIES[name].declare(form, shape)]
+    declared["Thumbnails, of any memory"] = Thumbnails.declare()
+    for name, specs in declared.items():
         entries = [
             (
                 spec.name,
@@ -160,7 +164,7 @@ def list_tensors() -> str:
                 f"[{', '.join(spec.dims)}]",
                 f"{spec.meaning} ({spec.unit})" if spec.unit and spec.unit not in spec.meaning else spec.meaning,
             )
-            for spec in sorted(specs.values(), key=lambda spec: spec.name)
+            for spec in sorted({spec.name: spec for spec in specs}.values(), key=lambda spec: spec.name)
         ]
         parts += [f"## {name}", _entries(entries)]
     return "\n\n".join(parts)

@@ -25,7 +25,7 @@ from protokv.core.memory import Memory
 from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, StatePart
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 
@@ -83,10 +83,12 @@ class Session:
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
+        beside: what its state holds beside the memory; None: nothing.
         beyond_model: names of watched sources that the model cannot make sense of, as its state tells.
     """
 
     timings: Timings | None = None
+    beside: StatePart | None = None
     beyond_model: Sequence[str] = ()
 
     def __init__(
@@ -152,7 +154,9 @@ class Session:
         memories: Any = import_module(_ASSEMBLY)
         rotary: Rotary = memories.rotary_of(backbone, config)
         memory: Memory = memories.restore_memory(config, shape_of(backbone), rotary, state.tensors, clock)
-        return cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        session.beside = memories.restore_beside(state.tensors, clock)
+        return session
 
     @torch.inference_mode()
     def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:

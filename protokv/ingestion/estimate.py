@@ -9,8 +9,10 @@ from itertools import islice
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
+from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
+from protokv.extras.thumbnails import Thumbnails
 from protokv.video import Source, read_steps
 
 # Steps that are tried; the first one warms up and is not timed.
@@ -43,7 +45,15 @@ class Estimate:
     tried_steps: int
 
 
-def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Estimate:
+def most_bytes(memory: Memory, thumbnails: int) -> int | None:
+    """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream."""
+    pictures = Thumbnails(thumbnails).capacity_bytes if thumbnails else 0
+    return None if memory.most_bytes is None else memory.most_bytes + pictures
+
+
+def estimate(
+    source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None, thumbnails: int = 0
+) -> Estimate:
     """Watch the first steps of a source and extrapolate to the rest.
 
     Steps become slower while the memory fills, so a long stream takes somewhat longer than this says.
@@ -73,7 +83,7 @@ def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: f
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=session.memory.most_bytes,
+        most_bytes=most_bytes(session.memory, thumbnails),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
     )

@@ -16,7 +16,9 @@ from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.extras.thumbnails import Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
+from protokv.ingestion.estimate import most_bytes
 from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
@@ -58,6 +60,7 @@ class Run:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
+        self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
         # Real models make sense of any video, so only an embedded one looks.
         self._looks = is_embedded(session.backbone.identity.name)
@@ -94,7 +97,15 @@ class Run:
         if stop.ask():
             return
         depth = max(DEPTH, self._chunk)
-        ready = prefetch(self._open_steps, session.backbone, stop, look=self._look, depth=depth, timings=self._timings)
+        ready = prefetch(
+            self._open_steps,
+            session.backbone,
+            stop,
+            look=self._look,
+            depth=depth,
+            shrink=shrink if self._thumbnails else None,
+            timings=self._timings,
+        )
         with closing(ready) as reading:
             while not stop.decided:
                 steps, error = _next_steps(reading, self._chunk)
@@ -135,8 +146,11 @@ class Run:
 
     def _take(self, steps: list[ReadyStep]) -> Iterator[Event]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
+        first = self._session.clock.steps
         self._session.watch_prepared([step.prepared for step in steps], starts_s)
-        for step in steps:
+        for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
+            if self._thumbnails is not None and step.thumbnail is not None:
+                self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
@@ -213,7 +227,7 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
-            most_bytes=self._session.memory.most_bytes,
+            most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
             beyond_model=self._beyond,
         )
 
@@ -304,7 +318,10 @@ class LiveRun(Run):
                 break
             if isinstance(step, Step):
                 look = self._look(replace(step, index=session.clock.steps - segment.first_step))
-                session.watch(step.images, segment.start_s + step.time_s)
+                start_s = segment.start_s + step.time_s
+                session.watch(step.images, start_s)
+                if self._thumbnails is not None:
+                    self._thumbnails.add(session.clock.steps - 1, start_s, shrink(step.images[0]))
                 self._decoders.update(step.decoders)
                 yield self._progress()
                 yield from self._count(look)
