@@ -152,10 +152,10 @@ class Run:
             if self._thumbnails is not None and step.thumbnail is not None:
                 self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
+            self._count(step.look)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
-        for step in steps:
-            yield from self._count(step.look)
+        yield from self._verdict()
         yield from self._events(self._writer.landed())
 
     def _look(self, step: Step) -> Look | None:
@@ -166,11 +166,13 @@ class Run:
 
         return look_at(step.images[0])
 
-    def _count(self, look: Look | None) -> Iterator[BeyondModel]:
-        """Count what a step showed; tell once that the model cannot make sense of the source."""
-        if look is None:
-            return
-        self._looked = self._looked.add(look)
+    def _count(self, look: Look | None) -> None:
+        """Count what a step showed, before anything is yielded: the caller may end the run there."""
+        if look is not None:
+            self._looked = self._looked.add(look)
+
+    def _verdict(self) -> Iterator[BeyondModel]:
+        """Tell once that the model cannot make sense of the source."""
         if self._beyond and not self._told:
             self._told = True
             yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
@@ -323,8 +325,9 @@ class LiveRun(Run):
                 if self._thumbnails is not None:
                     self._thumbnails.add(session.clock.steps - 1, start_s, shrink(step.images[0]))
                 self._decoders.update(step.decoders)
+                self._count(look)
                 yield self._progress()
-                yield from self._count(look)
+                yield from self._verdict()
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())
