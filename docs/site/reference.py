@@ -28,6 +28,8 @@ def list_options() -> str:
 
 
 def _describe_command(name: str, command: Any) -> str:
+    from protokv_cli.panels import Panel
+
     purpose, _, examples = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
     operands = [one for one in command.params if one.param_type_name == "argument"]
     usage = " ".join(["protokv", name, *(_name_of(one) for one in operands), "[OPTIONS]"])
@@ -36,11 +38,10 @@ def _describe_command(name: str, command: Any) -> str:
         parts.append(f"```sh\n{inspect.cleandoc(examples)}\n```")
     if operands:
         parts.append(_entries((_name_of(one), "", one.help) for one in operands))
-    panels: dict[str, list[Any]] = {}
-    for one in command.params:
-        if one not in operands and not one.hidden:
-            panels.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
-    for panel, found in panels.items():
+    options = [one for one in command.params if one not in operands and not one.hidden]
+    panels = {panel: [one for one in options if (one.rich_help_panel or Panel.OUTPUT) == panel] for panel in Panel}
+    used = [(panel.value, found) for panel, found in panels.items() if found]
+    for panel, found in used if len(used) > 1 else [("Options", options)]:
         entries = _entries((_name_of(one), "", one.help) for one in found)
         parts += [f"### {panel} {{ #{name}-{_slug(panel)} }}", entries]
     return "\n\n".join(parts)
