@@ -59,7 +59,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BeyondModel:
-    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing."""
+    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing.
+
+    Attributes:
+        source: its name.
+        stream_time_s: at the end of the step that decided.
+    """
 
     source: str
     stream_time_s: float

@@ -317,7 +317,7 @@ def test_an_answer_that_repeats_itself_is_cut_and_says_why_unless_it_is_drawn(
 def test_an_answer_that_the_model_ends_says_so() -> None:
     class Silent(MockBackbone):
         def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-            return super().logits(hidden * 0 - 1)
+            return super().logits(hidden * 0 + 1.75)
 
     answer = watched(Silent(), 2, DurableConfig(budget=40)).ask(QUESTION)
     assert (answer.finish_reason, answer.tokens) == ("stop", 0)
