@@ -22,9 +22,10 @@ def list_options() -> str:
 
     from protokv_cli.main import app
 
-    group = typer.main.get_command(app)
-    commands = group.commands.items()  # type: ignore[attr-defined]
-    return "\n\n".join(_describe_command(name, command) for name, command in commands if not command.hidden)
+    group: Any = typer.main.get_command(app)
+    options = _entries((_name_of(one), "", one.help) for one in group.params)
+    commands = (_describe_command(name, command) for name, command in group.commands.items() if not command.hidden)
+    return "\n\n".join((*commands, "## protokv", "Without a command.", options))
 
 
 def _describe_command(name: str, command: Any) -> str:
