@@ -125,7 +125,7 @@ class Answers:
                 if self._out.format is not Format.JSON:
                     self._out.plain("")
                 answer: Answer = end.value
-                if answer.finish_reason == "repetition":
+                if answer.finish_reason == "repetition" and self._out.format is not Format.JSON:
                     self._out.warn("Note: the answer is cut, because it repeats itself")
                 return answer
             if self._out.format is not Format.JSON:
