@@ -46,7 +46,9 @@ class Excerpts:
             raise ConfigError(f"a clip is an .mp4, and {clip} is not", hint="for example --clip out.mp4")
         here = [Path(), *(() if is_url(state) else (Path(state).parent,))]
         places = here if video is None else [video]
-        self._originals = find_originals(header, places, hint="name the file, or the folder it is in, with --video")
+        self._originals = find_originals(
+            header, places, hint="name the file, or the folder it is in, with --video", grown=True
+        )
         if clip is not None:
             check_not_read(clip, state, *(one.path for one in self._originals))
         if frames is not None:

@@ -251,7 +251,7 @@ def ingest(
         bool,
         typer.Option(
             "--dry-run",
-            help="Say what is to be done, and for one video how long it takes; write nothing.",
+            help="Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
             rich_help_panel=Panel.MOST,
         ),
     ] = False,
@@ -273,6 +273,19 @@ def ingest(
             help="Where failures go. Default: failures.jsonl beside the states.",
             rich_help_panel=Panel.MANY,
         ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Table to write: each video, its state, time, result.",
+            rich_help_panel=Panel.MANY,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="The same table as a page.", rich_help_panel=Panel.MANY),
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -371,7 +384,7 @@ def ingest(
                 input=dict(_parse_input(one) for one in inputs or ()),
             ),
         )
-        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures)
+        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures, csv, html)
         sources = sources or []
         if keep is not None and keep > 1 and every is None and not _is_stream(sources):
             out.warn(

@@ -28,7 +28,7 @@ WIDTH = 80
 
 
 def run(command: Sequence[str], folder: Path) -> list[str]:
-    """Run a command as on a terminal; return its lines without the progress, which a terminal overwrites."""
+    """Run a command as on a terminal; return its lines without blank ones and the progress."""
     arguments = [str(SAMPLES / "long" / "video.mp4") if part == "video.mp4" else part for part in command]
     program = [sys.executable, "-m", "protokv", *arguments, "--format", "table"]
     done = subprocess.run(
@@ -41,7 +41,7 @@ def run(command: Sequence[str], folder: Path) -> list[str]:
         encoding="utf-8",
         check=True,
     )
-    return [line.rstrip() for line in done.stdout.splitlines() if "frames/s, state" not in line]
+    return [line.rstrip() for line in done.stdout.splitlines() if line.strip() and "frames/s, state" not in line]
 
 
 def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:
@@ -58,7 +58,7 @@ def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:
 
 
 def read_lines(svg: str) -> list[str]:
-    """Return the lines of text of a drawing, without its title and the prompts.
+    """Return the lines of text of a drawing, the commands too, without its title.
 
     Raises:
         ElementTree.ParseError: it is not XML.
@@ -69,7 +69,7 @@ def read_lines(svg: str) -> list[str]:
             height = float(text.attrib["y"])
             lines[height] = lines.get(height, "") + "".join(text.itertext())
     found = [line.replace("\N{NO-BREAK SPACE}", " ").rstrip() for _, line in sorted(lines.items())]
-    return [line for line in found if line and not line.startswith("$ ")]
+    return [line for line in found if line]
 
 
 def drop_varying(lines: Iterable[str]) -> list[str]:

@@ -91,13 +91,37 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Footage:
+    """Facts of a video file from its header: seconds, pixels, frames a second; None where it does not say."""
+
+    duration_s: float | None
+    width: int
+    height: int
+    rate_fps: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
-    """The plan for a video: a verdict, or the reason why there is none."""
+    """The plan for a video: a verdict, or the reason why there is none.
+
+    `footage` is of a file that is left to watch; None for other videos and for those in an object store.
+    """
 
     job: Job
     state: str
     verdict: Verdict | None
     failure: Failure | None = None
+    footage: Footage | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of stream that are left to watch; None if unknown."""
+        if self.status == "done":
+            return 0.0
+        if self.verdict is None or self.footage is None or self.footage.duration_s is None:
+            return None
+        watched_s = self.verdict.stream_time_s if self.verdict.standing == "unfinished" else 0.0
+        return max(0.0, self.footage.duration_s - watched_s)
 
     @property
     def status(self) -> str:
@@ -107,7 +131,17 @@ class Looked:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         row = {**self.job.to_dict(), "state": self.state, "status": self.status}
+        row |= {"left_s": self.left_s} | ({} if self.footage is None else asdict(self.footage))
         return row | ({} if self.failure is None else {"failure": asdict(self.failure)})
+
+
+@dataclass(frozen=True, slots=True)
+class InWork:
+    """A video that a worker watches now: seconds of stream that this run added, and that are left (None: unknown)."""
+
+    job: Job
+    watched_s: float
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

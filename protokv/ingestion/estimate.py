@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
@@ -15,8 +15,9 @@ from protokv.errors import SourceUnreadable
 from protokv.extras.thumbnails import Thumbnails
 from protokv.video import Source, read_steps
 
-# Steps that are tried; the first one warms up and is not timed.
-STEPS = 9
+# Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
+# it is full, for at most this many seconds.
+STEPS, FILL_S = 8, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Estimate:
         tokens_per_step: mean of the tried steps.
         state_bytes: of the state in memory.
         most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
-        seconds: time of the run at the speed of the tried steps.
+        seconds: time of the run at the speed of the last tried steps.
         tried_steps: how many steps were tried.
     """
 
@@ -56,7 +57,8 @@ def estimate(
 ) -> Estimate:
     """Watch the first steps of a source and extrapolate to the rest.
 
-    Steps become slower while the memory fills, so a long stream takes somewhat longer than this says.
+    Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
+    says.
 
     Raises:
         ConfigError: the memory fits neither the model nor the machine, or fps is out of range.
@@ -64,15 +66,18 @@ def estimate(
     """
     session = Session.start(backbone, config, fps=fps)
     clock = session.clock
-    began, tried = time.perf_counter(), 0
-    for step in islice(read_steps(source, clock.fps, clock.frames_per_step), STEPS):
+    ends, began = deque[float](maxlen=STEPS + 1), time.perf_counter()
+    tried = 0
+    for step in read_steps(source, clock.fps, clock.frames_per_step):
         session.watch(step.images, step.time_s)
         tried += 1
-        if tried == 1:
-            began = time.perf_counter()
+        ends.append(time.perf_counter())
+        filled = clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
+        if tried > STEPS and filled:
+            break
     if not tried:
         raise SourceUnreadable(f"no frame of {source.info.name} can be read", hint="check that the file is a video")
-    per_step_s = (time.perf_counter() - began) / (tried - 1) if tried > 1 else None
+    per_step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if tried > 1 else None
     per_step = session.clock.tokens_seen / tried
     duration_s = source.info.duration_s
     steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)

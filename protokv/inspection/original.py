@@ -34,18 +34,25 @@ class Original:
     end_s: float
     skipped_s: float
 
+    @property
+    def span(self) -> dict[str, float]:
+        """The times as plain JSON."""
+        return {"start_s": self.start_s, "end_s": self.end_s, "skipped_s": self.skipped_s}
+
     def time_in_file(self, stream_s: float) -> float:
         """Return the time in the file of a stream time."""
         return stream_s - self.start_s + self.skipped_s
 
 
-def find_originals(header: Header, places: Sequence[Path], hint: str = "") -> list[Original]:
+def find_originals(header: Header, places: Sequence[Path], hint: str = "", *, grown: bool = False) -> list[Original]:
     """Find the video of each source of a state.
 
     Args:
         header: of the state.
         places: folders in which a video of its name may be, or files; the first that is there counts.
         hint: of the error if nothing is there.
+        grown: a file that has grown since counts too. A state can claim to have watched the first bytes of any file,
+            so this is for those who may read the file anyway.
 
     Raises:
         SourceNotFound: a video is not there, or was never a file.
@@ -56,10 +63,12 @@ def find_originals(header: Header, places: Sequence[Path], hint: str = "") -> li
     records = records_of(header)
     starts_s = [float(one.get("start_s") or 0.0) for one in records]
     spans = pairwise([*starts_s, header.clock.stream_time_s])
-    return [_find(record, span, places, hint) for record, span in zip(records, spans, strict=True)]
+    return [_find(record, span, places, hint, grown) for record, span in zip(records, spans, strict=True)]
 
 
-def _find(record: Mapping[str, Any], span: tuple[float, float], places: Sequence[Path], hint: str) -> Original:
+def _find(
+    record: Mapping[str, Any], span: tuple[float, float], places: Sequence[Path], hint: str, grown: bool
+) -> Original:
     name, digest, size, skipped_s = _identity(record)
     # A name in a state is a name and leads nowhere.
     candidates = [
@@ -71,7 +80,8 @@ def _find(record: Mapping[str, Any], span: tuple[float, float], places: Sequence
         raise SourceNotFound(f"the video {shown(name)} of this state is not at hand: it is not in {where}", hint=hint)
     check_is_file(path)
     try:
-        same = path.stat().st_size >= size and fingerprint(path, size) == digest
+        now = path.stat().st_size
+        same = (now == size or (grown and now > size)) and fingerprint(path, size) == digest
     except OSError as error:
         raise SourceUnreadable(f"cannot read {path}: {error.strerror or error}") from error
     if not same:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
@@ -62,8 +62,8 @@ class Stored(ABC):
         """Shape and dtype of the tensors. StateCorrupt if they do not fit the stored bytes."""
 
     @abstractmethod
-    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
-        """Return the tensors of `found`, contiguous CPU copies; check their digests if `verify`."""
+    def tensors(self, verify: bool, names: Collection[str] | None = None) -> Mapping[str, Tensor]:
+        """Return the tensors of `found`, or some of them, contiguous CPU copies; check their digests if `verify`."""
 
     @abstractmethod
     def nbytes(self) -> int:
