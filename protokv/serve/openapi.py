@@ -11,8 +11,8 @@ _SOURCE = {"name": "source", "in": "query", "required": True, "schema": {"type":
 _OWN = (
     "Besides OpenAI's fields: `evidence` (boolean) asks for the moments of the stream that the answer stands on. The "
     "answer has them as `evidence` and `faint`, `stream_time_s`, the stream time of the state, and `ended`: stop, "
-    "length or repetition. A state whose model cannot make sense of its video is an error with the code `beyond_model`, unless "
-    "`anyway` (boolean) is given; the answer then has `beyond_model`."
+    "length or repetition. A state whose model cannot make sense of its video is an error with the code "
+    "`beyond_model`, unless `anyway` (boolean) is given; the answer then has `beyond_model`."
 )
 
 
