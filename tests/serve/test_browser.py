@@ -126,7 +126,7 @@ def test_an_answer_comes_in_pieces_and_plays_the_moment_that_it_stood_on(
     assert "61\u00a0% of attention" in moment.inner_text()
     page.evaluate(
         "() => { const v = document.querySelector('video');"
-        " window.seeked = new Promise(go => v.addEventListener('seeked', () => go(v.currentTime), { once: true })); }"
+        " window.seeked = new Promise(go => { v.addEventListener('seeked', () => go(v.currentTime)); setTimeout(go, 20_000, -1) }) }"
     )
     moment.focus()
     page.keyboard.press("Enter")
