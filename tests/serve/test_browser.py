@@ -125,8 +125,13 @@ def test_an_answer_comes_in_pieces_and_plays_the_moment_that_it_stood_on(
     moment = page.get_by_role("button", name="Stood on 0:07 to 0:08")
     assert "61\u00a0% of attention" in moment.inner_text()
     page.evaluate(
-        "() => { const v = document.querySelector('video');"
-        " window.seeked = new Promise(go => { v.addEventListener('seeked', () => go(v.currentTime)); setTimeout(go, 20_000, -1) }) }"
+        """() => {
+            const video = document.querySelector("video");
+            window.seeked = new Promise(go => {
+                video.addEventListener("seeked", () => go(video.currentTime));
+                setTimeout(go, 20_000, -1);
+            });
+        }"""
     )
     moment.focus()
     page.keyboard.press("Enter")
