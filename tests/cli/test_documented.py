@@ -192,7 +192,7 @@ def at_hand(
             shutil.copy(commit, folder)
         shutil.copy(short_state, folder / "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
-    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
     monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
     return protokv
 
