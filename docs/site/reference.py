@@ -184,9 +184,10 @@ def list_events() -> str:
 
 def list_fleet_rows() -> str:
     """Return the keys of each kind of row of a fleet."""
+    from protokv.fleet import Forecast
     from protokv.fleet.records import Failure, Outcome
 
-    return "\n\n".join((_keys_of("video", Outcome), _keys_of("failure", Failure)))
+    return "\n\n".join((_keys_of("video", Outcome), _keys_of("failure", Failure), _keys_of("forecast", Forecast)))
 
 
 def list_replay_keys() -> str:
