@@ -32,6 +32,10 @@ class ModelError(ProtoKVError):
     """A model cannot be found, loaded or used."""
 
 
+class ModelNotFound(ModelError):
+    """There is no such model folder, and no such model on the hub."""
+
+
 class JudgeError(ProtoKVError):
     """A judge of answers cannot be asked at all; what it said already is kept."""
 
@@ -79,6 +83,8 @@ class StateCorrupt(StateError):
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if none is."""
     names = {one.lower(): one for one in known}
+    if str(name).lower() in names:
+        return ""
     near = get_close_matches(str(name)[:80].lower(), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else ""
 

@@ -41,6 +41,7 @@ _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
     (errors.ConfigError, Exit.USAGE),
     (errors.UnknownForm, Exit.USAGE),
     (errors.SourceDenied, Exit.USAGE),
+    (errors.ModelNotFound, Exit.NOT_FOUND),
     (errors.SourceNotFound, Exit.NOT_FOUND),
     (errors.StateNotFound, Exit.NOT_FOUND),
     (errors.StateLocked, Exit.LOCKED),

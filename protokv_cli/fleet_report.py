@@ -268,7 +268,7 @@ def show_end(
                 failures.append((f"and {account.failures - len(failures)} more", "", ""))
             out.table("", grid(["video", "exit code", "why"], failures, title="failures"))
     if account.failures:
-        out.warn(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
+        out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stopped is not None:
         out.warn("stopped; what was watched is committed. Continue with the same command.")
         raise typer.Exit(stopped)

@@ -12,6 +12,7 @@ import typer
 
 from protokv.backbones import require_model
 from protokv.config import DEFAULT, MemoryConfig
+from protokv.config.base import check_fps
 from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
 from protokv_cli import options
@@ -347,6 +348,8 @@ def ingest(
     with out.errors():
         if append and state is None:
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
+        if fps is not None:
+            check_fps(fps)
         if model is not None:
             require_model(model, revision)
         clock = Timings() if timings else None

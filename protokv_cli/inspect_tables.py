@@ -41,8 +41,11 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
 
 def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[RenderableType]:
     """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
-    columns = ("state", "stream", "steps", "size", "complete", "what is wrong")
-    yield grid(columns, (_fleet_cells(row, root) for row in rows))
+    columns = ["state", "stream", "steps", "size", "complete"]
+    cells = [_fleet_cells(row, root) for row in rows]
+    if any(one[-1] for one in cells):
+        columns.append("what is wrong")
+    yield grid(columns, (one[: len(columns)] for one in cells), left=("what is wrong",))
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"

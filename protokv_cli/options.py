@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from glob import escape as glob_escape
+from glob import glob
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +14,8 @@ from protokv.config import CONFIGS
 from protokv_cli.output import Format
 from protokv_cli.panels import Panel
 
+# Those of `protokv.storage.form.FORMS`, which imports torch.
+STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
 _COMPLETE = "_PROTOKV_COMPLETE"
 
 
@@ -41,6 +45,14 @@ def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
         return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
 
     return complete
+
+
+def states(incomplete: str) -> list[str]:
+    """Return the completion of a state: the states in a folder and in the folders below it, and these folders."""
+    found = [path for pattern in ("*", "*/*") for path in glob(glob_escape(incomplete) + pattern)]  # noqa: PTH207
+    named = {path for path in found if path.endswith(STATE_SUFFIXES)}
+    folders = {path.rpartition("/")[0] + "/" for path in named if path.count("/") > incomplete.count("/")}
+    return sorted(named | folders)
 
 
 def _install(shell: Shell | None) -> None:
@@ -157,7 +169,7 @@ OutputFormat = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.", rich_help_panel=Panel.OUTPUT)
+    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=Panel.OUTPUT)
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=Panel.OUTPUT)]
 Timings = Annotated[

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import Question, read_questions, typed_questions
-from protokv_cli.tables import time_text
+from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
     from protokv.fleet.states import Reply
@@ -35,6 +36,7 @@ def query(
             metavar="STATE QUESTION...",
             help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a "
             "prompt on a terminal, stdin otherwise.",
+            autocompletion=options.states,
         ),
     ] = None,
     named: Annotated[
@@ -44,6 +46,7 @@ def query(
             "-s",
             metavar="STATE",
             help="The state; then all arguments are questions.",
+            autocompletion=options.states,
             rich_help_panel=Panel.MOST,
         ),
     ] = None,
@@ -185,6 +188,9 @@ def query(
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
         state, texts = _split(arguments or [], named)
+        if len(texts) > 1 and not any(" " in text for text in texts):
+            together = shlex.quote(" ".join(texts))
+            out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
         at_prompt = not texts and file is None and out.stdin is not None and out.stdin.isatty()
         questions = _open_questions(out, texts, file, at_prompt)
         clock = Timings()
@@ -283,7 +289,7 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
     age_s = None if asking.at else commit_age_s(header, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if asking.at_prompt:
-        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
+        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
     answers.ask_all(session, questions, age_s)
     if asking.timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
@@ -308,17 +314,32 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
         beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
-            out.warn(f"Error: {reply.state}: {reply.failure.message}")
+            out.error(f"Error: {reply.state}: {reply.failure.message}")
         elif asking.top is None:
             _show_reply(out, reply, with_question=len(questions) > 1)
         else:
             answered.append(reply)
-    for rank, reply in surest(answered, asking.top or 0):
-        _show_reply(out, reply, rank, with_question=len(questions) > 1)
+    ranked = surest(answered, asking.top or 0)
+    if asking.top is not None and out.format is Format.TABLE:
+        _show_ranked(out, ranked, with_question=len(questions) > 1)
+    else:
+        for rank, reply in ranked:
+            _show_reply(out, reply, rank, with_question=len(questions) > 1)
     warn_of_answers(out, list(beyond))
     if failed:
-        out.warn(f"{failed} of {len(states)} states cannot be asked")
+        out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
+
+
+def _show_ranked(out: Output, ranked: Iterable[tuple[int, Reply]], *, with_question: bool) -> None:
+    """Show the surest answers as a table; the mean log probability of a token says how sure the model was."""
+    rows = []
+    for rank, reply in ranked:
+        assert reply.answer is not None
+        row = (rank, reply.state, reply.answer.text, f"{reply.answer.mean_logprob:.3f}")
+        rows.append((*row, reply.answer.question) if with_question else row)
+    columns = ("rank", "state", "answer", "log prob")
+    out.table(grid((*columns, "question") if with_question else columns, rows, left=("state", "answer", "question")))
 
 
 def _show_reply(out: Output, reply: Reply, rank: int | None = None, *, with_question: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from protokv.config import CONFIGS
+from protokv.config.base import check_fps
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
@@ -300,6 +301,8 @@ def replay(
     with out.errors():
         from protokv.backbones import load_backbone, require_model
 
+        if fps is not None:
+            check_fps(fps)
         if model is not None and not report:
             require_model(model, revision)
         from protokv.replay.figure import check_figure
@@ -369,7 +372,7 @@ def replay(
         request.check()
         opened = request.open(name)
         for video, why in opened.missing.items():
-            out.warn(f"left out: {video}: {why}")
+            out.error(f"left out: {video}: {why}")
         referee = request.judge(judge, output, placement)
         backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
         plan = request.plan(opened, backbone, fps)

@@ -23,6 +23,9 @@ MOST_FRAMES: Final = 4096
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any key of a real model is a finite float32."""
 
+MOST_FPS: Final = 240
+"""The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
@@ -169,6 +172,12 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
         # Written so that NaN is refused as well.
         if not low <= part <= high:
             raise ConfigError(f"{name}: expected {low} to {high}, got {shorten(value)}")
+
+
+def check_fps(fps: float) -> None:
+    """Refuse a number of sampled frames a second that is not above 0 and at most `MOST_FPS`; NaN too."""
+    if not 0 < fps <= MOST_FPS:
+        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
 
 
 def shorten(value: object) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protokv.config.base import check_fps
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
 from protokv.core.memory import Memory
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 # The module that builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"
-
-# No camera is faster, and a step stays longer than the rounding of time stamps.
-MOST_FPS = 240
 
 # A question of this length takes seconds on a CPU, and its room is no concern.
 MOST_QUESTION_TOKENS = 4096
@@ -109,11 +107,10 @@ class Session:
             fps: sampled frames per second; None: the rate that the backbone was trained at.
 
         Raises:
-            ConfigError: fps is not a positive number up to `MOST_FPS`, or the memory does not fit the model.
+            ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        if not 0 < rate <= MOST_FPS:
-            raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
+        check_fps(rate)
         memories: Any = import_module(_ASSEMBLY)
         parts: SessionParts = memories.session_parts(backbone, config)
         memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))

@@ -31,6 +31,7 @@ class Estimate:
         tokens_per_step: mean of the tried steps.
         state_bytes: of the state in memory.
         most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
+        end_bytes: about what they take on disk at the end of the source.
         seconds: time of the run at the speed of the last tried steps.
         tried_steps: how many steps were tried.
     """
@@ -42,6 +43,7 @@ class Estimate:
     tokens_per_step: float
     state_bytes: int
     most_bytes: int | None
+    end_bytes: int | None
     seconds: float | None
     tried_steps: int
 
@@ -50,6 +52,15 @@ def most_bytes(memory: Memory, thumbnails: int) -> int | None:
     """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream."""
     pictures = Thumbnails(thumbnails).capacity_bytes if thumbnails else 0
     return None if memory.most_bytes is None else memory.most_bytes + pictures
+
+
+def end_bytes(most: int | None, backbone: Backbone, tokens: int) -> int:
+    """Return about how many bytes a state takes on disk after so many tokens: each of them, until the memory is full.
+
+    `most` is what the full memory takes; None: it grows with the stream.
+    """
+    one = 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
+    return tokens * one if most is None else min(most, tokens * one)
 
 
 def estimate(
@@ -72,7 +83,7 @@ def estimate(
         session.watch(step.images, step.time_s)
         tried += 1
         ends.append(time.perf_counter())
-        filled = clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
+        filled = session.clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
         if tried > STEPS and filled:
             break
     if not tried:
@@ -81,14 +92,17 @@ def estimate(
     per_step = session.clock.tokens_seen / tried
     duration_s = source.info.duration_s
     steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
+    tokens = None if steps is None else round(steps * per_step)
+    most = most_bytes(session.memory, thumbnails)
     return Estimate(
         source=source.info.name,
         duration_s=duration_s,
         steps=steps,
-        tokens=None if steps is None else round(steps * per_step),
+        tokens=tokens,
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=most_bytes(session.memory, thumbnails),
+        most_bytes=most,
+        end_bytes=None if tokens is None else end_bytes(most, backbone, tokens),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
     )

@@ -46,6 +46,8 @@ class Progress:
         duration_s: of the whole source; None if it does not say.
         frames_per_second: sampled frames that were watched in a second of the clock.
         state_bytes: of the state in memory.
+        end_bytes: about what its tensors take on disk at the end of the source; None if the source does not say its
+            length.
         frames_dropped: as in `Summary`, of this run.
     """
 
@@ -54,6 +56,7 @@ class Progress:
     duration_s: float | None
     frames_per_second: float
     state_bytes: int
+    end_bytes: int | None = None
     frames_dropped: int = 0
 
 

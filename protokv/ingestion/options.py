@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
+from protokv.config.base import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
 from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
@@ -206,6 +207,8 @@ class IngestOptions:
             raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {MOST_STEPS}")
         if not 0 <= self.thumbnails <= MOST_THUMBNAILS:
             raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
+        if self.fps is not None:
+            check_fps(self.fps)
         if self.append and self.overwrite:
             raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
 

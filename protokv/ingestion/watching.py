@@ -18,7 +18,7 @@ from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.extras.thumbnails import Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
-from protokv.ingestion.estimate import most_bytes
+from protokv.ingestion.estimate import end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
@@ -68,6 +68,7 @@ class Run:
         self._began = self._committed_at = time.perf_counter()
         self._complete = segment.done
         self._bytes: int | None = None
+        self._most_bytes = most_bytes(session.memory, 0 if self._thumbnails is None else self._thumbnails.most)
 
     def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
@@ -199,7 +200,7 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
-            most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
+            most_bytes=self._most_bytes,
             beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
         )
 
@@ -212,7 +213,16 @@ class Run:
             duration_s=duration_s and self._segment.start_s + duration_s,
             frames_per_second=frames / (time.perf_counter() - self._began),
             state_bytes=self._session.memory.bytes_held,
+            end_bytes=self._end_bytes(),
         )
+
+    def _end_bytes(self) -> int | None:
+        """Return about what the state takes on disk at the end, if its steps go on as until now."""
+        clock, duration_s = self._session.clock, self._source.info.duration_s
+        if not duration_s:
+            return None
+        share = max(1.0, (self._segment.start_s + duration_s) / clock.stream_time_s)
+        return end_bytes(self._most_bytes, self._session.backbone, round(clock.tokens_seen * share))
 
     def _summary(self) -> Summary:
         clock = self._session.clock

@@ -22,6 +22,7 @@ from torch import Tensor
 from protokv.core.snapshot import Admit, Found, Header, State
 from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
+from protokv.video.address import VIDEO_SUFFIXES
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -175,10 +176,15 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
 
     Raises:
-        UnknownForm: the suffix names no form.
+        UnknownForm: the suffix names no form, or it is that of a video.
         StateError: a package that the form needs is not installed.
     """
     suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
+    if to_read and PurePath(path).suffix.lower() in VIDEO_SUFFIXES and not is_url(path):
+        state = PurePath(path).with_suffix(DEFAULT_SUFFIX).name
+        raise UnknownForm(
+            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
+        )
     if not suffix and not is_url(path):
         known, given = sorted(FORMS), PurePath(path).suffix
         raise UnknownForm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -205,6 +206,18 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     ]
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
+    head, *lines = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out.splitlines()
+    assert head.split() == ["rank", "state", "answer", "log", "prob"]
+    # A long answer goes on in the lines below.
+    assert [line.split()[0] for line in lines if line[1].isdigit()] == ["1", "2"]
+
+    long = "a-camera-at-the-" + "very-" * 9 + "long-corridor"
+    shutil.copy("states/one.safetensors", f"states/{long}.safetensors")
+    protokv.environment["COLUMNS"] = "80"
+    table = protokv("inspect", "states/", "--format", "table").out
+    Path(f"states/{long}.safetensors").unlink()
+    assert long in "".join(line.strip().partition("  ")[0] for line in table.splitlines())
+    protokv.environment["COLUMNS"] = "200"
     table = protokv("inspect", "states/", "--format", "table").out
     assert "4: 3 whole, 1 not" in table
     assert " more/three" in table

@@ -184,7 +184,7 @@ def test_the_source_may_come_from_the_environment_which_other_users_cannot_read(
 
 
 @pytest.mark.usefixtures("mocked")
-def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(
+def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_password_is_nowhere(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop_when_lost(out: Output, event: Event) -> None:
@@ -194,7 +194,11 @@ def test_a_camera_that_is_not_there_is_tried_again_and_its_password_is_nowhere(
 
     monkeypatch.setattr("protokv_cli.ingest_report.show_news", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
-    result = protokv("ingest", address, "-o", "s.safetensors", "--json")
+    refused = protokv("ingest", address, "-o", "s.safetensors", "--json")
+    assert refused.code == Exit.NOT_FOUND, refused.err
+    assert "nothing answers at rtsp://127.0.0.1:9/1?token=***: Connection refused" in refused.err
+    assert not Path("s.safetensors").exists()
+    result = protokv("ingest", address, "-o", "s.safetensors", "--json", "--give-up", "5m")
     assert result.code == Exit.INTERRUPTED, result.err
     assert "Connection refused; trying again" in result.err
-    assert "s3cret" not in result.out + result.err
+    assert "s3cret" not in refused.err + result.out + result.err

@@ -16,8 +16,9 @@ import typer
 from protokv.config import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.studies import SHIPPED
+from protokv.storage.form import FORMS
 from protokv.version import __version__
-from protokv_cli import main
+from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
 from protokv_cli.process import uncollected
@@ -203,6 +204,20 @@ def test_the_completion_script_is_for_the_named_shell(protokv: Program, shell: s
     assert result.code == 0
     assert said in result.out
     assert "_PROTOKV_COMPLETE" in result.out
+
+
+def test_states_are_completed_in_a_folder_and_below_it(protokv: Program) -> None:
+    for name in ("a.safetensors", "b.zarr", "video.mp4", "days/c.pt", "days/deep/d.pt", "other/x.txt"):
+        (protokv.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (protokv.folder / name).touch()
+    assert options.states("") == ["a.safetensors", "b.zarr", "days/", "days/c.pt"]
+    assert options.states("days/") == ["days/c.pt", "days/deep/", "days/deep/d.pt"]
+    assert set(FORMS) == set(options.STATE_SUFFIXES)
+    for command in ("query", "inspect", "query --state"):
+        words = f"protokv {command} a"
+        protokv.environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        protokv.environment["_PROTOKV_COMPLETE"] = "complete_bash"
+        assert protokv(prog_name="protokv").out.split() == ["a.safetensors"]
 
 
 def test_completion_knows_all_studies_and_data_sets() -> None:

@@ -107,9 +107,21 @@ def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, mocked: Non
     assert seen.code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["question"] for row in rows][::2] == ["what is first ?", "who is last ?"]
-    assert "clip.safetensors at 0:12; Ctrl-D ends" in seen.screen
+    assert "clip.safetensors at 0:12; type a question, or help, or exit" in seen.screen
     seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", typed="what is first ?\n\x04")
     assert rows[0]["answer"] in seen.screen
+    for end in ("exit", "quit", "Exit()"):
+        seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", typed=f"help\n{end}\nwhat ?\n")
+        assert seen.code == 0
+        assert "exit, quit or Ctrl-D ends" in seen.screen
+        assert rows[0]["answer"] not in seen.screen
+
+
+def test_words_without_quotes_are_asked_with_a_hint(protokv: Program, state: Path) -> None:
+    result = protokv("query", state, "what", "is", "it?")
+    assert [row["question"] for row in result.rows()] == ["what", "is", "it?"]
+    assert "Hint: these are 3 questions of one word; for one question use quotes: 'what is it?'" in result.err
+    assert "Hint" not in protokv("query", state, "what is it?", "ring?").err
 
 
 def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
