@@ -184,10 +184,11 @@ def list_events() -> str:
 
 def list_fleet_rows() -> str:
     """Return the keys of each kind of row of a fleet."""
-    from protokv.fleet import Forecast
-    from protokv.fleet.records import Failure, Outcome
+    from protokv.fleet.forecast import Forecast
+    from protokv.fleet.records import Failure, Footage, Outcome
 
-    return "\n\n".join((_keys_of("video", Outcome), _keys_of("failure", Failure), _keys_of("forecast", Forecast)))
+    kinds = {"video": Outcome, "failure": Failure, "plan": Footage, "forecast": Forecast}
+    return "\n\n".join(_keys_of(name, kind) for name, kind in kinds.items())
 
 
 def list_replay_keys() -> str:

@@ -90,7 +90,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Footage:
-    """Facts of a video file from its header: seconds, pixels, frames a second; None where it does not say."""
+    """Facts of a video file from its header; None where it does not say.
+
+    Attributes:
+        duration_s: seconds.
+        width, height: of a frame, in pixels.
+        rate_fps: frames a second.
+    """
 
     duration_s: float | None
     width: int
