@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.config.base import check_fps
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
 from protokv.core.memory import Memory
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from protokv.config import MemoryConfig
     from protokv.core.snapshot import State
 
-# The module that builds the memory and the parts of a config.
+# The module that checks settings, and builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"
 
 # A question of this length takes seconds on a CPU, and its room is no concern.
@@ -116,8 +115,8 @@ class Session:
             ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        check_fps(rate)
         memories: Any = import_module(_ASSEMBLY)
+        memories.check_fps(rate)
         parts: SessionParts = memories.session_parts(backbone, config)
         memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))
         prefix = len(backbone.prefix_ids)
