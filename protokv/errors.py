@@ -24,6 +24,10 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class NotUnderstood(ConfigError):
+    """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
+
+
 class PositionWarning(UserWarning):
     """The stream has left the positions that the model was trained on."""
 

@@ -18,6 +18,7 @@ from protokv.baselines.infinipot_v import InfiniPotV
 from protokv.baselines.last_frames import LastFrames
 from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
+from protokv.config.base import check_fps as check_fps
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.parts import Placement, SessionListener, SessionParts

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -20,6 +20,7 @@ from protokv import errors
 from protokv.errors import ConfigError, StateError
 from protokv.page import Table, save_page
 from protokv.version import __version__
+from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import LOG_EVERY_S, Bar
@@ -89,6 +90,12 @@ class Account:
         return watched_s, watched_s / elapsed_s, None if left_s is None else left_s * elapsed_s / watched_s
 
     @property
+    def beyond(self) -> list[str]:
+        """Names of the videos that the model cannot make sense of, in the order of the videos."""
+        found = (self.outcomes.get(job.key) for job in self.jobs)
+        return [PurePath(one.job.source).name for one in found if one is not None and one.beyond_model]
+
+    @property
     def ended(self) -> int:
         """Videos with an outcome, stopped ones left out."""
         return self.by_status.total() - self.by_status["stopped"]
@@ -96,7 +103,7 @@ class Account:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures}
+        rest = {"left": self.total - self.ended, "failures": self.failures, "beyond_model": len(self.beyond)}
         return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
 
 
@@ -267,6 +274,7 @@ def show_end(
             if account.failures > len(failures):
                 failures.append((f"and {account.failures - len(failures)} more", "", ""))
             out.table("", grid(["video", "exit code", "why"], failures, title="failures"))
+    warn_of_answers(out, account.beyond)
     if account.failures:
         out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stopped is not None:

@@ -446,10 +446,11 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
         with closing(events):
             with uncollected():
                 started = next(events)
+            argument = "-" if source == "-" else name
             for event in chain((started,), events):
                 if isinstance(event, Started):
-                    show_start(out, event, name, "-" if source == "-" else name)
-                show_news(out, event)
+                    show_start(out, event, name, argument)
+                show_news(out, event, argument)
                 report(event)
                 if isinstance(event, Summary):
                     show_end(out, event, name, stop.exit)

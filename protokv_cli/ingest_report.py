@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
+from protokv.ingestion import BeyondModel, Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
 from protokv.ingestion.estimate import Estimate
 from protokv.timings import Timings
 from protokv_cli.answers import warn_of_answers
@@ -42,7 +42,7 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     if started.beyond_model:
-        warn_of_answers(out, [source], f"name a real model: protokv ingest {shlex.quote(argument)}")
+        warn_of_answers(out, [source], argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
@@ -50,9 +50,14 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
         )
 
 
-def show_news(out: Output, event: Event) -> None:
-    """Write a line if a live source was lost, recovered, or comes faster than the model."""
-    if isinstance(event, SourceLost):
+def show_news(out: Output, event: Event, argument: str) -> None:
+    """Write a line if the model cannot make sense of a source, or a live one is lost, recovers or is too fast for it.
+
+    `argument` is the source on a command line.
+    """
+    if isinstance(event, BeyondModel):
+        warn_of_answers(out, [event.source], argument)
+    elif isinstance(event, SourceLost):
         out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
         out.error(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
@@ -158,7 +163,8 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         out.error(f"Note: {source} is still being written; {summary.state} holds it up to now.")
         out.error("Hint: run the same command again to go on, and once more when the file is whole")
         raise typer.Exit(Exit.PARTIAL)
-    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+    if not summary.beyond_model:
+        out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
 
 
 def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:

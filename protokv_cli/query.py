@@ -14,7 +14,7 @@ import typer
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli import options
-from protokv_cli.answers import Answers, QueryOptions, row_of, warn_of_answers
+from protokv_cli.answers import Answers, QueryOptions, how_to_ask_anyway, row_of, warn_of_answers
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
@@ -86,6 +86,14 @@ def query(
             rich_help_panel=Panel.ANSWERS,
         ),
     ] = True,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Ask even if the model cannot make sense of the video, so that answers mean nothing.",
+            rich_help_panel=Panel.ANSWERS,
+        ),
+    ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
     top: Annotated[
@@ -208,6 +216,7 @@ def query(
             at=at,
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
+            anyway=anyway,
             top=top,
             evidence=evidence or frames is not None or clip is not None,
             frames=frames,
@@ -263,10 +272,12 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
             from protokv.core.decoding import Decoding
             from protokv.storage.api import read_header
             from protokv.storage.checkpoint import load
-            from protokv.storage.watched import beyond_model
+            from protokv.storage.watched import check_understood
 
         with clock.stage("state"):
             header = read_header(state)
+        if not asking.anyway:
+            check_understood(header, how_to_ask_anyway)
         excerpts = None
         if asking.excerpts:
             from protokv_cli.excerpts import Excerpts
@@ -275,15 +286,16 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         decoding = Decoding(**asking.sampling)
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
-    beyond = beyond_model(header)
-    warn_of_answers(out, beyond)
-    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond), excerpts=excerpts)
+    warn_of_answers(out, session.beyond_model)
+    answers = Answers(out, state, asking, decoding, clock, excerpts=excerpts)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
             for n, _ in enumerate(rounds(asking.watch_s)):
                 if n:
                     header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
+                    if not asking.anyway:
+                        check_understood(header, how_to_ask_anyway)
                 answers.ask_all(session, kept, commit_age_s(header, time.time()))
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if asking.at else commit_age_s(header, time.time())
@@ -310,7 +322,7 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
     answered: list[Reply] = []
     failed = 0
     beyond: dict[str, None] = {}
-    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify):
+    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify, anyway=asking.anyway):
         beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
@@ -325,7 +337,10 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
     else:
         for rank, reply in ranked:
             _show_reply(out, reply, rank, with_question=len(questions) > 1)
-    warn_of_answers(out, list(beyond))
+    if asking.anyway:
+        warn_of_answers(out, list(beyond))
+    elif beyond:
+        out.error(f"Hint: {how_to_ask_anyway()}")
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
@@ -345,8 +360,6 @@ def _show_ranked(out: Output, ranked: Iterable[tuple[int, Reply]], *, with_quest
 def _show_reply(out: Output, reply: Reply, rank: int | None = None, *, with_question: bool) -> None:
     assert reply.answer is not None
     row = row_of(reply.answer, reply.state) | ({} if rank is None else {"rank": rank})
-    if reply.beyond:
-        row["beyond_model"] = True
     if out.format is Format.JSON:
         out.json(row)
     else:

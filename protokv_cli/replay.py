@@ -9,6 +9,7 @@ import typer
 
 from protokv.config import CONFIGS
 from protokv.config.base import check_fps
+from protokv.mini import is_embedded
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
@@ -311,7 +312,6 @@ def replay(
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
         from protokv.storage.api import check_not_read
-        from protokv.storage.watched import is_beyond
         from protokv_cli.replay_report import following, judging, show, show_cost, show_datasets
 
         for written in (None if report else output, plot, html):
@@ -376,8 +376,9 @@ def replay(
         referee = request.judge(judge, output, placement)
         backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
         plan = request.plan(opened, backbone, fps)
-        beyond = [stream.name for stream, _ in plan.streams if is_beyond(backbone.identity.name, stream.comment)]
-        warn_of_answers(out, beyond, "name a real model:")
+        embedded = is_embedded(backbone.identity.name)
+        beyond = [stream.name for stream, _ in plan.streams if embedded and not stream.is_world()]
+        warn_of_answers(out, beyond)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, plan.trials.values(), output)

@@ -35,7 +35,7 @@ from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
 from protokv.storage.form import is_url
-from protokv.storage.watched import records_of
+from protokv.storage.watched import is_beyond, records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
 from protokv.video.registry import fingerprint_source, open_source
@@ -168,6 +168,7 @@ class Worker:
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", summary.damage) if summary.damaged else None,
+            beyond_model=summary.beyond_model,
         )
 
     def _should_stop(self) -> bool:
@@ -201,7 +202,8 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         return Verdict("changed")
     if not header.complete:
         return unfinished
-    return Verdict("done", clock.steps, clock.stream_time_s, stored_bytes(target), damage_of(header))
+    size, beyond = stored_bytes(target), bool(is_beyond(header))
+    return Verdict("done", clock.steps, clock.stream_time_s, size, damage_of(header), beyond)
 
 
 def damage_of(header: Header) -> str:

@@ -21,7 +21,7 @@ class Started:
         source_fps: frames a second of the source; None if it does not say.
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
-        beyond_model: the model cannot make sense of the source (`protokv.storage.watched.is_beyond`).
+        beyond_model: an earlier run saw that the model cannot make sense of the source.
     """
 
     state: str
@@ -58,6 +58,19 @@ class Progress:
     state_bytes: int
     end_bytes: int | None = None
     frames_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BeyondModel:
+    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing.
+
+    Attributes:
+        source: its name.
+        stream_time_s: at the end of the step that decided.
+    """
+
+    source: str
+    stream_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,7 @@ class Summary:
         damage: what could not be read, where and why.
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
         gaps: how often a live source was lost, in all runs.
+        beyond_model: the model cannot make sense of the source.
     """
 
     state: str
@@ -152,6 +166,7 @@ class Summary:
     damage: str
     frames_dropped: int = 0
     gaps: int = 0
+    beyond_model: bool = False
 
 
-Event = Started | Progress | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | BeyondModel | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
@@ -19,13 +19,15 @@ from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.extras.thumbnails import Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
-from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
+from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
+from protokv.mini import is_embedded
+from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
 from protokv.storage.checkpoint import to_state
-from protokv.storage.watched import Segment, end_of, frames_by_decoder, is_beyond
+from protokv.storage.watched import Segment, end_of, frames_by_decoder
 from protokv.storage.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
@@ -60,6 +62,10 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
+        # Real models make sense of any video, so only an embedded one looks.
+        self._looks = is_embedded(session.backbone.identity.name)
+        self._looked = Looked.of(record.get("looked")) or Looked()
+        self._told = self._beyond
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -96,6 +102,7 @@ class Run:
             self._open_steps,
             session.backbone,
             stop,
+            look=self._look,
             depth=depth,
             shrink=shrink if self._thumbnails else None,
             timings=self._timings,
@@ -146,9 +153,30 @@ class Run:
             if self._thumbnails is not None and step.thumbnail is not None:
                 self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
+            self._count(step.look)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
+        yield from self._verdict()
         yield from self._events(self._writer.landed())
+
+    def _look(self, step: Step) -> Look | None:
+        """Look at the first picture of a step, if it is one of those that are looked at."""
+        if not self._looks or not is_looked_at(step.index):
+            return None
+        from protokv.mini.recognition import look_at
+
+        return look_at(step.images[0])
+
+    def _count(self, look: Look | None) -> None:
+        """Count what a step showed, before anything is yielded: the caller may end the run there."""
+        if look is not None:
+            self._looked = self._looked.add(look)
+
+    def _verdict(self) -> Iterator[BeyondModel]:
+        """Tell once that the model cannot make sense of the source."""
+        if self._beyond and not self._told:
+            self._told = True
+            yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
 
     @property
     def _unsaved(self) -> bool:
@@ -169,6 +197,8 @@ class Run:
         }
         if self._chunk > 1:
             record["chunk"] = self._chunk
+        if self._looks:
+            record["looked"] = asdict(self._looked)
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._events(self._writer.commit(state, wait=wait))
@@ -201,7 +231,7 @@ class Run:
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
             most_bytes=self._most_bytes,
-            beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
+            beyond_model=self._beyond,
         )
 
     def _progress(self) -> Progress:
@@ -240,7 +270,12 @@ class Run:
             grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
+            beyond_model=self._beyond,
         )
+
+    @property
+    def _beyond(self) -> bool:
+        return self._looked.is_world is False
 
     def _watched_s(self) -> float:
         reached_s = self._session.clock.stream_time_s
@@ -294,12 +329,15 @@ class LiveRun(Run):
             if step is _END:
                 break
             if isinstance(step, Step):
+                look = self._look(replace(step, index=session.clock.steps - segment.first_step))
                 start_s = segment.start_s + step.time_s
                 session.watch(step.images, start_s)
                 if self._thumbnails is not None:
                     self._thumbnails.add(session.clock.steps - 1, start_s, shrink(step.images[0]))
                 self._decoders.update(step.decoders)
+                self._count(look)
                 yield self._progress()
+                yield from self._verdict()
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())

@@ -25,7 +25,7 @@ from protokv.memories import declare_state, restore_memory
 from protokv.storage.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.storage.form import StatePath
-from protokv.storage.watched import WallClockLog, sources_of
+from protokv.storage.watched import WallClockLog, is_beyond, sources_of
 from protokv.storage.writer import Writer
 
 
@@ -80,6 +80,7 @@ def describe(
             "decoders": source["decoders"],
             "sources": sources,
             "damage": "; ".join(damage) or None,
+            "beyond_model": is_beyond(state),
             "duration_s": clock.stream_time_s,
             "watched_s": source["end_s"],
             "commits_s": moments(path),

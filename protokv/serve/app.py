@@ -24,11 +24,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from protokv.core.session import Answer
-from protokv.errors import ConfigError, ProtoKVError, SourceNotFound, StateNotFound
+from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, SourceNotFound, StateNotFound
 from protokv.serve import chat, responses
 from protokv.serve.footage import Footage
 from protokv.serve.page import Page
 from protokv.serve.states import States
+from protokv.storage.watched import meaningless
 
 # By these names nobody else can reach a server that listens on loopback.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -186,7 +187,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> None:
         try:
-            pieces = self._states.session(path).stream(asked.question, asked.decoding, evidence=asked.evidence)
+            session = self._states.session(path)
+            if session.beyond_model and not asked.anyway:
+                message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
+                raise NotUnderstood(message)
+            pieces = session.stream(asked.question, asked.decoding, evidence=asked.evidence)
             while not stop():
                 try:
                     tell(next(pieces))
@@ -243,15 +248,15 @@ def _status(error: ProtoKVError) -> int:
     return 409
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
+def _error(message: str, status: int, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
+    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": code}
 
 
 async def _refuse(_: WebRequest, error: Exception) -> Response:
     assert isinstance(error, ProtoKVError)
-    status = _status(error)
-    return JSONResponse({"error": _error(error.message, status)}, status)
+    status, code = _status(error), "beyond_model" if isinstance(error, NotUnderstood) else None
+    return JSONResponse({"error": _error(error.message, status, code)}, status)
 
 
 async def _refuse_http(_: WebRequest, error: Exception) -> Response:

@@ -43,6 +43,7 @@ class Request:
     decoding: Decoding
     stream: bool
     usage: bool = False  # end the stream with the number of tokens
+    anyway: bool = False  # answer even if the model cannot make sense of the video; not in OpenAI's interface
     evidence: bool = False  # say which moments of the stream the answer stands on; not in OpenAI's interface
 
 
@@ -62,6 +63,7 @@ def parse(body: bytes) -> Request:
         decoding=decoding_of(data, "max_completion_tokens", "max_tokens"),
         stream=data.get("stream") is True,
         usage=stream_options.get("include_usage") is True,
+        anyway=data.get("anyway") is True,
         evidence=data.get("evidence") is True,
     )
 
@@ -168,13 +170,20 @@ class Reply:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
-    def _reason(self, answer: Answer) -> str:
-        return "length" if answer.tokens >= self._request.decoding.max_new_tokens else "stop"
+    @staticmethod
+    def _reason(answer: Answer) -> str:
+        return "stop" if answer.finish_reason == "stop" else "length"
 
 
 def extras(answer: Answer) -> dict[str, Any]:
-    """Return what is not in OpenAI's interface: the stream time of the state, and the evidence if it was wanted."""
-    found: dict[str, Any] = {"stream_time_s": answer.stream_time_s}
+    """Return what is not in OpenAI's interface.
+
+    The stream time of the state; why the answer ended, since "repetition" has no word there; whether it means nothing;
+    and the evidence, if it was wanted.
+    """
+    found: dict[str, Any] = {"stream_time_s": answer.stream_time_s, "ended": answer.finish_reason}
+    if answer.beyond_model:
+        found["beyond_model"] = True
     if answer.evidence is not None:
         found["evidence"] = [asdict(moment) for moment in answer.evidence.moments]
         found["faint"] = answer.evidence.faint

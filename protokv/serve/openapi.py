@@ -10,7 +10,9 @@ _STATE = {"name": "name", "in": "query", "required": True, "schema": {"type": "s
 _SOURCE = {"name": "source", "in": "query", "required": True, "schema": {"type": "integer"}}
 _OWN = (
     "Besides OpenAI's fields: `evidence` (boolean) asks for the moments of the stream that the answer stands on. The "
-    "answer has them as `evidence` and `faint`, and `stream_time_s`, the stream time of the state."
+    "answer has them as `evidence` and `faint`, `stream_time_s`, the stream time of the state, and `ended`: stop, "
+    "length or repetition. A state whose model cannot make sense of its video is an error with the code "
+    "`beyond_model`, unless `anyway` (boolean) is given; the answer then has `beyond_model`."
 )
 
 

@@ -40,6 +40,7 @@ def parse(body: bytes) -> Request:
         question=question_of(messages, "input", "input_text"),
         decoding=decoding_of(data, "max_output_tokens"),
         stream=data.get("stream") is True,
+        anyway=data.get("anyway") is True,
         evidence=data.get("evidence") is True,
     )
 
@@ -54,7 +55,7 @@ class Reply:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer."""
-        cut = answer.tokens >= self._request.decoding.max_new_tokens
+        cut = answer.finish_reason != "stop"
         status = "incomplete" if cut else "completed"
         return {
             **self._response(status, [self._item(status, [_part(answer.text)])]),

@@ -27,6 +27,7 @@ from protokv.memories import declare_state
 from protokv.mini import is_embedded
 from protokv.storage.api import load_state
 from protokv.storage.form import StatePath
+from protokv.storage.watched import beyond_model
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
 
@@ -117,7 +118,9 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateCorrupt: its memory or clock makes no sense.
     """
     check_fits(state, backbone.identity)
-    return Session.resume(backbone, config_of(state), state)
+    session = Session.resume(backbone, config_of(state), state)
+    session.beyond_model = beyond_model(state)
+    return session
 
 
 def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:

@@ -174,7 +174,8 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
         os.killpg(process.pid, signal.SIGTERM)
         out, err = read_to_the_end(process)
     rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
-    said = err.splitlines()
+    # The videos are noise, which the embedded model cannot make sense of.
+    said = [line for line in err.splitlines() if not line.startswith(("Warning: the embedded", "Hint: name a real"))]
     assert process.returncode == Exit.TERMINATED
     assert said == [
         "stopping after this step; once more to stop at once",

@@ -18,7 +18,17 @@ from protokv_cli.questions import typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
 
-KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
+KEYS = [
+    "question",
+    "answer",
+    "stream_time_s",
+    "ttft_ms",
+    "total_ms",
+    "context_tokens",
+    "mean_logprob",
+    "state",
+    "finish_reason",
+]
 
 
 @pytest.fixture
@@ -165,7 +175,7 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
 
 def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     (row,) = protokv("query", state, "what is first ?", "--evidence", "--json").rows()
-    assert list(row)[8:10] == ["evidence", "faint"]
+    assert list(row)[len(KEYS) :][:2] == ["evidence", "faint"]
     # The small model of the tests is one that nobody has measured.
     assert row["faint"] is None
     assert 0 < len(row["evidence"]) <= 3

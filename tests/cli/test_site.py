@@ -6,8 +6,10 @@ import html
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -25,6 +27,7 @@ from protokv.replay.rows import Row
 from protokv_cli.exits import Exit
 from protokv_cli.main import app
 from tests.cli.conftest import Program
+from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")
@@ -81,7 +84,7 @@ def test_the_page_of_tensors_has_every_tensor_of_every_memory(site: Path) -> Non
             assert re.search(rf"{re.escape(spec.name)} \w+\[{', '.join(spec.dims)}\]\s+{re.escape(spec.meaning)}", text)
 
 
-def test_the_page_of_json_has_every_key(site: Path, embedded: Program) -> None:
+def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (site / "reference" / "json.html").read_text(encoding="utf-8")
     for record in (*get_args(Event), Row):
         assert all(f"<code>{one.name}</code>" in page for one in fields(record)), record
@@ -90,8 +93,12 @@ def test_the_page_of_json_has_every_key(site: Path, embedded: Program) -> None:
         *("query", "video.safetensors", "-", "--evidence", "--timings"),
         stdin='{"question": "What shape appeared first?", "answer": "star"}',
     )
-    (row,) = asked.rows()
-    assert all(f"<code>{key}</code>" in page for key in row), row
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    shutil.copytree(ROOT / "samples" / "short", "videos")
+    fleet = ("ingest", "videos/", "-o", "states/", "--json")
+    rows = [*asked.rows(), *embedded(*fleet, "--dry-run").rows(), *embedded(*fleet).rows()]
+    assert {row.get("type") for row in rows} >= {None, "plan", "forecast", "video", "fleet"}
+    assert not [key for row in rows for key in row if f"<code>{key}</code>" not in page]
 
 
 def test_no_name_of_the_reference_lacks_its_text(site: Path) -> None:

@@ -28,9 +28,9 @@ QUESTION = "what is it"
 
 
 @contextmanager
-def server(folder: Path, **options: Any) -> Iterator[str]:
+def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -> Iterator[str]:
     """The address of a server; it is gone afterwards."""
-    app = build_app(States(folder, MockBackbone(), most=2), **options)
+    app = build_app(States(folder, backbone or MockBackbone(), most=2), **options)
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
     ready = threading.Event()
     startup = running.startup
@@ -161,6 +161,31 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, 
     with client(running) as one, pytest.raises(error, match=text) as caught:
         one.chat.completions.create(**asked)
     assert "\n" not in caught.value.body["message"]
+
+
+def test_a_state_that_its_model_cannot_make_sense_of_answers_only_a_request_that_says_anyway(folder: Path) -> None:
+    list(ingest(Prepared(5, 6), folder / "real.safetensors", CONFIG, backbone=MockBackbone("protokv/mini")))
+    with server(folder) as address, client(address) as one:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=r"5\.mp4 is not of it.*anyway") as caught:
+                ask(one, "real", stream=stream)
+            assert caught.value.code == "beyond_model"
+        assert ask(one, "real", extra_body={"anyway": True}).beyond_model is True
+        assert not hasattr(ask(one, "door"), "beyond_model")
+
+
+def test_an_answer_that_repeats_itself_ends_for_length_and_says_why_beside_it(folder: Path) -> None:
+    class Stuck(MockBackbone):
+        def logits(self, hidden: Any) -> Any:
+            return super().logits(hidden * 0 + 3)
+
+    with server(folder, backbone=Stuck()) as address, client(address) as one:
+        answer = ask(one, max_tokens=200)
+    assert (answer.choices[0].finish_reason, answer.ended, answer.usage.completion_tokens) == (
+        "length",
+        "repetition",
+        32,
+    )
 
 
 def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
