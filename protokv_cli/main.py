@@ -16,6 +16,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from protokv.version import __version__
 from protokv_cli import options
+from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.panels import Command, Group
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 completion_init()
-COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve)}
+COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve, doctor)}
 for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from protokv.core.snapshot import Admit, Found, Header, State
 from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
-from protokv.video.address import VIDEO_SUFFIXES
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -179,12 +178,10 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
         UnknownForm: the suffix names no form, or it is that of a video.
         StateError: a package that the form needs is not installed.
     """
-    suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
-    if to_read and PurePath(path).suffix.lower() in VIDEO_SUFFIXES and not is_url(path):
-        state = PurePath(path).with_suffix(DEFAULT_SUFFIX).name
-        raise UnknownForm(
-            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
-        )
+    suffix = suffix_of(path) or ""
+    if to_read and not suffix and not is_url(path):
+        _refuse_video(path)
+        suffix = DEFAULT_SUFFIX
     if not suffix and not is_url(path):
         known, given = sorted(FORMS), PurePath(path).suffix
         raise UnknownForm(
@@ -200,6 +197,19 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
             hint="pip install 'protokv[object-store]'",
         ) from error
     return form
+
+
+def _refuse_video(path: StatePath) -> None:
+    """Tell a user who names a video where its state belongs. UnknownForm."""
+    # This imports what reads frames.
+    from protokv.video.address import VIDEO_SUFFIXES
+
+    video = PurePath(path)
+    if video.suffix.lower() in VIDEO_SUFFIXES:
+        state = video.with_suffix(DEFAULT_SUFFIX).name
+        raise UnknownForm(
+            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
+        )
 
 
 def suffix_of(path: StatePath) -> str | None:

@@ -71,7 +71,8 @@ def arguments_of(command: str) -> list[str]:
 def test_documents_and_help_have_examples() -> None:
     for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
         assert EXAMPLES[place], place
-    shown = {command.split()[0] for command in EXAMPLES["README.md"] if command}
+    places = ("README.md", "docs/guides/installing.md")
+    shown = {command.split()[0] for place in places for command in EXAMPLES[place] if command}
     assert set(COMMANDS) <= shown
 
 
