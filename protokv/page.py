@@ -17,12 +17,21 @@ FEW: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text; `note` says below it how to read it."""
+    """A table of text.
+
+    Attributes:
+        title: above it.
+        head: a name for each column.
+        rows: cells; the first of each row is its name.
+        note: below it, how to read it.
+        long: names of the columns whose texts may be long: they begin at the left and wrap.
+    """
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    long: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +66,10 @@ svg { width: 100%; max-width: 520px; height: auto; display: block }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }
-th:first-child {
-  text-align: left; white-space: nowrap; position: sticky; left: 0; background: var(--paper)
-}
-td span { white-space: nowrap }
-td.text { text-align: left; overflow-wrap: anywhere; min-width: 9rem }
+th:first-child { position: sticky; left: 0; background: var(--paper) }
+th:first-child, th.long, td.long { text-align: left }
+th.long, td.long { overflow-wrap: anywhere; min-width: 9rem }
+td span, th.short { white-space: nowrap }
 td.few { color: var(--grey); font-style: italic }
 dl { display: grid; grid-template-columns: fit-content(12rem) 1fr; gap: .1rem 1rem }
 dt { color: var(--grey) } dd { margin: 0; overflow-wrap: anywhere }
@@ -95,9 +103,11 @@ dt { color: var(--grey) } dd { margin: 0; overflow-wrap: anywhere }
 {% for table in tables %}
 <h2>{{ table.title }}</h2>
 <div class="wide"><table>
-<thead><tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for cell in table.head %}<th{% if cell in table.long %} class="long"{% endif %}>{{ cell }}</th>
+{%- endfor %}</tr></thead>
 <tbody>
-{% for row in table.rows %}<tr><th>{{ row[0] }}</th>{% for cell in row[1:] %}{{ written(cell) }}{% endfor %}</tr>
+{% for row in table.rows %}<tr><th class="{{ "short" if row[0] | length < 24 else "long" }}">{{ row[0] }}</th>
+{%- for cell in row[1:] %}{{ written(cell, table.head[loop.index] in table.long) }}{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% if table.note %}<p class="note">{{ table.note }}</p>
 {% endif %}
@@ -109,9 +119,12 @@ dt { color: var(--grey) } dd { margin: 0; overflow-wrap: anywhere }
 </html>
 """
 
-_CELL: Final = """{% macro written(cell) %}<td{% if cell.endswith(few) %} class="few"{% elif cell | length > 24 %} \
-class="text"{% endif %}>{% if cell | length > 24 %}{{ cell }}{% else %}{% for part in cell.split(" ", 1) %}\
-<span>{{ part }}</span> {% endfor %}{% endif %}</td>{% endmacro %}"""
+_CELL: Final = """{% macro written(cell, long) -%}
+{% if long %}<td class="long">{{ cell }}</td>
+{%- else %}<td{% if cell.endswith(few) %} class="few"{% endif %}>
+{%- for part in cell.split(" ", 1) %}<span>{{ part }}</span> {% endfor %}</td>
+{%- endif %}{%- endmacro %}
+"""
 
 
 def save_page(
@@ -139,5 +152,5 @@ def save_page(
 
     page = Environment(autoescape=True).from_string(_CELL + _PAGE)
     values = {"title": title, "lead": lead, "tables": list(tables), "drawings": drawings, "reading": reading}
-    text = page.render(**values, facts=facts or {}, few=FEW)
+    text = page.render(**values, facts=facts or {}, few=FEW).lstrip()
     Path(path).write_text(text, encoding="utf-8")

@@ -284,7 +284,7 @@ def show_end(
         raise typer.Exit(Exit.PARTIAL)
 
 
-_HEAD: Final = ("video", "state", "watched", "took", "result", "why")
+_HEAD: Final = ("video", "state", "watched", "took, s", "result", "why")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
@@ -303,9 +303,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    took = f"{row['elapsed_s']:.1f} s" if row["elapsed_s"] else "-"
+    took = f"{row['elapsed_s']:.1f}" if row["elapsed_s"] else "-"
     watched = time_text(row["watched_s"]) if row["watched_s"] else "-"
-    result = "done before" if row["result"] == "done" else row["result"]
+    result = row["result"].replace("done", "done before")
     return [row["video"], row["state"], watched, took, result, row["message"]]
 
 
@@ -336,7 +336,14 @@ def save_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
 def save_html(account: Account, file: Path, *, made: datetime, command: str) -> None:
     """Write a page with the table of all videos."""
-    lead = [f"{name}: {text}." for name, text in _sum_up(account).items()]
+    told = _sum_up(account)
+    lead = [f"{told['videos'].replace(':', ' videos:', 1)}.", f"Watched: {told['watched']}. States: {told['states']}."]
     facts = {"written by": f"protokv {__version__}", "command": command, "made": f"{made:%Y-%m-%d %H:%M %Z}".strip()}
     cells = [[printable(cell) for cell in _cells(row)] for row in account.rows()]
-    save_page(file, "Videos into states", lead, [Table("every video", _HEAD, cells)], facts=facts)
+    save_page(
+        file,
+        "Videos into states",
+        lead,
+        [Table("every video", _HEAD, cells, long=("state", "result", "why"))],
+        facts=facts,
+    )

@@ -308,7 +308,7 @@ def ingest(
         typer.Option(
             "--thumbnails",
             metavar="COUNT|off",
-            help="Small pictures to keep in the state for people to look at, 4 KiB each at most.",
+            help="Small pictures to keep in the state for people to look at, 3 KiB each at most.",
             rich_help_panel=Panel.MEMORY,
         ),
     ] = "16",

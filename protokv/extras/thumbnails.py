@@ -2,7 +2,7 @@
 
 The first picture of every 2^k-th step is kept, with the smallest k that leaves at most `most` of them, and that of the
 last step. So the pictures depend on nothing but the steps so far: a run that was interrupted keeps the same ones as a
-whole one, byte for byte. They are JPEGs of at most 160 pixels a side and 4 KiB.
+whole one, byte for byte. They are JPEGs of at most 160 pixels a side and 3 KiB.
 
 They are data from anywhere when a state is read: each is held against its size, its format and its place in the stream.
 """
@@ -26,10 +26,10 @@ from protokv.errors import StateCorrupt
 Picture = NDArray[np.uint8]
 
 DEFAULT = 16
-"""Pictures to keep: between 9 and 17 fit into a row of a page and show the course of a video, in 20 to 50 KiB."""
+"""Pictures to keep: between 9 and 17 fit into a row of a page and show the course of a video, in 15 to 40 KiB."""
 MOST = 256
 SIDE = 160
-MOST_BYTES = 4 << 10
+MOST_BYTES = 3 << 10
 
 # The first is used that makes a picture small enough.
 _QUALITIES = (65, 45, 25)

@@ -73,16 +73,16 @@ def _describe(found: Mapping[str, Any]) -> str:
     start = f"{_after(found)}, with {_tokens(found)}, "
     share = f"{found['accuracy']:.0%} right (95% interval {_percent(found['low'])} to {_percent(found['high'])})"
     if not others:
-        text = f"{start}{found['memory']} has {share}; no other memory was measured at this budget"
+        text = f"{start}{_quote(found['memory'])} has {share}; no other memory was measured at this budget"
     elif not unclear:
         next_best = worse[0]
         text = (
-            f"{start}{found['memory']} answers best: {share}, which is {_points(next_best)} more than "
-            f"{next_best['memory']}" + (f" and clearly more than {_shares(worse[1:])}" if worse[1:] else "")
+            f"{start}{_quote(found['memory'])} answers best: {share}, which is {_points(next_best)} more than "
+            f"{_quote(next_best['memory'])}" + (f" and clearly more than {_shares(worse[1:])}" if worse[1:] else "")
         )
     else:
         text = (
-            f"{start}no memory is clearly the best: {found['memory']} has {share}, and the "
+            f"{start}no memory is clearly the best: {_quote(found['memory'])} has {share}, and the "
             f"{'difference' if len(unclear) == 1 else 'differences'} to {_shares(unclear)} may be chance"
             + (f"; clearly worse: {_shares(worse)}" if worse else "")
         )
@@ -96,19 +96,27 @@ def _sum_up(found: Sequence[Mapping[str, Any]]) -> str:
     """Return several budgets in one sentence."""
     if not found:
         return "There is no delay at which two memories of one budget can be compared."
+    compared = [one for one in found if any(d["memory"] != _FULL for d in one["differences"])]
+    if not compared:
+        named = [f"{_quote(one['memory'])} {one['accuracy']:.0%} right with {_tokens(one)}" for one in found]
+        return f"No two memories were measured at one budget. {_after(found[0])}: {list_names(named)}."
+    found = compared
     start = _after(found[0]) if len({one["delay_s"] for one in found}) == 1 else "At the longest delay of each budget"
     if len({one["memory"] for one in found}) == 1 and all(len(_leaders(one)) == 1 for one in found):
-        return (
-            f"{start}, {found[0]['memory']} clearly answers best at every budget: {_told(found, found[0]['memory'])}."
-        )
+        name = found[0]["memory"]
+        return f"{start}, {_quote(name)} clearly answers best at every budget: {_told(found, name)}."
     always = [name for name in _leaders(found[0]) if all(name in _leaders(one) for one in found)]
     if not always:
-        named = [f"{one['memory']} with {_tokens(one)} ({one['accuracy']:.0%})" for one in found]
+        named = [f"{_quote(one['memory'])} with {_tokens(one)} ({one['accuracy']:.0%})" for one in found]
         return f"{start}, the memory with the most right answers depends on the budget: {list_names(named)}."
     name = DEFAULT if DEFAULT in always else always[0]
     rest = [other for other in always if other != name]
-    text = f"{start}, {name} is at every budget the best memory or not clearly worse than it: {_told(found, name)}"
-    return text + (f"; so {'is' if len(rest) == 1 else 'are'} {list_names(rest)}." if rest else "; no other memory is.")
+    text = (
+        f"{start}, {_quote(name)} is at every budget the best memory or not clearly worse than it: {_told(found, name)}"
+    )
+    if not rest:
+        return text + "; no other memory is."
+    return text + f"; so {'is' if len(rest) == 1 else 'are'} {list_names([*map(_quote, rest)])}."
 
 
 def _leaders(found: Mapping[str, Any]) -> dict[str, float]:
@@ -119,6 +127,11 @@ def _leaders(found: Mapping[str, Any]) -> dict[str, float]:
 
 def _told(found: Sequence[Mapping[str, Any]], name: str) -> str:
     return list_names([f"{_leaders(one)[name]:.0%} right with {_tokens(one)}" for one in found])
+
+
+def _quote(name: str) -> str:
+    """Return the name of a memory; that of a variant, which has several words, in quotes."""
+    return f'"{name}"' if " " in name else name
 
 
 def _after(found: Mapping[str, Any]) -> str:
@@ -134,7 +147,7 @@ def _points(found: Mapping[str, Any]) -> str:
 
 
 def _shares(found: Sequence[Mapping[str, Any]]) -> str:
-    return list_names([f"{one['memory']} ({one['accuracy']:.0%})" for one in found])
+    return list_names([f"{_quote(one['memory'])} ({one['accuracy']:.0%})" for one in found])
 
 
 def _percent(share: float) -> str:

@@ -80,3 +80,11 @@ def test_several_budgets_are_one_sentence_and_one_more_for_each() -> None:
 def test_a_single_memory_or_the_full_cache_alone_wins_nothing() -> None:
     assert "no other memory was measured" in conclusion(answers("durable", 0.9))["text"]
     assert conclusion(answers("full", 0.9))["budgets"] == []
+
+
+def test_memories_that_share_no_budget_are_not_compared() -> None:
+    found = conclusion(answers("durable", 0.9), answers("durable, S = 4", 0.2, budget=8))
+    assert found["text"] == (
+        "No two memories were measured at one budget. After 30 s: durable 90% right with 64 tokens and "
+        '"durable, S = 4" 20% right with 8 tokens.'
+    )

@@ -24,8 +24,8 @@ def test_figure_and_page_need_nothing_else_and_the_page_says_how_it_was_made(tmp
     save_page(report, tmp_path / "x.html", made=made, command="protokv replay --set 'a<b>=1'")
     page = (tmp_path / "x.html").read_text()
     assert "<svg" in page
-    assert page.index("After 2 min, window") < page.index("<svg") < page.index("<h2>accuracy against delay")
-    assert "<th>window</th><td><span>16</span> </td>" in page
+    assert page.index("After 2 min: window") < page.index("<svg") < page.index("<h2>accuracy against delay")
+    assert '<th class="short">window</th><td><span>16</span> </td>' in page
     assert not [mark for mark in ("<script", "src=", "@import", 'href="http') if mark in page]
     for said in (
         "m, float32",
