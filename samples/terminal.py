@@ -52,6 +52,8 @@ def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:
         console.print(Text.assemble(("$ ", "bold green"), (f"protokv {words}", "bold")))
         for line in lines:
             console.print(Text(line), soft_wrap=True)
+    # The picture ends within the last line.
+    console.print()
     # Rich names fonts on another machine, and a picture must not ask it.
     svg = console.export_svg(title="protokv", unique_id="terminal")
     return re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL)
