@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from protokv.config import CONFIGS
+from protokv.errors import use_one_of
 from protokv_cli.output import Format
 from protokv_cli.panels import Panel
 
@@ -53,6 +54,13 @@ def states(incomplete: str) -> list[str]:
     named = {path for path in found if path.endswith(STATE_SUFFIXES)}
     folders = {path.rpartition("/")[0] + "/" for path in named if path.count("/") > incomplete.count("/")}
     return sorted(named | folders)
+
+
+def _format(text: str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise typer.BadParameter(f"there is no format {text!r}; {use_one_of(text, Format)}") from None
 
 
 def _install(shell: Shell | None) -> None:
@@ -163,6 +171,8 @@ OutputFormat = Annotated[
         "--format",
         "-f",
         metavar="FORMAT",
+        parser=_format,
+        autocompletion=lists(Format),
         help="table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
         rich_help_panel=Panel.OUTPUT,
     ),

@@ -21,7 +21,7 @@ from protokv_cli.process import lent_stdin
 
 PROMPT = "? "
 HISTORY_LINES = 1000
-HELP = """Type a question about the video and press Enter. The arrow keys bring back earlier ones.
+HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
 Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 """
 

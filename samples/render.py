@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = [json.dumps(asdict(question)) for question in asked]
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     n_events = len(world.events_until(config.length_s))
-    size_kb = options.output.stat().st_size / 1000
-    print(f"{options.output}: {n_frames} frames, {n_events} events, {size_kb:.0f} kB", file=sys.stderr)
+    size_kib = options.output.stat().st_size / 1024
+    print(f"{options.output}: {n_frames} frames, {n_events} events, {size_kib:.0f} KiB", file=sys.stderr)
     return 0
 
 

@@ -101,6 +101,12 @@ def test_help_is_plain_text_that_fits_80_columns(protokv: Program, command: str)
     assert "..." not in text[text.rindex("Commands:" if not command else "PROTOKV_") :]
 
 
+def test_a_mistyped_format_is_told_the_nearest_one(protokv: Program) -> None:
+    result = protokv("inspect", "x.safetensors", "--format", "jsn")
+    assert result.code == Exit.USAGE
+    assert "there is no format 'jsn'; did you mean json?" in result.err
+
+
 def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
@@ -124,7 +130,7 @@ from protokv_cli.main import app
 for words in ("--version", "--help", "ingest --help", "query --help", "replay --help"):
     app(words.split(), standalone_mode=False)
 tell("help")
-app(["query", "s.safetensors", "what colour was the star?", "--json"], standalone_mode=False)
+app(["query", "s.safetensors", "what colour was the star?", "--json", "--anyway"], standalone_mode=False)
 tell("query")
 app(["ingest", sys.argv[1], "-o", "t.safetensors", "--budget", "24", "--json"], standalone_mode=False)
 tell("ingest")

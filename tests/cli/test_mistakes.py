@@ -98,6 +98,7 @@ MISTAKES = [
     ("replay absent.mp4 --questions absent.jsonl", Exit.NOT_FOUND, "absent.jsonl"),
     (f"replay {WORLD} --memory elephant", Exit.USAGE, "no memory 'elephant'"),
     (f"replay {WORLD} --study everything", Exit.USAGE, "no study 'everything'"),
+    (f"replay {WORLD} --memory durable --types shap", Exit.USAGE, "did you mean shape?"),
     (f"replay {WORLD} --delays 1h --memory durable", Exit.USAGE, "nothing to show: no question could be asked"),
     (f"replay {WORLD} -o notes.mp4", Exit.USAGE, "row of results"),
     (f"replay {WORLD} -o notes", Exit.USAGE, "row of results"),
