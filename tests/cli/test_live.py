@@ -192,8 +192,8 @@ def test_the_source_may_come_from_the_environment_which_other_users_cannot_read(
 def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_password_is_nowhere(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_when_lost(out: Output, event: Event, *more: Any) -> None:
-        show_news(out, event, *more)
+    def stop_when_lost(out: Output, event: Event, argument: str) -> None:
+        show_news(out, event, argument)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)
 

@@ -130,7 +130,7 @@ from protokv_cli.main import app
 for words in ("--version", "--help", "ingest --help", "query --help", "replay --help"):
     app(words.split(), standalone_mode=False)
 tell("help")
-app(["query", "s.safetensors", "what colour was the star?", "--json"], standalone_mode=False)
+app(["query", "s.safetensors", "what colour was the star?", "--json", "--anyway"], standalone_mode=False)
 tell("query")
 app(["ingest", sys.argv[1], "-o", "t.safetensors", "--budget", "24", "--json"], standalone_mode=False)
 tell("ingest")

@@ -17,6 +17,7 @@ from protokv.core.parts import Evidence, Moment
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.serve import page as page_routes
+from protokv.storage import checkpoint
 from protokv.storage.api import load_state, save_state
 from protokv.storage.watched import WallClockLog
 from tests.cli.conftest import write_video
@@ -97,12 +98,13 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Answer in two words, the second of them once the event is set; they stand on second 7."""
     go = threading.Event()
 
-    def stream(_: Session, question: str, __: Any, *, evidence: bool) -> Any:
+    def stream(session: Session, question: str, _: Any, *, evidence: bool) -> Any:
         yield SCRIPT
         assert go.wait(30)
         yield " star"
         found = Evidence((Moment(7.0, 8.0, 0.61),), True) if evidence else None
-        return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, found)
+        beyond = bool(session.beyond_model)
+        return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, evidence=found, beyond_model=beyond)
 
     monkeypatch.setattr(Session, "stream", stream)
     return go
@@ -171,15 +173,27 @@ def test_a_phone_shows_the_list_and_then_one_state_in_light_and_in_dark(opened: 
 
 
 def test_a_live_state_shows_its_clock_and_what_is_wrong(
-    opened: Any, address: str, monkeypatch: pytest.MonkeyPatch
+    opened: Any, folder: Path, words: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_routes, "beyond_model", lambda _: ["rtsp://camera/1"])
-    page = opened(f"{address}#door")
+    for module in (page_routes, checkpoint):
+        monkeypatch.setattr(module, "beyond_model", lambda _: ["rtsp://camera/1"])
+    words.set()
+    with server(folder) as address:
+        check_a_live_state(opened(f"http://{address}/#door"))
+
+
+def check_a_live_state(page: Any) -> None:
     playwright.expect(page.locator("#live")).to_be_visible()
     playwright.expect(page.locator("#facts")).to_contain_text("last seen")
     playwright.expect(page.locator("#facts")).to_contain_text("ago (source lost)")
     playwright.expect(page.locator("#facts")).to_contain_text("0:12 so far")
     playwright.expect(page.locator(".warn")).to_contain_text("rtsp://camera/1 is not of it: its answers mean nothing")
+    page.fill("#question", "what is it")
+    page.press("#question", "Enter")
+    playwright.expect(page.locator("article .warn")).to_have_text("An answer would mean nothing: see above.")
+    page.get_by_role("button", name="Ask all the same").click()
+    playwright.expect(page.locator("article .warn")).to_have_text("This answer means nothing: see above.")
+    assert page.locator("article").count() == 1
 
 
 def test_the_page_asks_for_the_token_and_keeps_it_in_its_tab(opened: Any, folder: Path) -> None:
