@@ -53,10 +53,10 @@ _PAGE: Final = """<!doctype html>
 @media print { :root { color-scheme: light; --ink: #000; --grey: #555; --line: #bbb; --paper: #fff } }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1240px; padding: 0 1rem;
   color: var(--ink); background: var(--paper) }
-h2 { font-size: 1.15rem; margin: 2rem 0 .4rem }
-.lead { font-size: 1.2rem; max-width: 46rem }
+h2 { font-size: 1.15em; margin: 2rem 0 .4rem }
+.lead { font-size: 1.2em; max-width: 46rem }
 p, li { max-width: 46rem; margin: .3rem 0 }
-.note { color: var(--grey); font-size: .9rem }
+.note { color: var(--grey); font-size: .9em }
 .figures {
   display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr)); gap: 1.2rem 1rem;
   margin-top: 1.2rem

@@ -13,14 +13,14 @@ from typing import Any, Final
 from protokv.config import DEFAULT, FullConfig
 from protokv.replay.metrics import compare
 from protokv.replay.rows import Row
-from protokv.replay.tables import format_delay, list_names
+from protokv.replay.tables import count_nouns, format_delay, list_names
 
 Curves = Sequence[Mapping[str, Any]]
 _FULL: Final = FullConfig.name
 
 
 def conclude(rows: Sequence[Row], curves: Curves) -> dict[str, Any]:
-    """Return the conclusion as plain JSON: a `text`, `details` (a sentence for each budget), and their numbers.
+    """Return the conclusion as plain JSON: a `text`, `details` (sentences on each budget, and a caution), and numbers.
 
     `budgets` has for each budget, largest first, the delay, the memory with the most right answers there, its accuracy,
     and its `differences` to each other memory of that budget and to the full cache.
@@ -36,9 +36,12 @@ def conclude(rows: Sequence[Row], curves: Curves) -> dict[str, Any]:
     found = [_find_best(cells, curves, budget) for budget in budgets]
     known = [one for one in found if one is not None]
     details = [_describe(one) for one in known]
-    if len(known) == 1:
-        return {"text": details[0], "details": [], "budgets": known}
-    return {"text": _sum_up(known), "details": details, "budgets": known}
+    text, rest = (details[0], []) if len(known) == 1 else (_sum_up(known), details)
+    if any(one["thin"] for one in known):
+        questions = count_nouns(min(one["n"] for one in known), "question")
+        videos = count_nouns(min(one["videos"] for one in known), "video")
+        rest.append(f"This is {questions} about {videos}: too few to be sure, other videos may differ.")
+    return {"text": text, "details": rest, "budgets": known}
 
 
 def _find_best(

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from protokv import page
 from protokv.errors import ConfigError
 from protokv.page import FEW, Drawing
-from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
-from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, tabulate
+from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
 from protokv.version import __version__
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _list_panels(report: Report) -> Iterator[list[_Panel]]:
     for budget in budgets:
         shown = _select(report, budget)
         row = [_Panel("all questions", budget, {i: curves[i]["all"] for i in shown}, report["floor"])]
-        for name in curves[0]["groups"]:
+        for name in list_groups(report):
             points = {i: curves[i]["groups"][name] for i in shown}
             row.append(_Panel(f"{name} questions", budget, points, floors["groups"][name]))
         yield row
@@ -244,10 +243,9 @@ def save_page(report: Report, path: str | Path, *, made: datetime | None = None,
         facts["made"] = f"{made:%Y-%m-%d %H:%M %Z}".strip()
     conclusion, tables = report["conclusion"], list(tabulate(report))
     lead = [conclusion["text"], *conclusion["details"]]
-    if report["questions"] < FEW_QUESTIONS or report["videos"] < FEW_VIDEOS:
-        lead.append(f"This is {facts['asked']}: too few to be sure, other videos may differ.")
     reading = [
         "A memory keeps a fixed number of tokens of a video, its budget. Each question is asked at each delay.",
+        "Clearly more or less: the interval of the difference, on the same questions, does not contain 0.",
         "Intervals of 95% stand behind each number, and as vertical lines in the figures. They are not corrected for "
         "the number of comparisons.",
         f"The dotted grey line, \N{LEFT DOUBLE QUOTATION MARK}{_GUESS}\N{RIGHT DOUBLE QUOTATION MARK}, is right by "

@@ -40,7 +40,7 @@ def list_facts(report: Report) -> dict[str, str]:
     setup, benchmark = report["setup"], report["benchmark"]
     digest = setup["weights_digest"][:12]
     facts = {
-        "asked": f"{_plural(report['questions'], 'question')} about {_plural(report['videos'], 'video')}",
+        "asked": f"{count_nouns(report['questions'], 'question')} about {count_nouns(report['videos'], 'video')}",
         "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in report["reference"].items()),
         "without watching": f"{report['floor']:.0%} right, by always the most frequent answer of a type",
         "model": f"{setup['model']}, {setup['dtype']}, " + (f"revision {digest}" if digest else "without a digest"),
@@ -71,6 +71,12 @@ def _format_pixels(frames: Mapping[str, Any]) -> str:
     return "pixels a frame as the model has them"
 
 
+def list_groups(report: Report) -> list[str]:
+    """Return the groups that are shown beside all questions: none if all questions are of one."""
+    groups = list(report["curves"][0]["groups"])
+    return groups if len(groups) > 1 else []
+
+
 def tabulate(report: Report) -> Iterator[Table]:
     """Yield scores of a benchmark, accuracies by group, differences and costs.
 
@@ -79,7 +85,7 @@ def tabulate(report: Report) -> Iterator[Table]:
     if report["benchmark"]:
         yield from _tabulate_benchmark(report)
     delays = [format_delay(delay) for delay in report["delays_s"]]
-    groups = ["all", *report["curves"][0]["groups"]]
+    groups = ["all", *list_groups(report)]
     for name in groups:
         rows = []
         for curve in report["curves"]:
@@ -221,7 +227,8 @@ def _count(points: Sequence[Mapping[str, Any]]) -> str:
     return counts[0] if len(set(counts)) == 1 else "/".join(counts)
 
 
-def _plural(count: int, noun: str) -> str:
+def count_nouns(count: int, noun: str) -> str:
+    """Return `1 video`, `2 videos`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
