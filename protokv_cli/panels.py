@@ -11,7 +11,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 # A command with no more options than this has one list of them.
-_FEW = 15
+FEW = 15
 _VARIABLES = (
     "Every option can be set by a variable too, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens, and by a line of "
     "protokv.toml in this folder, max-new-tokens = 8. An option wins over a variable, and a variable over the file."
@@ -58,7 +58,7 @@ class Command(TyperCommand):
             else:
                 panels[getattr(param, "rich_help_panel", None) or Panel.OUTPUT].append(record)
         options = [record for panel in panels.values() for record in panel]
-        if len(options) <= _FEW:
+        if len(options) <= FEW:
             panels = {"Options": options}
         for title, rows in {"Arguments": arguments, **panels}.items():
             if rows:

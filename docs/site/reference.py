@@ -29,7 +29,7 @@ def list_options() -> str:
 
 
 def _describe_command(name: str, command: Any) -> str:
-    from protokv_cli.panels import Panel
+    from protokv_cli.panels import FEW, Panel
 
     purpose, _, examples = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
     operands = [one for one in command.params if one.param_type_name == "argument"]
@@ -42,7 +42,7 @@ def _describe_command(name: str, command: Any) -> str:
     options = [one for one in command.params if one not in operands and not one.hidden]
     panels = {panel: [one for one in options if (one.rich_help_panel or Panel.OUTPUT) == panel] for panel in Panel}
     used = [(panel.value, found) for panel, found in panels.items() if found]
-    for panel, found in used if len(used) > 1 else [("Options", options)]:
+    for panel, found in used if len(options) > FEW else [("Options", options)]:
         entries = _entries((_name_of(one), "", one.help) for one in found)
         parts += [f"### {panel} {{ #{name}-{_slug(panel)} }}", entries]
     return "\n\n".join(parts)
