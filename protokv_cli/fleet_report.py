@@ -18,7 +18,7 @@ import typer
 
 from protokv import errors
 from protokv.errors import ConfigError, StateError
-from protokv.page import Table, save_page
+from protokv.replay.page import Table, save_page
 from protokv.version import __version__
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code

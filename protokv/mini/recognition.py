@@ -3,7 +3,7 @@
 A picture is explained as the world draws it: a smooth dark background, on which every further pixel belongs to one of
 at most a few compact shapes in the named colours (`protokv.mini.pictures`). Photographs, screens and test pictures
 leave many pixels unexplained, or have a background that no world has. Each limit lies between what worlds show, also
-re-encoded, rescaled, cropped or between bars, and what anything else shows; `samples.recognition` measures both.
+re-encoded, rescaled, cropped or between bars, and what anything else shows. The model card has the errors.
 
 Needs no torch. Equal pictures give equal results.
 """
@@ -23,7 +23,7 @@ SIDE: Final = 42
 """Pictures are compared at this side: two world units a pixel."""
 
 UNEXPLAINED: Final = 0.03
-"""The share of unexplained pixels above which a picture is another one. Worlds stay below 0.02."""
+"""The share of unexplained pixels above which a picture is another one. Worlds as they are drawn stay below 0.01."""
 
 TINT: Final = 48
 """A pixel is in a named colour if no channel is further away: tints differ by 12, codecs and edges by the rest."""

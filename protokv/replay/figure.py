@@ -24,9 +24,9 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
-from protokv import page
 from protokv.errors import ConfigError
-from protokv.page import FEW, Drawing
+from protokv.replay import page
+from protokv.replay.page import FEW, Drawing
 from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
 from protokv.version import __version__
 

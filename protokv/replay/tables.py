@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from protokv.config import FullConfig
-from protokv.page import FEW, Table
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
+from protokv.replay.page import FEW, Table
 
 Report = Mapping[str, Any]
 
