@@ -32,6 +32,7 @@ PAGES = {
     "samples/studies/delay/README.md": "findings/delay.md",
     "samples/studies/harder/README.md": "findings/harder.md",
     "samples/studies/language/README.md": "findings/language.md",
+    "samples/studies/tuned/README.md": "findings/tuned.md",
     "samples/studies/evidence/README.md": "findings/evidence.md",
     "protokv/mini/README.md": "findings/mini.md",
     "tests/benchmarks/README.md": "findings/speed.md",
