@@ -96,11 +96,21 @@ class Thumbnails(StatePart):
         """The most bytes that they take in a state."""
         return (self.most + 1) * (MOST_BYTES + 3 * 8)
 
+    def expected_bytes(self, steps: int) -> int:
+        """Return about what they take in a state after so many steps, if they go on as until now."""
+        count = math.ceil(steps / self._stride(steps)) + 1
+        mean = sum(len(one.jpeg) for one in self._kept) / len(self._kept) if self._kept else MOST_BYTES
+        return round(count * (mean + 3 * 8))
+
+    def _stride(self, steps: int) -> int:
+        stride = 1
+        while math.ceil(steps / stride) > self.most:
+            stride *= 2
+        return stride
+
     def add(self, step: int, time_s: float, picture: Picture) -> None:
         """Take the picture (`shrink`) of a step; steps come in order."""
-        stride = 1
-        while math.ceil((step + 1) / stride) > self.most:
-            stride *= 2
+        stride = self._stride(step + 1)
         self._kept = [one for one in self._kept if one.step % stride == 0]
         if step % stride == 0:
             self._kept.append(Thumbnail(step, time_s, encode(picture)))

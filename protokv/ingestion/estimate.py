@@ -19,6 +19,9 @@ from protokv.video import Source, read_steps
 # it is full, for at most this many seconds.
 STEPS, FILL_S = 8, 5.0
 
+HEAD_BYTES = 8 << 10
+"""About what a state takes beside its tensors of the stream and its thumbnails: its header, and its small tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -54,13 +57,15 @@ def most_bytes(memory: Memory, thumbnails: int) -> int | None:
     return None if memory.most_bytes is None else memory.most_bytes + pictures
 
 
-def end_bytes(most: int | None, backbone: Backbone, tokens: int) -> int:
+def end_bytes(memory: Memory, backbone: Backbone, tokens: int, pictures: int) -> int:
     """Return about how many bytes a state takes on disk after so many tokens: each of them, until the memory is full.
 
-    `most` is what the full memory takes; None: it grows with the stream.
+    `pictures` are the bytes of its thumbnails.
     """
-    one = 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
-    return tokens * one if most is None else min(most, tokens * one)
+    held = tokens * 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
+    if memory.most_bytes is not None:
+        held = min(held, memory.most_bytes)
+    return held + HEAD_BYTES + pictures
 
 
 def estimate(
@@ -93,7 +98,7 @@ def estimate(
     duration_s = source.info.duration_s
     steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
     tokens = None if steps is None else round(steps * per_step)
-    most = most_bytes(session.memory, thumbnails)
+    pictures = Thumbnails(thumbnails).expected_bytes(steps) if thumbnails and steps else 0
     return Estimate(
         source=source.info.name,
         duration_s=duration_s,
@@ -101,8 +106,8 @@ def estimate(
         tokens=tokens,
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=most,
-        end_bytes=None if tokens is None else end_bytes(most, backbone, tokens),
+        most_bytes=most_bytes(session.memory, thumbnails),
+        end_bytes=None if tokens is None else end_bytes(session.memory, backbone, tokens, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
     )

@@ -74,7 +74,6 @@ class Run:
         self._began = self._committed_at = time.perf_counter()
         self._complete = segment.done
         self._bytes: int | None = None
-        self._most_bytes = most_bytes(session.memory, 0 if self._thumbnails is None else self._thumbnails.most)
 
     def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
@@ -230,7 +229,7 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
-            most_bytes=self._most_bytes,
+            most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
             beyond_model=self._beyond,
         )
 
@@ -252,7 +251,10 @@ class Run:
         if not duration_s:
             return None
         share = max(1.0, (self._segment.start_s + duration_s) / clock.stream_time_s)
-        return end_bytes(self._most_bytes, self._session.backbone, round(clock.tokens_seen * share))
+        kept = self._thumbnails
+        pictures = 0 if kept is None else kept.expected_bytes(round(clock.steps * share))
+        session = self._session
+        return end_bytes(session.memory, session.backbone, round(clock.tokens_seen * share), pictures)
 
     def _summary(self) -> Summary:
         clock = self._session.clock
