@@ -168,7 +168,7 @@ def _lasting(config: WorldConfig) -> _Lasting:
         return _Lasting((), (), everything)
     rng = np.random.default_rng([config.seed, 7])
     shapes, colours = rng.permutation(everything.shapes).tolist(), rng.permutation(everything.colours).tolist()
-    crossing = ()
+    crossing: tuple[Event, ...] = ()
     if config.crossing_s is not None:
         (line,) = deal(config.seed, 0, LINES)
         crossing = draw_crossing(rng, line, shapes[0], colours[0], *config.crossing_s)
