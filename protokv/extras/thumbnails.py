@@ -31,6 +31,9 @@ MOST = 256
 SIDE = 160
 MOST_BYTES = 3 << 10
 
+# Of each picture: where it ends, its step and its time, in 8 bytes each.
+_BESIDE = 3 * 8
+
 # The first is used that makes a picture small enough.
 _QUALITIES = (65, 45, 25)
 
@@ -94,13 +97,13 @@ class Thumbnails(StatePart):
     @property
     def capacity_bytes(self) -> int:
         """The most bytes that they take in a state."""
-        return (self.most + 1) * (MOST_BYTES + 3 * 8)
+        return (self.most + 1) * (MOST_BYTES + _BESIDE)
 
     def expected_bytes(self, steps: int) -> int:
         """Return about what they take in a state after so many steps, if they go on as until now."""
         count = math.ceil(steps / self._stride(steps)) + 1
         mean = sum(len(one.jpeg) for one in self._kept) / len(self._kept) if self._kept else MOST_BYTES
-        return round(count * (mean + 3 * 8))
+        return round(count * (mean + _BESIDE))
 
     def _stride(self, steps: int) -> int:
         stride = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
-from protokv.extras.thumbnails import Thumbnails, shrink
+from protokv.extras.thumbnails import Picture, Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
 from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
@@ -149,10 +149,7 @@ class Run:
         first = self._session.clock.steps
         self._session.watch_prepared([step.prepared for step in steps], starts_s)
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
-            if self._thumbnails is not None and step.thumbnail is not None:
-                self._thumbnails.add(first + i, start_s, step.thumbnail)
-            self._decoders.update(step.decoders)
-            self._count(step.look)
+            self._note(first + i, start_s, step.thumbnail, step.decoders, step.look)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
         yield from self._verdict()
@@ -166,8 +163,13 @@ class Run:
 
         return look_at(step.images[0])
 
-    def _count(self, look: Look | None) -> None:
-        """Count what a step showed, before anything is yielded: the caller may end the run there."""
+    def _note(
+        self, index: int, start_s: float, thumbnail: Picture | None, decoders: Sequence[str], look: Look | None
+    ) -> None:
+        """Keep what a watched step showed, before anything is yielded: the caller may end the run there."""
+        if self._thumbnails is not None and thumbnail is not None:
+            self._thumbnails.add(index, start_s, thumbnail)
+        self._decoders.update(decoders)
         if look is not None:
             self._looked = self._looked.add(look)
 
@@ -334,10 +336,8 @@ class LiveRun(Run):
                 look = self._look(replace(step, index=session.clock.steps - segment.first_step))
                 start_s = segment.start_s + step.time_s
                 session.watch(step.images, start_s)
-                if self._thumbnails is not None:
-                    self._thumbnails.add(session.clock.steps - 1, start_s, shrink(step.images[0]))
-                self._decoders.update(step.decoders)
-                self._count(look)
+                thumbnail = None if self._thumbnails is None else shrink(step.images[0])
+                self._note(session.clock.steps - 1, start_s, thumbnail, step.decoders, look)
                 yield self._progress()
                 yield from self._verdict()
             elif step is not None:

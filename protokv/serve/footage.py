@@ -36,7 +36,8 @@ class Footage:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Read nothing yet."""
         self._folders = [folder.resolve() for folder in folders]
-        self._known: dict[tuple[object, ...], list[Video]] = {}
+        # Of each state: what its videos were found by, and the videos.
+        self._known: dict[Path, tuple[object, list[Video]]] = {}
 
     def find(self, header: Header, below: Path) -> list[Video]:
         """Return the videos of a state that stands at `below` in its own folder, in the order of the stream.
@@ -46,13 +47,13 @@ class Footage:
         """
         if not self._folders:
             raise SourceNotFound("the server has no folder of videos", hint=HINT)
-        key = (below, fingerprints(header), header.clock.stream_time_s)
-        known = self._known.get(key)
-        if known is None or any(_version(one.original.path) != one.version for one in known):
+        asked = fingerprints(header), header.clock.stream_time_s
+        known = self._known.get(below)
+        if known is None or known[0] != asked or any(_version(one.original.path) != one.version for one in known[1]):
             places = [place for folder in self._folders for place in (folder / below.parent, folder)]
             originals = find_originals(header, [one for one in dict.fromkeys(places) if one.is_dir()], HINT)
-            known = self._known[key] = [self._look_into(one) for one in originals]
-        return known
+            known = self._known[below] = asked, [self._look_into(one) for one in originals]
+        return known[1]
 
     def _look_into(self, original: Original) -> Video:
         version = _version(original.path)
