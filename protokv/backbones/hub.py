@@ -172,10 +172,11 @@ def commit_of(folder: str | Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
-# Parts of the messages of allocators on hosts and devices.
+# What is wrong with a name. A name that was meant may be close to it.
 _ABSENT = "there is no such model on the hub"
 _UNREACHED = "it is not in the local cache, and the hub cannot be reached"
 _NO_NAME = "it is neither a folder nor a name on the hub"
+# Parts of the messages of allocators on hosts and devices.
 _NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
 
 

@@ -124,7 +124,7 @@ class RaySlot:
         return self._get(getattr(self._actor, verb).remote(*args), waits=False)
 
     def standing(self) -> list[tuple[float, float]]:
-        """Return nothing: how far an actor is, is known once it returns."""
+        """Return nothing: an actor says how far it is only when it returns."""
         return []
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 Look = Literal["shapes", "empty", "other"]
@@ -16,7 +16,7 @@ LONELY: Final = 60
 """Pictures without any shape before they decide. In 750 worlds the longest wait for the first shape was 58 s."""
 
 EVERY: Final = 8
-"""Behind the first `LONELY` steps of a source, every so many is looked at, which costs next to nothing."""
+"""After the first `LONELY` steps of a source, one in `EVERY` is looked at: that costs next to nothing."""
 
 
 def is_looked_at(index: int) -> bool:
@@ -34,14 +34,14 @@ class Looked:
 
     def add(self, look: Look) -> Looked:
         """Count one more picture."""
-        return Looked(**{**asdict(self), look: getattr(self, look) + 1})
+        return replace(self, **{look: getattr(self, look) + 1})
 
     @property
     def is_world(self) -> bool | None:
         """Whether they are of the procedural world; None: too few tell.
 
-        It is another video if other pictures are more than an eighth, and more than those with shapes. It is one, too,
-        if no shape shows up for as long as no world is empty.
+        They are of another video if other pictures are more than an eighth, and more than those with shapes. So are
+        `LONELY` pictures without a shape: no world is empty for so long.
         """
         n = self.shapes + self.empty + self.other
         if self.other > max(self.shapes, n / 8):
