@@ -1,10 +1,14 @@
 """Every error that a user can cause, as one tree below `ProtoKVError`.
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these and never
-prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message.
+prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message, and
+`use_one_of` is the hint for a name that is none of a list.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class ProtoKVError(Exception):
@@ -20,12 +24,20 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class NotUnderstood(ConfigError):
+    """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
+
+
 class PositionWarning(UserWarning):
     """The stream has left the positions that the model was trained on."""
 
 
 class ModelError(ProtoKVError):
     """A model cannot be found, loaded or used."""
+
+
+class ModelNotFound(ModelError):
+    """There is no such model folder, and no such model on the hub."""
 
 
 class JudgeError(ProtoKVError):
@@ -70,6 +82,28 @@ class StateMismatch(StateError):
 
 class StateCorrupt(StateError):
     """The bytes of the state are damaged, or were never a state."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if none is."""
+    names = {one.lower(): one for one in known}
+    if str(name).lower() in names:
+        return ""
+    near = get_close_matches(str(name)[:80].lower(), names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else ""
+
+
+def use_one_of(name: object, known: Iterable[str], *, others: str = "") -> str:
+    """Return the hint for a name that is none of those known: the nearest one, and all of them.
+
+    Args:
+        name: what was given.
+        known: the names, in the order to show.
+        others: what else is possible, with the word before it, such as `or the path of a .toml file`.
+    """
+    names = list(known)
+    everything = " ".join(["use one of", ", ".join(names), *([others] if others else [])])
+    return " ".join(filter(None, (did_you_mean(name, names), everything)))
 
 
 def shown(text: object, length: int = 80) -> str:

@@ -18,12 +18,13 @@ from protokv.baselines.infinipot_v import InfiniPotV
 from protokv.baselines.last_frames import LastFrames
 from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
+from protokv.config.base import check_fps as check_fps
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
-from protokv.core.tensors import Clock, MemoryShape, TensorSpec, tensor_shapes
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
@@ -33,6 +34,7 @@ from protokv.extras.evidence import AttentionEvidence
 from protokv.extras.queries import ProbeListener, Probing
 from protokv.extras.recent import RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards
+from protokv.extras.thumbnails import Thumbnails
 
 MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": Durable,
@@ -78,7 +80,7 @@ def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec,
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*MEMORIES[config.name].declare(config, shape), *recent)
+    return (*MEMORIES[config.name].declare(config, shape), *recent, *Thumbnails.declare())
 
 
 def restore_memory(
@@ -95,13 +97,19 @@ def restore_memory(
     try:
         check_shapes(tensor_shapes(tensors), declare_state(config, shape))
         memory = build_memory(config, shape, rotary)
+        own = {spec.name for spec in memory.specs()}
         with allocating(config.budget):
-            memory.load(tensors, clock)
+            memory.load({name: tensor for name, tensor in tensors.items() if name in own}, clock)
     except DoesNotFit as error:
         raise StateMismatch(error.message, hint="open the state on a machine with more memory") from error
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
     return memory
+
+
+def restore_beside(tensors: Mapping[str, Tensor], clock: Clock) -> StatePart | None:
+    """Return what a state holds beside its memory, its thumbnails. StateCorrupt if they are none of this stream."""
+    return Thumbnails.of(tensors, clock)
 
 
 def session_parts(backbone: Backbone, config: MemoryConfig) -> SessionParts:

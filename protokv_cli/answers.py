@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.output import Format, Output
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
     from protokv.timings import Timings
-
-REAL_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
-NAMED_SOURCES = 5
+    from protokv_cli.excerpts import Excerpts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,38 @@ class QueryOptions:
     at: str | None
     watch_s: float | None
     verify: bool
+    anyway: bool
     top: int | None
     evidence: bool
+    frames: Path | None
+    clip: Path | None
+    video: Path | None
     timings: bool
     at_prompt: bool
     alone: bool
+
+    @property
+    def excerpts(self) -> bool:
+        """Whether frames or a clip of the video are wanted."""
+        return self.frames is not None or self.clip is not None
 
 
 class Answers:
     """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON."""
 
     def __init__(
-        self, out: Output, state: str, asking: QueryOptions, decoding: Decoding, clock: Timings, *, beyond: bool
+        self,
+        out: Output,
+        state: str,
+        asking: QueryOptions,
+        decoding: Decoding,
+        clock: Timings,
+        *,
+        excerpts: Excerpts | None = None,
     ) -> None:
-        """Ask nothing yet; `beyond` marks rows of a source that the model cannot read."""
+        """Ask nothing yet."""
+        self._excerpts = excerpts
         self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
-        self._beyond = beyond
         self._warned_of_words = False
 
     def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
@@ -84,8 +100,8 @@ class Answers:
             row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self._out.format is not Format.JSON:
                 self._out.plain(f"  {evidence_text(answer.evidence)}")
-        if self._beyond:
-            row["beyond_model"] = True
+            if self._excerpts is not None:
+                row |= self._excerpts.write(answer, session)
         if age_s is not None:
             row["commit_age_s"] = round(age_s, 3)
         if self._asking.timings:
@@ -109,6 +125,8 @@ class Answers:
                 if self._out.format is not Format.JSON:
                     self._out.plain("")
                 answer: Answer = end.value
+                if answer.finish_reason == "repetition" and self._out.format is not Format.JSON:
+                    self._out.warn("Note: the answer is cut, because it repeats itself")
                 return answer
             if self._out.format is not Format.JSON:
                 self._out.plain(piece, end="")
@@ -125,7 +143,7 @@ class Answers:
         who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
             f"Note: {who} does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
-            f"For other videos name a real model when ingesting: --model {REAL_MODEL}"
+            f"For other videos name a real model when ingesting: {model_option()}"
         )
 
 
@@ -140,6 +158,8 @@ def row_of(answer: Answer, state: str) -> dict[str, Any]:
         "context_tokens": answer.context_tokens,
         "mean_logprob": round(answer.mean_logprob, 6),
         "state": state,
+        "finish_reason": answer.finish_reason,
+        **({"beyond_model": True} if answer.beyond_model else {}),
     }
 
 
@@ -158,16 +178,37 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}: this may no longer be in memory" if evidence.faint else text
 
 
-def warn_of_answers(out: Output, sources: Sequence[str], how: str = "ingest with a real model:") -> None:
+def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO") -> None:
     """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of.
 
-    `how` begins the hint; `--model` and a model follow.
+    `argument` is the source on a command line.
     """
+    from protokv.storage.watched import meaningless
+
     if sources:
-        more = len(sources) - NAMED_SOURCES
-        names = ", ".join(sources[:NAMED_SOURCES]) + (f" and {more} more" if more > 0 else "")
-        out.warn(
-            f"Warning: the embedded model reads only its own world of coloured shapes, and {names} "
-            f"{'is' if len(sources) == 1 else 'are'} not of it: the answers mean nothing."
-        )
-        out.warn(f"Hint: {how} --model {REAL_MODEL}")
+        out.warn(f"Warning: {meaningless(sources)}")
+        out.warn(f"Hint: {how_to_understand(argument)}")
+
+
+def model_option() -> str:
+    """Return the option that names a real model for this machine: the largest whose float32 weights fit into memory.
+
+    If none does, the smallest in half the memory.
+    """
+    from protokv.backbones.sizes import KNOWN_MODELS, models_that_fit
+    from protokv.machine import free_memory_bytes
+
+    free = free_memory_bytes()
+    smallest = min(KNOWN_MODELS, key=lambda model: model.parameters)
+    fitting = [smallest] if free is None else models_that_fit(free, "float32")
+    return f"--model {fitting[-1].name}" if fitting else f"--model {smallest.name} --dtype bfloat16"
+
+
+def how_to_understand(argument: str = "VIDEO") -> str:
+    """Return the command that watches a source with a real model; it replaces a state of the embedded one."""
+    return f"name a real model: protokv ingest {shlex.quote(argument)} {model_option()} --force"
+
+
+def how_to_ask_anyway() -> str:
+    """Return the hint about a state whose model cannot make sense of what it watched."""
+    return f"{how_to_understand()}; --anyway asks this state all the same"

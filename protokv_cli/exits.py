@@ -8,7 +8,21 @@ from protokv import errors
 
 
 class Exit(IntEnum):
-    """The exit code of the process."""
+    """The exit code of the process.
+
+    Attributes:
+        DONE: it did what it was told to do.
+        FAILURE: it failed. Also: two states that `inspect` compares differ.
+        USAGE: an option, a setting or a password is wrong.
+        PARTIAL: the state is written, but the video is damaged, still grows, or is one of several that failed.
+        NOT_FOUND: there is no such video, state or model.
+        LOCKED: another process is writing the state, or has written it meanwhile.
+        MISMATCH: the state does not fit the model, the memory or this version.
+        CORRUPT: the state is damaged, or is no state.
+        HUNG_UP: the terminal was closed; the state is committed.
+        INTERRUPTED: Ctrl-C; the state is committed.
+        TERMINATED: `kill`; the state is committed.
+    """
 
     DONE = 0
     FAILURE = 1
@@ -27,6 +41,7 @@ _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
     (errors.ConfigError, Exit.USAGE),
     (errors.UnknownForm, Exit.USAGE),
     (errors.SourceDenied, Exit.USAGE),
+    (errors.ModelNotFound, Exit.NOT_FOUND),
     (errors.SourceNotFound, Exit.NOT_FOUND),
     (errors.StateNotFound, Exit.NOT_FOUND),
     (errors.StateLocked, Exit.LOCKED),

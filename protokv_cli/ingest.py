@@ -12,13 +12,22 @@ import typer
 
 from protokv.backbones import require_model
 from protokv.config import DEFAULT, MemoryConfig
+from protokv.config.base import check_fps
 from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
 from protokv_cli import options
 from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
 from protokv_cli.options import choice
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_instant, parse_setting
+from protokv_cli.panels import Panel
+from protokv_cli.parsing import (
+    parse_budget,
+    parse_duration,
+    parse_every,
+    parse_instant,
+    parse_setting,
+    parse_thumbnails,
+)
 from protokv_cli.process import stopping, uncollected
 from protokv_cli.progress import downloads_shown
 
@@ -31,7 +40,7 @@ def ingest(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             # Other users of the machine can read a command line.
             envvar="PROTOKV_SOURCE",
             help="Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one "
@@ -45,25 +54,45 @@ def ingest(
             "-o",
             metavar="STATE",
             help="State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
     memory: options.Memory = DEFAULT,
-    budget: Annotated[str, typer.Option("--budget", "-b", help="Visual tokens to keep, such as 512 or 6k.")] = "6k",
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Visual tokens to keep, such as 512 or 6k.",
+            metavar="COUNT",
+            rich_help_panel=Panel.MOST,
+        ),
+    ] = "6k",
     positions: options.Positions = None,
     settings: options.Settings = None,
     fps: Annotated[
         float | None,
         typer.Option(
-            "--fps", help="Frames a second to sample, at most 240. Default: the rate of the model's training."
+            "--fps",
+            help="Frames a second to sample, at most 240. Default: the rate of the model's training.",
+            metavar="NUMBER",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     start: Annotated[
-        str | None, typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.")
+        str | None,
+        typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.", rich_help_panel=Panel.WATCH),
     ] = None,
     duration: Annotated[
-        str | None, typer.Option("--duration", metavar="TIME", help="Watch no more of a file than this, such as 2m.")
+        str | None,
+        typer.Option(
+            "--duration",
+            metavar="TIME",
+            help="Watch no more of a file than this, such as 2m.",
+            rich_help_panel=Panel.WATCH,
+        ),
     ] = None,
     every: Annotated[
         str | None,
@@ -71,76 +100,144 @@ def ingest(
             "--every",
             help="Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
             "clock, every 5 seconds for a live source.",
+            metavar="TIME",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     keep: Annotated[
         int | None,
-        typer.Option("--keep", metavar="N", help="Keep the last N commits, STATE included, for query --at."),
+        typer.Option(
+            "--keep",
+            metavar="COUNT",
+            help="Keep the last COUNT commits, STATE included, for query --at.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     append: Annotated[
         bool,
-        typer.Option("--append", help="Watch SOURCE after what STATE has watched; start STATE if there is none."),
+        typer.Option(
+            "--append",
+            help="Watch SOURCE after what STATE has watched; start STATE if there is none.",
+            rich_help_panel=Panel.WATCH,
+        ),
     ] = False,
     decoder: Annotated[
-        str, choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.")
+        str,
+        choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.", panel=Panel.SPEED),
     ] = "auto",
     max_frame_pixels: Annotated[
         int | None,
-        typer.Option("--max-frame-pixels", metavar="N", min=1, help="Refuse frames with more pixels. Default: 8K."),
+        typer.Option(
+            "--max-frame-pixels",
+            metavar="COUNT",
+            min=1,
+            help="Refuse frames with more pixels. Default: 8K.",
+            rich_help_panel=Panel.WATCH,
+        ),
     ] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="End after this much stream time, such as 1h.")
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="End after this much stream time, such as 1h.", rich_help_panel=Panel.LIVE
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="End at a time of day, 18:00, or at a date and time.")
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="End at a time of day, 18:00, or at a date and time.",
+            rich_help_panel=Panel.LIVE,
+        ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Read a file on while it grows, until nothing is added for --stall.")
+        bool,
+        typer.Option(
+            "--follow",
+            help="Read a file on while it grows, until nothing is added for --stall.",
+            rich_help_panel=Panel.LIVE,
+        ),
     ] = False,
     stall: Annotated[
         str | None,
-        typer.Option("--stall", metavar="TIME", help="A source without a frame for this time is lost. Default: 20s."),
+        typer.Option(
+            "--stall",
+            metavar="TIME",
+            help="A source without a frame for this time is lost. Default: 20s.",
+            rich_help_panel=Panel.LIVE,
+        ),
     ] = None,
     give_up: Annotated[
         str | None,
-        typer.Option("--give-up", metavar="TIME", help="Stop trying a lost source after this time. Default: never."),
+        typer.Option(
+            "--give-up",
+            metavar="TIME",
+            help="Stop trying a lost source after this time. Default: never.",
+            rich_help_panel=Panel.LIVE,
+        ),
     ] = None,
     on_pressure: Annotated[
         str | None,
         typer.Option(
             "--on-pressure",
-            metavar="drop|wait",
+            metavar="WORD",
             help="If the model is slower than the stream: drop the oldest frames (default for live sources), or let "
             "the source wait (default for pipes).",
+            rich_help_panel=Panel.LIVE,
         ),
     ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", metavar="NAME=VALUE", help="An option for FFmpeg, such as rtsp_transport=udp; repeatable."
+            "--input",
+            metavar="NAME=VALUE",
+            help="An option for FFmpeg, such as rtsp_transport=udp; repeatable.",
+            rich_help_panel=Panel.LIVE,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Fail if there is no STATE to continue.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start over and replace STATE.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Fail if there is no STATE to continue.", rich_help_panel=Panel.WATCH)
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over and replace STATE.", rich_help_panel=Panel.MOST)
+    ] = False,
     listing: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="LIST",
             help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
+            rich_help_panel=Panel.MANY,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=1, help="Processes, each with the model. Default: one a device."),
+        typer.Option(
+            "--workers",
+            metavar="COUNT",
+            min=1,
+            help="Processes, each with the model. Default: one a device.",
+            rich_help_panel=Panel.MANY,
+        ),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="LIST", help="Devices of the workers in turn, such as 0,1 or cpu."),
+        typer.Option(
+            "--devices",
+            metavar="LIST",
+            help="Devices of the workers in turn, such as 0,1 or cpu.",
+            rich_help_panel=Panel.MANY,
+        ),
     ] = None,
     batch: Annotated[
         int,
-        typer.Option("--batch", metavar="N", min=1, help="Streams per worker at a time, in shared forwards."),
+        typer.Option(
+            "--batch",
+            metavar="COUNT",
+            min=1,
+            help="Streams per worker at a time, in shared forwards.",
+            rich_help_panel=Panel.MANY,
+        ),
     ] = 1,
     ray: Annotated[
         str | None,
@@ -148,21 +245,48 @@ def ingest(
             "--ray",
             metavar="ADDRESS",
             help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+            rich_help_panel=Panel.MANY,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say what is to be done, and for one video how long it takes; write nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = False,
     max_failures: Annotated[
         int | None,
-        typer.Option("--max-failures", metavar="N", min=1, help="Begin no other video after N failures."),
+        typer.Option(
+            "--max-failures",
+            metavar="COUNT",
+            min=1,
+            help="Begin no other video after COUNT failures.",
+            rich_help_panel=Panel.MANY,
+        ),
     ] = None,
     failures: Annotated[
         Path | None,
         typer.Option(
-            "--failures", metavar="FILE", help="Where failures go. Default: failures.jsonl beside the states."
+            "--failures",
+            metavar="FILE",
+            help="Where failures go. Default: failures.jsonl beside the states.",
+            rich_help_panel=Panel.MANY,
         ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Table to write: each video, its state, time, result.",
+            rich_help_panel=Panel.MANY,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="The same table as a page.", rich_help_panel=Panel.MANY),
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -173,11 +297,21 @@ def ingest(
         int,
         typer.Option(
             "--chunk",
-            metavar="N",
+            metavar="COUNT",
             min=1,
             help="Steps that go through the model together; they read the memory as it stood before them.",
+            rich_help_panel=Panel.SPEED,
         ),
     ] = 1,
+    thumbnails: Annotated[
+        str,
+        typer.Option(
+            "--thumbnails",
+            metavar="COUNT|off",
+            help="Small pictures to keep in the state for people to look at, 3 KiB each at most.",
+            rich_help_panel=Panel.MEMORY,
+        ),
+    ] = "16",
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -214,6 +348,8 @@ def ingest(
     with out.errors():
         if append and state is None:
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
+        if fps is not None:
+            check_fps(fps)
         if model is not None:
             require_model(model, revision)
         clock = Timings() if timings else None
@@ -240,6 +376,7 @@ def ingest(
             decoder=cast("DecoderName", decoder),
             max_frame_pixels=max_frame_pixels,
             chunk=chunk,
+            thumbnails=parse_thumbnails(thumbnails),
             live=LiveOptions(
                 stall_s=None if stall is None else parse_duration(stall),
                 give_up_s=None if give_up is None else parse_duration(give_up),
@@ -250,7 +387,7 @@ def ingest(
                 input=dict(_parse_input(one) for one in inputs or ()),
             ),
         )
-        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures)
+        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures, csv, html)
         sources = sources or []
         if keep is not None and keep > 1 and every is None and not _is_stream(sources):
             out.warn(
@@ -309,10 +446,11 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
         with closing(events):
             with uncollected():
                 started = next(events)
+            argument = "-" if source == "-" else name
             for event in chain((started,), events):
                 if isinstance(event, Started):
-                    show_start(out, event, name, "-" if source == "-" else name)
-                show_news(out, event)
+                    show_start(out, event, name, argument)
+                show_news(out, event, argument)
                 report(event)
                 if isinstance(event, Summary):
                     show_end(out, event, name, stop.exit)
@@ -352,4 +490,4 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     )
     with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
-        show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps))
+        show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps, thumbnails=chosen.thumbnails))

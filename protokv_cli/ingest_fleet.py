@@ -1,36 +1,25 @@
-"""`protokv ingest` of several videos: planning, running, counting, and the list of failures."""
+"""`protokv ingest` of several videos: planning and running."""
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from protokv import errors
 from protokv.backbones import EMBEDDED, require_model
-from protokv.errors import ConfigError, SourceNotFound, StateError
-from protokv_cli.exits import Exit, exit_code
+from protokv.errors import ConfigError, SourceNotFound
+from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_forecast, show_plan
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import stopping
 from protokv_cli.progress import Bar
-from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from protokv.fleet import Failure, Job, Looked, Outcome
+    from protokv.fleet import Job
     from protokv.ingestion import IngestOptions
-
-# More failures are counted, not listed; the file has them all.
-FAILURES_LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +32,8 @@ class FleetOptions:
     ray: str | None = None
     max_failures: int | None = None
     failures: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
 
     def given(self) -> list[str]:
         """Return the names of the options that differ from their defaults."""
@@ -61,19 +52,25 @@ def ingest_fleet(
     dry_run: bool,
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
-    from protokv.fleet import Recipe, look_fleet, run_fleet
+    from protokv.fleet import Recipe, forecast, look_fleet, run_fleet
 
     _refuse_single(chosen)
+    check_file(fleet.csv)
+    check_file(fleet.html)
     require_model(str(chosen.backbone or EMBEDDED), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, listing)
     with _open_pool(fleet, recipe) as pool:
         if dry_run:
-            _show_plan(out, look_fleet(jobs, pool, recipe.place), len(jobs))
+            with stopping(out.warn) as stop:
+                plans = show_plan(out, look_fleet(jobs, pool, recipe.place, should_stop=lambda: bool(stop)))
+                if stop.exit is not None:
+                    raise typer.Exit(stop.exit)
+            show_forecast(out, plans, forecast(plans, pool), pool.size)
             return
-        ledger = Ledger(_failures_file(fleet, recipe.place))
-        account, began_s = Account(len(jobs)), time.monotonic()
-        with stopping(out.warn) as stop, Bar(out, _progress_parts(account, 0.0)[0]) as bar:
+        ledger, account = Ledger(_failures_file(fleet, recipe.place)), Account(jobs)
+        with stopping(out.warn) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
+            progress = FleetProgress(out, account, bar)
             for outcome in run_fleet(
                 jobs,
                 pool,
@@ -81,16 +78,16 @@ def ingest_fleet(
                 batch=fleet.batch,
                 max_failures=fleet.max_failures,
                 should_stop=lambda: bool(stop),
+                follow=progress.follow,
             ):
                 account.add(outcome)
                 ledger.add(outcome)
                 if out.format is Format.JSON:
-                    out.json({"type": "video", **outcome.to_dict()})
+                    out.json({"type": "video", **outcome.to_dict(), "fleet": progress.to_dict()})
                 elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
                     out.plain(outcome.state)
-                if bar.due():
-                    bar.show(_progress_parts(account, time.monotonic() - began_s), account.ended, account.total)
-        _show_end(out, account, ledger, stop.exit)
+        account.follow([])
+        show_end(out, account, ledger, stop.exit, fleet.csv, fleet.html)
 
 
 def _refuse_single(chosen: IngestOptions) -> None:
@@ -167,7 +164,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
         return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
     named = parse_list(fleet.devices or recipe.options.device)
     devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-    return LocalPool(recipe, fleet.workers or len(devices), devices)
+    return LocalPool(recipe, fleet.workers or len(devices), devices, fleet.batch)
 
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:
@@ -175,128 +172,3 @@ def _failures_file(fleet: FleetOptions, place: str) -> Path:
     from protokv.storage.form import is_url
 
     return fleet.failures or Path("." if is_url(place) else place, FAILURES)
-
-
-@dataclass
-class Account:
-    """The numbers of a run so far."""
-
-    total: int
-    by_status: Counter[str] = field(default_factory=Counter)
-    failures: int = 0
-    watched_s: float = 0.0
-    file_bytes: int = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more video."""
-        self.by_status[outcome.status] += 1
-        self.failures += outcome.failure is not None
-        self.watched_s += outcome.watched_s
-        self.file_bytes += outcome.file_bytes
-
-    @property
-    def ended(self) -> int:
-        """Videos with an outcome, stopped ones left out."""
-        return self.by_status.total() - self.by_status["stopped"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures}
-        return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
-
-
-class Ledger:
-    """The file of failures, a line of JSON each as they happen, and the first of them for a table."""
-
-    def __init__(self, file: Path) -> None:
-        """Remove the file of an earlier run; without failures there is no file."""
-        self.file, self.rows = file, list[dict[str, Any]]()
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"cannot write {file}: {error.strerror}", hint="choose a folder that you may write to"
-            ) from error
-
-    def add(self, outcome: Outcome) -> None:
-        """Write the failure of a video, if it failed."""
-        failure = outcome.failure
-        if failure is None:
-            return
-        row = {
-            **outcome.job.to_dict(),
-            "state": outcome.state,
-            "error": failure.kind,
-            "message": failure.message,
-            "hint": failure.hint,
-            "exit_code": int(_exit_code_of(failure)),
-            "attempts": outcome.attempts,
-        }
-        if len(self.rows) < FAILURES_LISTED:
-            self.rows.append(row)
-        with self.file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
-
-
-def _exit_code_of(failure: Failure) -> Exit:
-    """Return the exit code that `ingest` of this video alone would have."""
-    if failure.kind == "Damaged":
-        return Exit.PARTIAL
-    kind = getattr(errors, failure.kind, None)
-    return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
-
-
-def _show_plan(out: Output, found: Iterator[Looked], total: int) -> None:
-    from protokv.video.address import told
-
-    counts = Counter[str]()
-    for looked in found:
-        counts[looked.status] += 1
-        if out.format is Format.JSON:
-            out.json({"type": "plan", **looked.to_dict()})
-        else:
-            why = f"\t{looked.failure.message}" if looked.failure else ""
-            out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
-    words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    out.note(f"{total} videos: {words}; nothing was written")
-
-
-def _progress_parts(account: Account, elapsed_s: float) -> list[str]:
-    failed = [f"{account.failures} failed"] if account.failures else []
-    rate = [f"{account.watched_s / elapsed_s:.0f}x as fast as it plays"] if elapsed_s > 1 else []
-    watched = f"{time_text(int(account.watched_s))} watched"
-    return [f"{account.ended} of {account.total} videos", *failed, watched, *rate]
-
-
-def _show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | None) -> None:
-    """Show the numbers and the failures, and end with the exit code of a run that is not whole."""
-    if out.format is Format.JSON:
-        out.json({"type": "fleet", **account.to_dict()})
-    elif out.format is Format.TABLE:
-        for table in _closing_tables(account, ledger.rows):
-            out.table(table)
-    if account.failures:
-        out.warn(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
-    if stopped is not None:
-        out.warn("stopped; what was watched is committed. Continue with the same command.")
-        raise typer.Exit(stopped)
-    if account.failures or account.ended < account.total:
-        raise typer.Exit(Exit.PARTIAL)
-
-
-def _closing_tables(account: Account, failures: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    counts = account.by_status
-    rows = {
-        "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "
-        f"{counts['failed']} failed, {account.total - account.ended} left",
-        "watched": time_text(account.watched_s),
-        "states": f"{bytes_text(account.file_bytes)} on disk",
-    }
-    yield pairs(rows)
-    if failures:
-        shown = [(one["source"], one["exit_code"], one["message"]) for one in failures]
-        if account.failures > len(failures):
-            shown.append((f"and {account.failures - len(failures)} more", "", ""))
-        yield grid(["video", "exit code", "why"], shown, title="failures")

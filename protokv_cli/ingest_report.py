@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
+from protokv.ingestion import BeyondModel, Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
 from protokv.ingestion.estimate import Estimate
 from protokv.timings import Timings
 from protokv_cli.answers import warn_of_answers
@@ -38,14 +38,11 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if started.how == "finished":
         out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
         return
-    if started.how == "started":
-        most = "grows with the stream" if started.most_bytes is None else f"about {bytes_text(started.most_bytes)}"
-        out.note(f"state: {bytes_text(started.state_bytes)} in memory; on disk {most}")
-    else:
+    if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     if started.beyond_model:
-        warn_of_answers(out, [source], f"name a real model: protokv ingest {shlex.quote(argument)}")
+        warn_of_answers(out, [source], argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
@@ -53,12 +50,17 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
         )
 
 
-def show_news(out: Output, event: Event) -> None:
-    """Write a line if a live source was lost, recovered, or comes faster than the model."""
-    if isinstance(event, SourceLost):
-        out.warn(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
+def show_news(out: Output, event: Event, argument: str) -> None:
+    """Write a line if the model cannot make sense of a source, or a live one is lost, recovers or is too fast for it.
+
+    `argument` is the source on a command line.
+    """
+    if isinstance(event, BeyondModel):
+        warn_of_answers(out, [event.source], argument)
+    elif isinstance(event, SourceLost):
+        out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
-        out.warn(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
+        out.error(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
     elif isinstance(event, FramesDropped):
         out.warn(
             f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
@@ -73,11 +75,18 @@ def reporting(out: Output, source: str, timings: Timings | None = None) -> Itera
     bar = Bar(out, "loading model", source, logs=not is_json)
     row_s = -JSON_EVERY_S
     first: tuple[float, float] | None = None
+    begun: Started | None = None
 
     def report(event: Event) -> None:
-        nonlocal row_s, first
+        nonlocal row_s, first, begun
+        if isinstance(event, Started):
+            begun = event
         if isinstance(event, Progress):
             now_s = time.monotonic()
+            if begun is not None and first is None and begun.how == "started":
+                # The size of a step is known only now.
+                on_disk = disk_text(event.end_bytes, begun.most_bytes)
+                out.note(f"state: {bytes_text(event.state_bytes)} in memory; on disk {on_disk}")
             first = first or (now_s, event.stream_time_s)
             if bar.due():
                 done_s, length_s = event.stream_time_s, event.duration_s
@@ -147,14 +156,22 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         out.warn(f"stopped at {at}; {summary.state} is committed. Continue with the same command.")
         raise typer.Exit(stopped)
     if summary.damaged:
-        out.warn(f"Error: {source}: {summary.damage}")
-        out.warn(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
+        out.error(f"Error: {source}: {summary.damage}")
+        out.error(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
     if summary.grows:
-        out.warn(f"Note: {source} is still being written; {summary.state} holds it up to now.")
-        out.warn("Hint: run the same command again to go on, and once more when the file is whole")
+        out.error(f"Note: {source} is still being written; {summary.state} holds it up to now.")
+        out.error("Hint: run the same command again to go on, and once more when the file is whole")
         raise typer.Exit(Exit.PARTIAL)
-    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+    if not summary.beyond_model:
+        out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+
+
+def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:
+    """Return what a state takes on disk: about how much at the end, or at most, or that it grows."""
+    if end_bytes is not None:
+        return f"about {bytes_text(end_bytes)} at the end"
+    return "grows with the stream" if most_bytes is None else f"at most {bytes_text(most_bytes)}"
 
 
 def show_estimate(out: Output, found: Estimate) -> None:
@@ -164,7 +181,6 @@ def show_estimate(out: Output, found: Estimate) -> None:
         return
     unknown = "unknown: the source does not say how long it is"
     in_all = "" if found.tokens is None else f", {found.tokens:,} in all"
-    on_disk = "growing with the stream" if found.most_bytes is None else f"about {bytes_text(found.most_bytes)}"
     takes = "unknown"
     if found.seconds is not None:
         takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
@@ -173,7 +189,7 @@ def show_estimate(out: Output, found: Estimate) -> None:
         "length": unknown if found.duration_s is None else time_text(found.duration_s),
         "steps": unknown if found.steps is None else count_text(found.steps, "step"),
         "tokens": f"{found.tokens_per_step:g} a step{in_all}",
-        "state": f"{bytes_text(found.state_bytes)} in memory, on disk {on_disk}",
+        "state": f"{bytes_text(found.state_bytes)} in memory; on disk {disk_text(found.end_bytes, found.most_bytes)}",
         "takes": takes,
     }
     out.table(pairs(rows, title="nothing was written; it would be"))

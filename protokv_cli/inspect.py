@@ -17,10 +17,19 @@ from protokv_cli.tables import printable
 
 
 def inspect(
-    state: Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")],
+    state: Annotated[
+        str,
+        typer.Argument(
+            metavar="STATE", help="State that ingest wrote; or a folder of them.", autocompletion=options.states
+        ),
+    ],
     other: Annotated[
         str | None,
-        typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
+        typer.Argument(
+            metavar="STATE2",
+            help="A second state: show how they differ. Exit 0 if equal, 1 if not.",
+            autocompletion=options.states,
+        ),
     ] = None,
     output: Annotated[
         str | None,

@@ -41,8 +41,11 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
 
 def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[RenderableType]:
     """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
-    columns = ("state", "stream", "steps", "size", "complete", "what is wrong")
-    yield grid(columns, (_fleet_cells(row, root) for row in rows))
+    columns = ["state", "stream", "steps", "size", "complete"]
+    cells = [_fleet_cells(row, root) for row in rows]
+    if any(one[-1] for one in cells):
+        columns.append("what is wrong")
+    yield grid(columns, (one[: len(columns)] for one in cells), left=("what is wrong",))
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"
@@ -57,7 +60,7 @@ def _fleet_cells(row: Mapping[str, Any], root: str) -> tuple[Any, ...]:
         row["steps"],
         bytes_text(row["file_bytes"]) if known else None,
         "yes" if row["complete"] else "no",
-        row["failure"] or row["damage"] or "",
+        row["failure"] or row["damage"] or ("beyond its model" if row["beyond_model"] else ""),
     )
 
 
@@ -66,6 +69,8 @@ def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     stream, memory = d["stream"], d["memory"]
     sources, commits = stream["sources"], stream["commits_s"]
     rows: dict[str, Any] = {"watched": _watched(d), "whole": _whole(d)}
+    if names := [str(one["name"]) for one in sources if one["beyond_model"]]:
+        rows["answers"] = f"mean nothing: {d['backbone']['name']} cannot make sense of {', '.join(names)}"
     if d["written"]:
         rows["written"] = d["written"].replace("T", " ")[:19]
     changes = [f"{name} = {value}" for name, value in memory["changes"].items() if name != "budget"]

@@ -16,8 +16,10 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from protokv.version import __version__
 from protokv_cli import options
+from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
+from protokv_cli.panels import Command, Group
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
@@ -31,6 +33,7 @@ DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "d
 
 app = typer.Typer(
     name="protokv",
+    cls=Group,
     no_args_is_help=True,
     # typer's own option guesses the shell and cannot be told one.
     add_completion=False,
@@ -39,9 +42,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 completion_init()
-COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve)}
+COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve, doctor)}
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
 
 
 def describe_versions() -> str:

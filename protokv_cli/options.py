@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from glob import escape as glob_escape
+from glob import glob
 from typing import Annotated, Any
 
 import typer
 
 from protokv.config import CONFIGS
+from protokv.errors import use_one_of
 from protokv_cli.output import Format
+from protokv_cli.panels import Panel
 
+# Those of `protokv.storage.form.FORMS`, which imports torch.
+STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
 _COMPLETE = "_PROTOKV_COMPLETE"
 
 
@@ -23,13 +29,13 @@ class Shell(StrEnum):
     POWERSHELL = "powershell"
 
 
-def choice(name: str, known: Sequence[str], text: str, *, metavar: str | None = None) -> Any:
+def choice(name: str, known: Sequence[str], text: str, *, panel: Panel, metavar: str = "NAME") -> Any:
     """Return an option whose known values a shell completes."""
 
     def complete(incomplete: str) -> list[str]:
         return [value for value in known if value.startswith(incomplete)]
 
-    return typer.Option(name, metavar=metavar, help=text, autocompletion=complete)
+    return typer.Option(name, metavar=metavar, help=text, autocompletion=complete, rich_help_panel=panel)
 
 
 def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -40,6 +46,21 @@ def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
         return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
 
     return complete
+
+
+def states(incomplete: str) -> list[str]:
+    """Return the completion of a state: the states in a folder and in the folders below it, and these folders."""
+    found = [path for pattern in ("*", "*/*") for path in glob(glob_escape(incomplete) + pattern)]  # noqa: PTH207
+    named = {path for path in found if path.endswith(STATE_SUFFIXES)}
+    folders = {path.rpartition("/")[0] + "/" for path in named if path.count("/") > incomplete.count("/")}
+    return sorted(named | folders)
+
+
+def _format(text: str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise typer.BadParameter(f"there is no format {text!r}; {use_one_of(text, Format)}") from None
 
 
 def _install(shell: Shell | None) -> None:
@@ -61,33 +82,54 @@ def _show(shell: Shell | None) -> None:
 
 InstallCompletion = Annotated[
     Shell | None,
-    typer.Option("--install-completion", is_eager=True, callback=_install, help="Install completion for this shell."),
+    typer.Option(
+        "--install-completion",
+        metavar="SHELL",
+        is_eager=True,
+        callback=_install,
+        help="Install completion for bash, zsh, fish or powershell.",
+    ),
 ]
 ShowCompletion = Annotated[
     Shell | None,
-    typer.Option("--show-completion", is_eager=True, callback=_show, help="Print the completion script of this shell."),
+    typer.Option(
+        "--show-completion",
+        metavar="SHELL",
+        is_eager=True,
+        callback=_show,
+        help="Print the completion script of this shell.",
+    ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
         "--model",
         "-m",
-        metavar="NAME_OR_FOLDER",
-        help="Model: a hub name, a local folder, or protokv/mini (embedded; protokv/mini-order reads more).",
+        metavar="MODEL",
+        help="A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order reads more).",
+        rich_help_panel=Panel.MOST,
     ),
 ]
 Revision = Annotated[
     str | None,
     typer.Option(
         "--revision",
-        metavar="REV",
+        metavar="REVISION",
         help="Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
+        rich_help_panel=Panel.MODEL,
     ),
 ]
-Device = Annotated[str, choice("--device", ("auto", "cpu", "cuda", "mps"), "auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[
+    str, choice("--device", ("auto", "cpu", "cuda", "mps"), "auto, cpu, cuda, cuda:N or mps.", panel=Panel.MOST)
+]
 Dtype = Annotated[
     str | None,
-    choice("--dtype", ("auto", "float32", "bfloat16", "float16"), "auto, float32, bfloat16 or float16."),
+    choice(
+        "--dtype",
+        ("auto", "float32", "bfloat16", "float16"),
+        "auto, float32, bfloat16 or float16.",
+        panel=Panel.MODEL,
+    ),
 ]
 DeviceMap = Annotated[
     str | None,
@@ -95,31 +137,57 @@ DeviceMap = Annotated[
         "--device-map",
         ("auto", "balanced"),
         "auto or balanced: spread a model over several devices, and its state with its layers.",
-        metavar="MAP",
+        panel=Panel.MODEL,
     ),
 ]
 Quantization = Annotated[
-    str | None, choice("--quantization", ("4bit", "8bit"), "Weights in 4bit or 8bit.", metavar="BITS")
+    str | None,
+    choice("--quantization", ("4bit", "8bit"), "Weights in 4bit or 8bit.", panel=Panel.MODEL, metavar="BITS"),
 ]
-Memory = Annotated[str, choice("--memory", tuple(CONFIGS), "Memory: " + ", ".join(CONFIGS) + ".", metavar="NAME")]
+Memory = Annotated[
+    str, choice("--memory", tuple(CONFIGS), "How to remember: " + ", ".join(CONFIGS) + ".", panel=Panel.MOST)
+]
 Positions = Annotated[
     str | None,
     choice(
         "--positions",
         ("stream", "compact"),
         "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
+        panel=Panel.MEMORY,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A constant of the memory, such as split=1:5; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A constant of the memory, such as split=1:5; repeatable.",
+        rich_help_panel=Panel.MEMORY,
+    ),
 ]
 OutputFormat = Annotated[
     Format,
-    typer.Option("--format", "-f", help="Format of stdout; auto: table on a terminal, json in a pipe."),
+    typer.Option(
+        "--format",
+        "-f",
+        metavar="FORMAT",
+        parser=_format,
+        autocompletion=lists(Format),
+        help="table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
+        rich_help_panel=Panel.OUTPUT,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Timings = Annotated[bool, typer.Option("--timings", help="Show where the time went: on stderr, or as a JSON key.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of all random draws.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=Panel.OUTPUT)
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=Panel.OUTPUT)]
+Timings = Annotated[
+    bool,
+    typer.Option(
+        "--timings", help="Show where the time went: on stderr, or as a JSON key.", rich_help_panel=Panel.SPEED
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="NUMBER", help="Seed of all random draws.", rich_help_panel=Panel.MEMORY)
+]

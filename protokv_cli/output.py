@@ -8,7 +8,9 @@ whose purpose is its output, but not one whose purpose is a state.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ class Output:
 
     Attributes:
         format: of stdout; never `auto`.
-        quiet: write no notes.
+        quiet: write no notes and no warnings.
         debug: show tracebacks.
         stdin: the user's stdin inside `errors`; no library can read it.
         lost: the error that writing to stdout failed with; nothing more is written there.
@@ -108,16 +110,24 @@ class Output:
         self._write(printable(text, lines=True) + end)
 
     def note(self, text: str) -> None:
-        """Write one line to stderr, unless `--quiet`."""
-        if not self.quiet:
-            self.warn(text)
+        """Write a note to stderr, unless `--quiet`."""
+        self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Write one line to stderr."""
+        """Write a warning to stderr, unless `--quiet`."""
+        if not self.quiet:
+            self.error(text)
+
+    def error(self, text: str) -> None:
+        """Write a line to stderr; a terminal gets it wrapped at words, unless a word is too long for it."""
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            sys.stderr.write(printable(text) + "\n")
+            line = printable(text)
+            if sys.stderr.isatty():
+                width = shutil.get_terminal_size().columns - 1
+                line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+            sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
     def _write(self, text: str) -> None:
@@ -148,9 +158,9 @@ class Output:
         except ProtoKVError as error:
             if self.debug:
                 traceback.print_exc()
-            self.warn(f"Error: {' '.join(error.message.split())}")
+            self.error(f"Error: {' '.join(error.message.split())}")
             if error.hint:
-                self.warn(f"Hint: {' '.join(error.hint.split())}")
+                self.error(f"Hint: {' '.join(error.hint.split())}")
             self._show_notes(error)
             raise typer.Exit(exit_code(error)) from error
         except (KeyboardInterrupt, typer.Exit):
@@ -158,8 +168,8 @@ class Output:
         except Exception as error:
             if self.debug:
                 raise
-            self.warn(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
-            self.warn("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
+            self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+            self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
             self._show_notes(error)
             raise typer.Exit(Exit.FAILURE) from error
 
@@ -171,7 +181,7 @@ class Output:
             def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
                 if issubclass(category, PositionWarning):
                     self.warn(f"Warning: {message}")
-                else:
+                elif not self.quiet:
                     show_others(message, category, *where)
 
             warnings.simplefilter("always", PositionWarning)
@@ -180,13 +190,13 @@ class Output:
 
     def _show_notes(self, error: Exception) -> None:
         for note in getattr(error, "__notes__", ()):
-            self.warn(f"Note: {note}")
+            self.error(f"Note: {note}")
 
     def _check_stdout(self) -> None:
         """Fail if stdout could not be written; a reader who left is no failure."""
         if self.lost is not None and not isinstance(self.lost, BrokenPipeError):
-            self.warn(f"Error: stdout cannot be written: {self.lost.strerror}")
-            self.warn("Hint: make room there, or write to another place, and run the command again")
+            self.error(f"Error: stdout cannot be written: {self.lost.strerror}")
+            self.error("Hint: make room there, or write to another place, and run the command again")
             raise typer.Exit(Exit.FAILURE)
 
 

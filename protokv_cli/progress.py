@@ -176,4 +176,4 @@ def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
     rows.append(("process cpu", time.process_time(), ""))
     width = max(len(name) for name, _, _ in rows)
     for name, value, remark in rows:
-        out.warn(f"{name:<{width}}  {value:9.3f} s{remark}")
+        out.error(f"{name:<{width}}  {value:9.3f} s{remark}")

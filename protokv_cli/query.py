@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,15 +14,16 @@ import typer
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli import options
-from protokv_cli.answers import Answers, QueryOptions, row_of, warn_of_answers
+from protokv_cli.answers import Answers, QueryOptions, how_to_ask_anyway, row_of, warn_of_answers
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
+from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import Question, read_questions, typed_questions
-from protokv_cli.tables import time_text
+from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
     from protokv.fleet.states import Reply
@@ -34,15 +36,28 @@ def query(
             metavar="STATE QUESTION...",
             help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a "
             "prompt on a terminal, stdin otherwise.",
+            autocompletion=options.states,
         ),
     ] = None,
     named: Annotated[
         str | None,
-        typer.Option("--state", "-s", metavar="STATE", help="The state; then all arguments are questions."),
+        typer.Option(
+            "--state",
+            "-s",
+            metavar="STATE",
+            help="The state; then all arguments are questions.",
+            autocompletion=options.states,
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--questions", metavar="FILE", help="Questions, one a line or a JSON object a line."),
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            help="Questions, one a line or a JSON object a line.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     at: Annotated[
         str | None,
@@ -51,32 +66,102 @@ def query(
             metavar="TIME",
             help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
             "live stream also 14:05 or 2026-11-21T14:05.",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     watch: Annotated[
         str | None,
-        typer.Option("--watch", metavar="TIME", help="Ask again at this interval, such as 30s; a JSON line each time."),
+        typer.Option(
+            "--watch",
+            metavar="TIME",
+            help="Ask again at this interval, such as 30s; a JSON line each time.",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Check that every byte of the state is as it was saved.")
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check that every byte of the state is as it was saved.",
+            rich_help_panel=Panel.ANSWERS,
+        ),
     ] = True,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Ask even if the model cannot make sense of the video, so that answers mean nothing.",
+            rich_help_panel=Panel.ANSWERS,
+        ),
+    ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", metavar="K", min=1, help="Of many states, show the K answers that the model is surest of."
+            "--top",
+            metavar="COUNT",
+            min=1,
+            help="Of many states, show the COUNT answers that the model is surest of.",
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show the times of the stream that each answer stood on.")
+        bool,
+        typer.Option(
+            "--evidence", help="Show the times of the stream that each answer stood on.", rich_help_panel=Panel.MOST
+        ),
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="The most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; above 0 draws.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from this share of the probability.")] = 1.0,
+    frames: Annotated[
+        Path | None,
+        typer.Option(
+            "--frames",
+            metavar="DIR",
+            help="Write the frames at these times as PNG, named by time.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
+    clip: Annotated[
+        Path | None,
+        typer.Option(
+            "--clip",
+            metavar="FILE",
+            help="Cut the seconds around the strongest of them into this .mp4.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
+    video: Annotated[
+        Path | None,
+        typer.Option(
+            "--video",
+            metavar="PATH",
+            help="The video, or its folder. Default: beside the state, or in this folder.",
+            rich_help_panel=Panel.EVIDENCE,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", help="The most tokens of an answer.", metavar="COUNT", rich_help_panel=Panel.MOST
+        ),
+    ] = 64,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", help="0 is greedy; above 0 draws.", metavar="NUMBER", rich_help_panel=Panel.ANSWERS
+        ),
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p", help="Draw from this share of the probability.", metavar="SHARE", rich_help_panel=Panel.ANSWERS
+        ),
+    ] = 1.0,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="NUMBER", help="Seed of the draws.", rich_help_panel=Panel.ANSWERS)
+    ] = 0,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -105,11 +190,15 @@ def query(
       protokv query camera.safetensors --at 14:05 "What is visible now?"
       protokv query camera.safetensors --watch 30s "What is visible now?"
       protokv query video.safetensors --evidence "where was the star?"
+      protokv query video.safetensors --video videos/ --frames seen/ --clip seen.mp4 "where was the star?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
     with out.errors():
         state, texts = _split(arguments or [], named)
+        if len(texts) > 1 and not any(" " in text for text in texts):
+            together = shlex.quote(" ".join(texts))
+            out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
         at_prompt = not texts and file is None and out.stdin is not None and out.stdin.isatty()
         questions = _open_questions(out, texts, file, at_prompt)
         clock = Timings()
@@ -127,12 +216,22 @@ def query(
             at=at,
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
+            anyway=anyway,
             top=top,
-            evidence=evidence,
+            evidence=evidence or frames is not None or clip is not None,
+            frames=frames,
+            clip=clip,
+            video=video,
             timings=timings,
             at_prompt=at_prompt and watch is None,
             alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
+        if asking.excerpts and watch is not None:
+            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames and --clip")
+        if clip is not None and (at_prompt or file is not None or len(texts) != 1 or texts == ["-"]):
+            raise ConfigError("--clip is of one answer", hint="ask one question, or use --frames")
+        if video is not None and not asking.excerpts:
+            raise ConfigError("--video is where --frames and --clip look", hint="add one of them")
         if many:
             _query_many(out, state, [question.text for question in questions], asking)
             return
@@ -173,28 +272,36 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
             from protokv.core.decoding import Decoding
             from protokv.storage.api import read_header
             from protokv.storage.checkpoint import load
-            from protokv.storage.watched import beyond_model
+            from protokv.storage.watched import check_understood
 
         with clock.stage("state"):
             header = read_header(state)
+        if not asking.anyway:
+            check_understood(header, how_to_ask_anyway)
+        excerpts = None
+        if asking.excerpts:
+            from protokv_cli.excerpts import Excerpts
+
+            excerpts = Excerpts(out, state, header, frames=asking.frames, clip=asking.clip, video=asking.video)
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         decoding = Decoding(**asking.sampling)
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
-    beyond = beyond_model(header)
-    warn_of_answers(out, beyond)
-    answers = Answers(out, state, asking, decoding, clock, beyond=bool(beyond))
+    warn_of_answers(out, session.beyond_model)
+    answers = Answers(out, state, asking, decoding, clock, excerpts=excerpts)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
             for n, _ in enumerate(rounds(asking.watch_s)):
                 if n:
                     header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
+                    if not asking.anyway:
+                        check_understood(header, how_to_ask_anyway)
                 answers.ask_all(session, kept, commit_age_s(header, time.time()))
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if asking.at else commit_age_s(header, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if asking.at_prompt:
-        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; Ctrl-D ends")
+        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
     answers.ask_all(session, questions, age_s)
     if asking.timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
@@ -215,28 +322,44 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
     answered: list[Reply] = []
     failed = 0
     beyond: dict[str, None] = {}
-    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify):
+    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify, anyway=asking.anyway):
         beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
-            out.warn(f"Error: {reply.state}: {reply.failure.message}")
+            out.error(f"Error: {reply.state}: {reply.failure.message}")
         elif asking.top is None:
             _show_reply(out, reply, with_question=len(questions) > 1)
         else:
             answered.append(reply)
-    for rank, reply in surest(answered, asking.top or 0):
-        _show_reply(out, reply, rank, with_question=len(questions) > 1)
-    warn_of_answers(out, list(beyond))
+    ranked = surest(answered, asking.top or 0)
+    if asking.top is not None and out.format is Format.TABLE:
+        _show_ranked(out, ranked, with_question=len(questions) > 1)
+    else:
+        for rank, reply in ranked:
+            _show_reply(out, reply, rank, with_question=len(questions) > 1)
+    if asking.anyway:
+        warn_of_answers(out, list(beyond))
+    elif beyond:
+        out.error(f"Hint: {how_to_ask_anyway()}")
     if failed:
-        out.warn(f"{failed} of {len(states)} states cannot be asked")
+        out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
+
+
+def _show_ranked(out: Output, ranked: Iterable[tuple[int, Reply]], *, with_question: bool) -> None:
+    """Show the surest answers as a table; the mean log probability of a token says how sure the model was."""
+    rows = []
+    for rank, reply in ranked:
+        assert reply.answer is not None
+        row = (rank, reply.state, reply.answer.text, f"{reply.answer.mean_logprob:.3f}")
+        rows.append((*row, reply.answer.question) if with_question else row)
+    columns = ("rank", "state", "answer", "log prob")
+    out.table(grid((*columns, "question") if with_question else columns, rows, left=("state", "answer", "question")))
 
 
 def _show_reply(out: Output, reply: Reply, rank: int | None = None, *, with_question: bool) -> None:
     assert reply.answer is not None
     row = row_of(reply.answer, reply.state) | ({} if rank is None else {"rank": rank})
-    if reply.beyond:
-        row["beyond_model"] = True
     if out.format is Format.JSON:
         out.json(row)
     else:

@@ -1,7 +1,7 @@
 """Questions as users give them: arguments, lines or JSON lines from stdin or a file, or typed at a prompt.
 
-The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. Ctrl-D ends the
-prompt; Ctrl-C drops the line that is being typed.
+The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. `exit`, `quit` and
+Ctrl-D end the prompt, `help` tells of it, and Ctrl-C drops the line that is being typed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from protokv_cli.process import lent_stdin
 
 PROMPT = "? "
 HISTORY_LINES = 1000
+HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
+Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,15 @@ def typed_questions(stdin: IO[str]) -> Iterator[Question]:
             except KeyboardInterrupt:
                 sys.stderr.write("\n")
                 continue
-            if line.strip():
-                yield Question(line.strip())
+            match line.strip().lower().rstrip("()"):
+                case "":
+                    continue
+                case "exit" | "quit":
+                    return
+                case "help" | "?":
+                    sys.stderr.write(HELP)
+                case _:
+                    yield Question(line.strip())
 
 
 def _read_line() -> str:
@@ -132,8 +142,8 @@ def surviving_errors(out: Output, at_prompt: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if not at_prompt:
             raise
-        out.warn("")
+        out.error("")
     except ProtoKVError as error:
         if not at_prompt:
             raise
-        out.warn(f"Error: {error.message}")
+        out.error(f"Error: {error.message}")

@@ -8,11 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from protokv.config import CONFIGS
+from protokv.config.base import check_fps
+from protokv.mini import is_embedded
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
 from protokv_cli.options import choice, lists
 from protokv_cli.output import Format, Output
+from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.process import stopping
 
@@ -23,27 +26,55 @@ DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "
 def replay(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Video files; with --report, files of results."),
+        typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results."),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option("--questions", metavar="JSONL", help="Questions about the sources, as above.")
+        Path | None,
+        typer.Option(
+            "--questions", metavar="FILE", help="Questions about the sources, as above.", rich_help_panel=Panel.MOST
+        ),
     ] = None,
     world: Annotated[
         str | None,
-        typer.Option("--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files."),
+        typer.Option(
+            "--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files.", rich_help_panel=Panel.WORLDS
+        ),
     ] = None,
-    length: Annotated[str | None, typer.Option("--length", help="Length of a procedural stream.")] = None,
+    length: Annotated[
+        str | None,
+        typer.Option("--length", help="Length of a procedural stream.", metavar="TIME", rich_help_panel=Panel.WORLDS),
+    ] = None,
     distractor_rate: Annotated[
-        float | None, typer.Option("--distractor-rate", help="Distracting events per minute, 0 to 40.")
+        float | None,
+        typer.Option(
+            "--distractor-rate",
+            help="Distracting events per minute, 0 to 40.",
+            metavar="NUMBER",
+            rich_help_panel=Panel.WORLDS,
+        ),
     ] = None,
     cuts: Annotated[
-        str | None, typer.Option("--cuts", help="Shortest:longest scene of a procedural stream in seconds, or none.")
+        str | None,
+        typer.Option(
+            "--cuts",
+            help="Shortest:longest scene of a procedural stream in seconds, or none.",
+            metavar="TIMES",
+            rich_help_panel=Panel.WORLDS,
+        ),
     ] = None,
-    moving: Annotated[float | None, typer.Option("--moving", help="Share of shapes that move, 0 to 1.")] = None,
+    moving: Annotated[
+        float | None,
+        typer.Option(
+            "--moving", help="Share of shapes that move, 0 to 1.", metavar="SHARE", rich_help_panel=Panel.WORLDS
+        ),
+    ] = None,
     distractor_similarity: Annotated[
         float | None,
         typer.Option(
-            "--distractor-similarity", help="Share of distracting events with colour and place of the evidence, 0 to 1."
+            "--distractor-similarity",
+            help="Share of distracting events with colour and place of the evidence, 0 to 1.",
+            metavar="SHARE",
+            rich_help_panel=Panel.WORLDS,
         ),
     ] = None,
     backdrop: Annotated[
@@ -52,9 +83,16 @@ def replay(
             "--backdrop",
             ("plain", "natural"),
             "Background of a procedural stream: plain, or natural (noise with the spectrum of photographs).",
+            metavar="NAME",
+            panel=Panel.WORLDS,
         ),
     ] = None,
-    evidence: Annotated[str | None, typer.Option("--evidence", help="Time that the evidence takes, up to 1m.")] = None,
+    evidence: Annotated[
+        str | None,
+        typer.Option(
+            "--evidence", help="Time that the evidence takes, up to 1m.", metavar="TIME", rich_help_panel=Panel.WORLDS
+        ),
+    ] = None,
     before: Annotated[
         str | None,
         typer.Option(
@@ -62,14 +100,26 @@ def replay(
             metavar="TIME|mix",
             help="Distraction before the evidence of a procedural stream, such as 2m; mix (the default): "
             "four places in turn, one a stream.",
+            rich_help_panel=Panel.WORLDS,
         ),
     ] = None,
     per_type: Annotated[
-        int | None, typer.Option("--per-type", help="Questions per type and procedural stream.")
+        int | None,
+        typer.Option(
+            "--per-type",
+            help="Questions per type and procedural stream.",
+            metavar="COUNT",
+            rich_help_panel=Panel.WORLDS,
+        ),
     ] = None,
     delays: Annotated[
         str | None,
-        typer.Option("--delays", help="Delays after the reference time: 0,30s,2m,10m; default: those that fit."),
+        typer.Option(
+            "--delays",
+            help="Delays after the reference time: 0,30s,2m,10m; default: those that fit.",
+            metavar="TIMES",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     memories: Annotated[
         str | None,
@@ -78,6 +128,7 @@ def replay(
             metavar="NAMES",
             help="Memories to compare: durable,paper,infinipot-v.",
             autocompletion=lists(CONFIGS),
+            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     study: Annotated[
@@ -88,32 +139,65 @@ def replay(
             "Memories, streams and delays to compare, unless others are named: quick, delay, or a .toml file "
             "(examples: samples/studies/).",
             metavar="NAME|FILE",
+            panel=Panel.MOST,
         ),
     ] = "quick",
     dataset: Annotated[
-        str | None, choice("--dataset", DATASETS, "A published benchmark instead of sources.", metavar="NAME")
+        str | None,
+        choice("--dataset", DATASETS, "A published benchmark instead of sources.", metavar="NAME", panel=Panel.MOST),
     ] = None,
     data_root: Annotated[
-        Path | None, typer.Option("--data-root", metavar="DIR", help="Folder of the data set, or of several.")
+        Path | None,
+        typer.Option(
+            "--data-root",
+            metavar="DIR",
+            help="Folder of the data set, or of several.",
+            rich_help_panel=Panel.BENCHMARKS,
+        ),
     ] = None,
-    videos: Annotated[int | None, typer.Option("--videos", min=1, help="Take only the first N videos.")] = None,
+    videos: Annotated[
+        int | None,
+        typer.Option(
+            "--videos",
+            min=1,
+            help="Take only the first COUNT videos.",
+            metavar="COUNT",
+            rich_help_panel=Panel.BENCHMARKS,
+        ),
+    ] = None,
     prompt: Annotated[
         str | None,
         choice(
             "--prompt",
             ("official", "bare"),
             "official, or bare: the question alone, for models that cannot answer by letters.",
+            panel=Panel.BENCHMARKS,
         ),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option("--judge", metavar="NAME", help="Judge of open answers: f1, exact, openai:MODEL or local:MODEL."),
+        typer.Option(
+            "--judge",
+            metavar="NAME",
+            help="Judge of open answers: f1, exact, openai:MODEL or local:MODEL.",
+            rich_help_panel=Panel.BENCHMARKS,
+        ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a video that is missing or cannot be read.")
+        bool,
+        typer.Option(
+            "--strict", help="Stop at a video that is missing or cannot be read.", rich_help_panel=Panel.BENCHMARKS
+        ),
     ] = False,
     budgets: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Visual tokens kept; several with commas: 512,6k.")
+        str | None,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Visual tokens kept; several with commas: 512,6k.",
+            metavar="COUNTS",
+            rich_help_panel=Panel.MOST,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -121,36 +205,68 @@ def replay(
             "--set",
             metavar="[MEMORY.]NAME=VALUE,...",
             help="Change a setting of all memories, or of one; several values are compared.",
+            rich_help_panel=Panel.MEMORY,
         ),
     ] = None,
     intersection: Annotated[
         bool,
-        typer.Option("--intersection/--no-intersection", help="Ask only questions that fit every delay."),
+        typer.Option(
+            "--intersection/--no-intersection",
+            help="Ask only questions that fit every delay.",
+            rich_help_panel=Panel.ASK,
+        ),
     ] = True,
     types: Annotated[
         str | None,
         typer.Option(
             "--types",
             help="Question types to ask, or all; default: those whose answers last.",
+            metavar="NAMES",
+            rich_help_panel=Panel.ASK,
         ),
     ] = None,
     batched: Annotated[
         int,
-        typer.Option("--batched", metavar="N", min=1, help="Procedural streams to watch at a time; faster."),
+        typer.Option(
+            "--batched",
+            metavar="COUNT",
+            min=1,
+            help="Procedural streams to watch at a time; faster.",
+            rich_help_panel=Panel.SPEED,
+        ),
     ] = 1,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="JSONL", help="Results; a run continues the file.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Results; a run continues the file.", rich_help_panel=Panel.MOST
+        ),
     ] = Path("results.jsonl"),
     report: Annotated[
-        bool, typer.Option("--report", help="Show the results in SOURCE..., merged; ask nothing.")
+        bool,
+        typer.Option(
+            "--report", help="Show the results in SOURCE..., merged; ask nothing.", rich_help_panel=Panel.OUTPUT
+        ),
     ] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Figure to draw, .png or .svg.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Page to write: figure and tables.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cost of a run; ask nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start over and replace the results.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Figure to draw, .png or .svg.", metavar="FILE", rich_help_panel=Panel.OUTPUT),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Page to write: figure and tables.", metavar="FILE", rich_help_panel=Panel.OUTPUT),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cost of a run; ask nothing.", rich_help_panel=Panel.MOST)
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over and replace the results.", rich_help_panel=Panel.OUTPUT)
+    ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
-    fps: Annotated[float | None, typer.Option("--fps", help="Frames per second to sample.")] = None,
+    fps: Annotated[
+        float | None,
+        typer.Option("--fps", help="Frames per second to sample.", metavar="NUMBER", rich_help_panel=Panel.WATCH),
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -186,6 +302,8 @@ def replay(
     with out.errors():
         from protokv.backbones import load_backbone, require_model
 
+        if fps is not None:
+            check_fps(fps)
         if model is not None and not report:
             require_model(model, revision)
         from protokv.replay.figure import check_figure
@@ -194,7 +312,6 @@ def replay(
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
         from protokv.storage.api import check_not_read
-        from protokv.storage.watched import is_beyond
         from protokv_cli.replay_report import following, judging, show, show_cost, show_datasets
 
         for written in (None if report else output, plot, html):
@@ -255,12 +372,13 @@ def replay(
         request.check()
         opened = request.open(name)
         for video, why in opened.missing.items():
-            out.warn(f"left out: {video}: {why}")
+            out.error(f"left out: {video}: {why}")
         referee = request.judge(judge, output, placement)
         backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
         plan = request.plan(opened, backbone, fps)
-        beyond = [stream.name for stream, _ in plan.streams if is_beyond(backbone.identity.name, stream.comment)]
-        warn_of_answers(out, beyond, "name a real model:")
+        embedded = is_embedded(backbone.identity.name)
+        beyond = [stream.name for stream, _ in plan.streams if embedded and not stream.is_world()]
+        warn_of_answers(out, beyond)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, plan.trials.values(), output)

@@ -41,7 +41,7 @@ def following(
         nonlocal given
         if isinstance(event, Unread):
             unread[event.video] = event.why
-            out.warn(f"left out: {event.video}: {event.why}")
+            out.error(f"left out: {event.video}: {event.why}")
         elif isinstance(event, Row):
             given += 1
         elif bar.due():
@@ -61,7 +61,7 @@ def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, sh
         if should_stop():
             return
     if without:
-        out.warn(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
+        out.error(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
 
 
 def show(
@@ -89,9 +89,10 @@ def show(
     if out.format is Format.JSON:
         out.json(report)
     else:
-        out.table(pairs(list_facts(report)), "")
+        conclusion = report["conclusion"]
+        out.table(conclusion["text"], *conclusion["details"], "", pairs(list_facts(report)), "")
         for table in tabulate(report):
-            out.table(grid(table.head, table.rows, title=table.title), "")
+            out.table(grid(table.head, table.rows, title=table.title), *([table.note] if table.note else []), "")
     if plot:
         from protokv.replay.figure import save_figure
 

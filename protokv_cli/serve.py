@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protokv.errors import ConfigError, StateNotFound
+from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv_cli import options
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
@@ -19,14 +19,27 @@ def serve(
         Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
     ],
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; an address other machines can reach needs a token.")
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; an address other machines can reach needs a token."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", metavar="NUMBER", min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8000,
     token: Annotated[
         str | None,
-        typer.Option("--token", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."),
+        typer.Option(
+            "--token", metavar="TOKEN", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."
+        ),
     ] = None,
-    waiting: Annotated[int, typer.Option("--waiting", min=1, help="The most questions at once.")] = 16,
+    videos: Annotated[
+        Path | None,
+        typer.Option(
+            "--videos", metavar="DIR", help="Folder of the videos that the page may play. Default: that of the states."
+        ),
+    ] = None,
+    waiting: Annotated[int, typer.Option("--waiting", metavar="COUNT", min=1, help="The most questions at once.")] = 16,
     answer_time: Annotated[
         str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
     ] = "2m",
@@ -36,7 +49,10 @@ def serve(
     device_map: options.DeviceMap = None,
     debug: options.Debug = False,
 ) -> None:
-    """Answer questions over the web from the states of a folder; the name of a state is the model.
+    """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
+
+    The page at / shows the states, answers questions, and plays the moments that an answer stood on if the video is at
+    hand. For clients the name of a state is the model.
 
     The model is loaded once. States are only read; while ingest writes a state, its last commit answers. Needs
     `pip install 'protokv[serve]'`.
@@ -44,6 +60,7 @@ def serve(
     \b
     Examples:
       protokv serve states/ --port 8000
+      protokv serve states/ --videos videos/
       PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     """
     out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
@@ -67,8 +84,12 @@ def serve(
         else:
             backbone = load_backbone(model or EMBEDDED, **placement)
         limits = server.Limits(waiting=waiting, answer_s=parse_duration(answer_time))
-        app = server.build_app(server.States(states, backbone), token=token, limits=limits)
-        out.note(f"states of {states} on http://{host}:{port}/v1")
+        if videos is not None and not videos.is_dir():
+            raise SourceNotFound(f"there is no folder {videos}", hint="name the folder that your videos are in")
+        app = server.build_app(
+            server.States(states, backbone), token=token, limits=limits, videos=(videos or states,), name=host
+        )
+        out.note(f"states of {states} on http://{host}:{port}/ and, for clients of OpenAI, http://{host}:{port}/v1")
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 

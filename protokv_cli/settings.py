@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -18,6 +17,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hint
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from protokv.errors import did_you_mean
 from protokv_cli.exits import Exit
 from protokv_cli.tables import printable
 
@@ -149,8 +149,7 @@ def _check_type(file: Path, name: str, kind: type, value: object) -> object:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(_key(name) if name.islower() else name, sorted(known), n=1)
-    return f"did you mean {near[0]}?" if near else "names are those of the options in --help"
+    return did_you_mean(_key(name), known) or "names are those of the options in --help"
 
 
 def _key(name: str) -> str:

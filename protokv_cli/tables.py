@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,13 +80,21 @@ def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     return _titled(title, table)
 
 
-def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
-    """Return a table with a header; every column but the first is aligned to the right, and None is a dash."""
+def grid(
+    columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str = "", *, left: Collection[str] = ()
+) -> RenderableType:
+    """Return a table with a header; the first column and those in `left` hold names, which are shown whole.
+
+    The others are aligned to the right, and None is a dash. Where the names leave no room, they go on in the next line.
+    """
     from rich.table import Table
 
     table = Table(box=None, header_style="cyan")
     for i, column in enumerate(columns):
-        table.add_column(printable(column), justify="left" if i == 0 else "right")
+        if i == 0 or column in left:
+            table.add_column(printable(column), overflow="fold")
+        else:
+            table.add_column(printable(column), justify="right")
     for row in rows:
         table.add_row(*map(_cell_text, row))
     return _titled(title, table)

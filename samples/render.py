@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ProtoKVError
-from protokv.mini import WORLD_MARK
 from protokv.mini.world import World, WorldConfig
 from samples.questions import make_questions
 
@@ -28,14 +27,13 @@ VIDEO_SIDE: Final = 336
 def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
     """Write the whole stream to `path` (its suffix chooses the container) and return the number of frames.
 
-    Frame i has the time stamp i / fps seconds; the file has the comment `WORLD_MARK`. The same world gives the same
-    pictures, but the bytes of the file depend on the version of the encoder.
+    Frame i has the time stamp i / fps seconds. The same world gives the same pictures, but the bytes of the file depend
+    on the version of the encoder.
     """
     import av
 
     n_frames = world.config.length_s * fps
     with av.open(str(path), "w") as container:
-        container.metadata["comment"] = WORLD_MARK
         stream = container.add_stream("libx264", rate=fps, options={"crf": str(crf), "preset": "slow", "threads": "1"})
         stream.width = stream.height = side
         stream.pix_fmt = "yuv420p"
@@ -91,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = [json.dumps(asdict(question)) for question in asked]
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     n_events = len(world.events_until(config.length_s))
-    size_kb = options.output.stat().st_size / 1000
-    print(f"{options.output}: {n_frames} frames, {n_events} events, {size_kb:.0f} kB", file=sys.stderr)
+    size_kib = options.output.stat().st_size / 1024
+    print(f"{options.output}: {n_frames} frames, {n_events} events, {size_kib:.0f} KiB", file=sys.stderr)
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,14 +21,14 @@ from rich.text import Text
 SAMPLES = Path(__file__).parent
 COMMANDS = (
     ("ingest", "video.mp4", "--budget", "512"),
-    ("query", "video.safetensors", "What shape appeared first?", "Where did the cross appear?"),
+    ("query", "video.safetensors", "Where did the cross appear?"),
     ("inspect", "video.safetensors"),
 )
-WIDTH = 100
+WIDTH = 80
 
 
 def run(command: Sequence[str], folder: Path) -> list[str]:
-    """Run a command as on a terminal; return its lines without the progress, which a terminal overwrites."""
+    """Run a command as on a terminal; return its lines without blank ones and the progress."""
     arguments = [str(SAMPLES / "long" / "video.mp4") if part == "video.mp4" else part for part in command]
     program = [sys.executable, "-m", "protokv", *arguments, "--format", "table"]
     done = subprocess.run(
@@ -42,21 +41,26 @@ def run(command: Sequence[str], folder: Path) -> list[str]:
         encoding="utf-8",
         check=True,
     )
-    return [line.rstrip() for line in done.stdout.splitlines() if "frames/s, state" not in line]
+    return [line.rstrip() for line in done.stdout.splitlines() if line.strip() and "frames/s, state" not in line]
 
 
 def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:
     """Draw commands, each with its lines, as an SVG."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     for command, lines in answers:
-        console.print(Text.assemble(("$ ", "bold green"), (f"protokv {shlex.join(command)}", "bold")))
+        words = " ".join(f'"{part}"' if " " in part else part for part in command)
+        console.print(Text.assemble(("$ ", "bold green"), (f"protokv {words}", "bold")))
         for line in lines:
             console.print(Text(line), soft_wrap=True)
-    return console.export_svg(title="protokv", unique_id="terminal")
+    # The picture ends within the last line.
+    console.print()
+    # Rich names fonts on another machine, and a picture must not ask it.
+    svg = console.export_svg(title="protokv", unique_id="terminal")
+    return re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL)
 
 
 def read_lines(svg: str) -> list[str]:
-    """Return the lines of text of a drawing, without its title and the prompts.
+    """Return the lines of text of a drawing, the commands too, without its title.
 
     Raises:
         ElementTree.ParseError: it is not XML.
@@ -67,7 +71,7 @@ def read_lines(svg: str) -> list[str]:
             height = float(text.attrib["y"])
             lines[height] = lines.get(height, "") + "".join(text.itertext())
     found = [line.replace("\N{NO-BREAK SPACE}", " ").rstrip() for _, line in sorted(lines.items())]
-    return [line for line in found if line and not line.startswith("$ ")]
+    return [line for line in found if line]
 
 
 def drop_varying(lines: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -131,6 +132,13 @@ def test_a_link_of_a_document_leads_to_a_file(document: Path) -> None:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         assert "://" in target or (document.parent / target).exists(), target
+
+
+def test_the_guide_of_installing_says_what_each_extra_is_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    guide = (ROOT / "docs" / "guides" / "installing.md").read_text(encoding="utf-8")
+    rows = " ".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([\w-]+)`", rows)) == set(project["optional-dependencies"])
 
 
 def test_the_readme_is_short() -> None:

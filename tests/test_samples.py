@@ -20,6 +20,7 @@ from tests.cli.conftest import Program, Result
 SAMPLES = Path(__file__).parent.parent / "samples"
 # Ten minutes of video take half a minute.
 NAMES = ["short", "minute", pytest.param("long", marks=pytest.mark.slow)]
+PICTURE = SAMPLES / "terminal.svg"
 BUDGET = 512
 # Questions that the shipped model answers from a durable state of 512 tokens; see samples/README.md.
 RIGHT = {"short": 18, "minute": 19, "long": 30}
@@ -80,11 +81,20 @@ def test_the_picture_of_the_readme_shows_what_the_commands_print(
         printed += [protokv(*command, "--format", "table") for command in terminal.COMMANDS[1:]]
     lines = [line.rstrip() for one in printed for line in (one.out + one.err).splitlines() if line.strip()]
     lines = [line for line in lines if "frames/s, state" not in line]
-    drawn = terminal.read_lines((SAMPLES / "terminal.svg").read_text(encoding="utf-8"))
+    drawn = [line for line in terminal.read_lines(PICTURE.read_text(encoding="utf-8")) if not line.startswith("$ ")]
     assert sorted(terminal.drop_varying(drawn)) == sorted(terminal.drop_varying(lines))
     sizes = terminal.find_sizes(lines)
     assert terminal.find_sizes(drawn) == pytest.approx(sizes, rel=0.01)
     assert len(sizes) == 2
+
+
+def test_the_picture_of_the_readme_is_as_its_program_draws_it() -> None:
+    svg = PICTURE.read_text(encoding="utf-8")
+    lines = terminal.read_lines(svg)
+    starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
+    answers = [lines[i + 1 : end] for i, end in zip(starts, [*starts[1:], None], strict=True)]
+    assert all(answers)
+    assert terminal.draw(zip(terminal.COMMANDS, answers, strict=True)) == svg
 
 
 def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from protokv.backbones.files import weight_files
-from protokv.errors import ModelError
+from protokv.backbones.sizes import KNOWN_MODELS
+from protokv.errors import ModelError, ModelNotFound, did_you_mean
+from protokv.mini import EMBEDDED, EMBEDDED_ORDER
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -170,6 +172,10 @@ def commit_of(folder: str | Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
+# What is wrong with a name. A name that was meant may be close to it.
+_ABSENT = "there is no such model on the hub"
+_UNREACHED = "it is not in the local cache, and the hub cannot be reached"
+_NO_NAME = "it is neither a folder nor a name on the hub"
 # Parts of the messages of allocators on hosts and devices.
 _NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
 
@@ -203,7 +209,7 @@ def translate_errors(name: str) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
+        raise type(error)(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
     except (
         MemoryError,
         OSError,
@@ -217,7 +223,11 @@ def translate_errors(name: str) -> Iterator[None]:
         hub.StrictDataclassError,
     ) as error:
         message, hint = _explain(error)
-        raise ModelError(f"cannot load the model {name}: {message}", hint=hint) from error
+        kind = ModelNotFound if message == _ABSENT else ModelError
+        if message in (_ABSENT, _UNREACHED, _NO_NAME):
+            known = [EMBEDDED, EMBEDDED_ORDER, *(model.name for model in KNOWN_MODELS)]
+            hint = " ".join(filter(None, (did_you_mean(name, known), hint)))
+        raise kind(f"cannot load the model {name}: {message}", hint=hint) from error
 
 
 def _explain(error: Exception) -> tuple[str, str]:
@@ -240,17 +250,17 @@ def _explain(error: Exception) -> tuple[str, str]:
         (hub.RevisionNotFoundError, "it has no such revision", "name a branch, a tag or a commit of it"),
         (
             hub.RepositoryNotFoundError,
-            "there is no such model on the hub",
+            _ABSENT,
             "check the name; a private one needs: hf auth login",
         ),
         (
             hub.LocalEntryNotFoundError,
-            "it is not in the local cache, and the hub cannot be reached",
+            _UNREACHED,
             "check the name and the connection, or name a local folder",
         ),
         (
             hub.HFValidationError,
-            "it is neither a folder nor a name on the hub",
+            _NO_NAME,
             "names look like Qwen/Qwen2.5-VL-7B-Instruct",
         ),
     ):

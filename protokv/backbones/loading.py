@@ -17,7 +17,7 @@ from protokv.backbones.files import check_weights, digest_weights, hash_config, 
 from protokv.backbones.hub import commit_of
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
-from protokv.errors import ConfigError, ModelError
+from protokv.errors import ConfigError, ModelError, use_one_of
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
@@ -70,13 +70,13 @@ class PlacementRequest:
             raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
         quantization = in_dtype or quantization
         if plain not in DTYPES or (in_dtype and plain == "auto"):
-            raise ConfigError(f"there is no dtype {dtype!r}", hint=f"use one of {', '.join(DTYPES)}")
+            raise ConfigError(f"there is no dtype {dtype!r}", hint=use_one_of(dtype, DTYPES))
         for what, value, known in (
             ("quantization", quantization, QUANTIZATIONS),
             ("device map", device_map, DEVICE_MAPS),
         ):
             if value not in (None, *known):
-                raise ConfigError(f"there is no {what} {value!r}", hint=f"use one of {', '.join(known)}")
+                raise ConfigError(f"there is no {what} {value!r}", hint=use_one_of(value, known))
         if device_map is not None and device != "auto":
             raise ConfigError(
                 f"device map {device_map} chooses the devices, and so does device {device}", hint="use one of the two"
@@ -97,7 +97,7 @@ def _find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, number = name.partition(":")
     if kind not in DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise ConfigError(f"there is no device {name!r}", hint=f"use one of {', '.join(DEVICES)} or cuda:N")
+        raise ConfigError(f"there is no device {name!r}", hint=use_one_of(name, DEVICES, others="or cuda:N"))
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
     if not available:
         raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")

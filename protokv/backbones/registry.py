@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import read_json
-from protokv.errors import ConfigError, ModelError
+from protokv.errors import ConfigError, ModelError, ModelNotFound
 from protokv.mini import EMBEDDED, is_embedded, weights_folder
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def _on_hub(name: str, revision: str | None) -> bool:
             raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(f"there is no model folder at {name}", hint="name a folder with a config.json, or a hub name")
+        raise ModelNotFound(
+            f"there is no model folder at {name}", hint="name a folder with a config.json, or a hub name"
+        )
     return True
 
 

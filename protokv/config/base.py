@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, did_you_mean, use_one_of
 
 NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
@@ -22,6 +22,9 @@ MOST_FRAMES: Final = 4096
 """The most recent frames that a question reads again."""
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any key of a real model is a finite float32."""
+
+MOST_FPS: Final = 240
+"""The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,7 @@ class MemoryConfig:
         settings = dict(data)
         name = settings.pop("kind", DEFAULT)
         if not isinstance(name, str) or name not in CONFIGS:
-            raise ConfigError(f"there is no memory {shorten(name)}", hint=f"use one of {', '.join(CONFIGS)}")
+            raise ConfigError(f"there is no memory {shorten(name)}", hint=use_one_of(name, CONFIGS))
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
 
@@ -138,7 +141,7 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
     known = {field.name for field in fields(cls)}
     for name in data:
         if name not in known:
-            hint = f"known settings: {', '.join(sorted(known))}"
+            hint = use_one_of(name, sorted(known))
             raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
@@ -148,7 +151,10 @@ def check_type(name: str, value: object, hint: Any) -> None:
     if get_origin(hint) is Literal:
         # In Python True equals 1; for a setting it does not.
         if not any(type(value) is type(one) and value == one for one in get_args(hint)):
-            raise ConfigError(f"{name}: expected one of {', '.join(map(str, get_args(hint)))}, got {shorten(value)}")
+            known = [str(one) for one in get_args(hint)]
+            raise ConfigError(
+                f"{name}: expected one of {', '.join(known)}, got {shorten(value)}", hint=did_you_mean(value, known)
+            )
         return
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
@@ -166,6 +172,12 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
         # Written so that NaN is refused as well.
         if not low <= part <= high:
             raise ConfigError(f"{name}: expected {low} to {high}, got {shorten(value)}")
+
+
+def check_fps(fps: float) -> None:
+    """Refuse a number of sampled frames a second that is not above 0 and at most `MOST_FPS`; NaN too."""
+    if not 0 < fps <= MOST_FPS:
+        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
 
 
 def shorten(value: object) -> str:

@@ -5,13 +5,16 @@ Owns greedy and nucleus sampling, and holds back characters that are not complet
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
+
+FinishReason = Literal["stop", "length", "repetition"]
 
 # Room for a whole answer is allocated before its first token.
 MOST_NEW_TOKENS = 16_384
@@ -53,6 +56,26 @@ class Decoding:
             raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}", hint="use a share above 0, at most 1")
+
+
+MOST_PERIOD = 32
+LEAST_REPEATS = 8
+LEAST_REPEATED = 32
+
+
+def is_repeating(ids: Sequence[int]) -> bool:
+    """Return whether ids end in one group of tokens again and again, as greedy decoding does when it is stuck.
+
+    The group has at most `MOST_PERIOD` tokens and stands there `LEAST_REPEATS` times and for `LEAST_REPEATED` tokens:
+    longer than laughter, and longer than the line below the head of a table.
+    """
+    for period in range(1, MOST_PERIOD + 1):
+        n = max(period * LEAST_REPEATS, LEAST_REPEATED)
+        if n > len(ids):
+            break
+        if ids[-n:-period] == ids[period - n :]:
+            return True
+    return False
 
 
 class Chooser:

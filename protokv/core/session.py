@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EmptyContext
-from protokv.core.decoding import Chooser, Decoding, TextStream, log_probability, read_token
+from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
 from protokv.core.memory import Memory
 from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, StatePart
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from protokv.config import MemoryConfig
     from protokv.core.snapshot import State
 
-# The module that builds the memory and the parts of a config.
+# The module that checks settings, and builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"
-
-# No camera is faster, and a step stays longer than the rounding of time stamps.
-MOST_FPS = 240
 
 # A question of this length takes seconds on a CPU, and its room is no concern.
 MOST_QUESTION_TOKENS = 4096
@@ -57,6 +54,8 @@ class Answer:
         mean_logprob: mean log probability, in nats, of the tokens of the answer, its end included: how sure the model
             is, comparable between answers of any length.
         evidence: the stream times that the answer stands on; None unless asked for.
+        finish_reason: why it ended: the model ended it, it has the most tokens allowed, or it repeated itself.
+        beyond_model: the model cannot make sense of what it watched, so the answer means nothing.
     """
 
     question: str
@@ -68,6 +67,8 @@ class Answer:
     tokens: int
     mean_logprob: float
     evidence: Evidence | None = None
+    finish_reason: FinishReason = "stop"
+    beyond_model: bool = False
 
 
 class Session:
@@ -79,9 +80,13 @@ class Session:
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
+        beside: what its state holds beside the memory; None: nothing.
+        beyond_model: names of watched sources that the model cannot make sense of, as its state tells.
     """
 
     timings: Timings | None = None
+    beside: StatePart | None = None
+    beyond_model: Sequence[str] = ()
 
     def __init__(
         self,
@@ -107,12 +112,11 @@ class Session:
             fps: sampled frames per second; None: the rate that the backbone was trained at.
 
         Raises:
-            ConfigError: fps is not a positive number up to `MOST_FPS`, or the memory does not fit the model.
+            ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        if not 0 < rate <= MOST_FPS:
-            raise ConfigError(f"fps is {rate:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
         memories: Any = import_module(_ASSEMBLY)
+        memories.check_fps(rate)
         parts: SessionParts = memories.session_parts(backbone, config)
         memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))
         prefix = len(backbone.prefix_ids)
@@ -146,7 +150,9 @@ class Session:
         memories: Any = import_module(_ASSEMBLY)
         rotary: Rotary = memories.rotary_of(backbone, config)
         memory: Memory = memories.restore_memory(config, shape_of(backbone), rotary, state.tensors, clock)
-        return cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        session.beside = memories.restore_beside(state.tensors, clock)
+        return session
 
     @torch.inference_mode()
     def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:
@@ -296,13 +302,19 @@ class Session:
         log_probabilities = [log_probability(reading.logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
-        pieces, n_tokens, position = [], 0, reading.next_position
+        pieces, ids, position = [], list[int](), reading.next_position
+        finish_reason: FinishReason = "stop"
         while token not in self.backbone.stop_ids:
-            n_tokens += 1
+            ids.append(token)
             if piece := text.push(token):
                 pieces.append(piece)
                 yield piece
-            if n_tokens == decoding.max_new_tokens:
+            if len(ids) == decoding.max_new_tokens:
+                finish_reason = "length"
+                break
+            # A draw may find its way out.
+            if decoding.temperature == 0 and is_repeating(ids):
+                finish_reason = "repetition"
                 break
             with torch.inference_mode():
                 embedded = self.backbone.embed_token(chosen)
@@ -323,9 +335,11 @@ class Session:
             ttft_ms=(first - began) * 1e3,
             total_ms=(time.perf_counter() - began) * 1e3,
             context_tokens=reading.context.visible_tokens() + len(reading.prelude),
-            tokens=n_tokens,
+            tokens=len(ids),
             mean_logprob=float(torch.cat(log_probabilities).mean()),
             evidence=found,
+            finish_reason=finish_reason,
+            beyond_model=bool(self.beyond_model),
         )
 
     @torch.inference_mode()

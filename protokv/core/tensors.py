@@ -23,7 +23,9 @@ Unit = Literal["", "tokens", "position", "step", "share of the image"]
 LAYER: Final = "layer"
 
 # Axes whose entries are filled one after another; a saved state leaves out the unused ones (`protokv.core.packing`).
-SLOTS: Final = ("near_token", "prototype", "kept_token", "residual", "planned_merge")
+SLOTS: Final = (
+    "near_token", "prototype", "kept_token", "residual", "planned_merge", "thumbnail", "thumbnail_byte",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from ctypes import c_bool
+from ctypes import c_bool, c_double
 from typing import Any
 
 from protokv.fleet.records import Recipe
@@ -28,9 +28,9 @@ _SPAWN = multiprocessing.get_context("spawn")
 class LocalPool:
     """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
-    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        """Start nothing yet; `n` processes will use the devices, named as for `load_backbone`."""
-        self.size = n
+    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",), batch: int = 1) -> None:
+        """Start nothing yet; `n` processes of `batch` videos each will use the devices, named as in `load_backbone`."""
+        self.size, self._batch = n, batch
         self._recipe, self._devices = recipe, devices
         # Shared memory without a lock: a worker may be killed at any instant.
         self._stopped = _SPAWN.RawValue(c_bool, False)
@@ -39,7 +39,9 @@ class LocalPool:
     def open(self, index: int) -> LocalSlot:
         """Return the slot of a worker; its process starts with the first call."""
         device = self._devices[index % len(self._devices)]
-        return LocalSlot((self._recipe, device, self._stopped, self._scratch.name))
+        # Seconds watched and left of each video that the worker has at a time; a lost update is a little old.
+        standing = _SPAWN.RawArray(c_double, 2 * self._batch)
+        return LocalSlot((self._recipe, device, self._stopped, standing, self._scratch.name), standing)
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
@@ -56,13 +58,14 @@ class LocalPool:
 class LocalSlot:
     """One process, started anew after it died."""
 
-    def __init__(self, settings: tuple[Any, ...]) -> None:
-        """Keep the arguments of `_begin`."""
-        self._settings = settings
+    def __init__(self, settings: tuple[Any, ...], standing: Any) -> None:
+        """Keep the arguments of `_begin`, and its array."""
+        self._settings, self._standing = settings, standing
         self._executor: ProcessPoolExecutor | None = None
 
     def call(self, verb: str, *args: Any) -> Any:
         """Call a method of the worker. WorkerDied."""
+        self._standing[:] = [0.0] * len(self._standing)
         if self._executor is None:
             self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
         try:
@@ -72,6 +75,10 @@ class LocalSlot:
         except BrokenProcessPool as error:
             self.close()
             raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
+
+    def standing(self) -> list[tuple[float, float]]:
+        """Return seconds watched and left of each video of the call that runs."""
+        return list(zip(self._standing[::2], self._standing[1::2], strict=True))
 
     def close(self) -> None:
         """End the process once it is idle."""
@@ -100,14 +107,17 @@ class _Process:
     busy = threading.Lock()
 
 
-def _begin(recipe: Recipe, device: str, stopped: Any, scratch: str) -> None:
+def _begin(recipe: Recipe, device: str, stopped: Any, standing: Any, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
     orphaned = threading.Event()
     from protokv.fleet.worker import Worker
 
-    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set())
+    def report(place: int, watched_s: float, left_s: float) -> None:
+        standing[2 * place : 2 * place + 2] = watched_s, left_s
+
+    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set(), report)
     threading.Thread(target=_end_with_parent, args=(orphaned,), daemon=True).start()
 
 

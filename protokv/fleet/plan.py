@@ -22,17 +22,9 @@ import msgspec
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.object_store import is_object, list_folders, list_objects
 from protokv.storage.form import DEFAULT_SUFFIX, FORMS, is_url
-from protokv.video.address import LIVE, kind_of, shown, stem, told
+from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, told
 
 REPOSITORY = ".icechunk"
-
-# A folder is searched for files with these suffixes; a file that is named itself may have any.
-# fmt: off
-SUFFIXES = frozenset((
-    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv",
-    ".ts", ".vob", ".webm", ".wmv", ".y4m",
-))
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +138,12 @@ def _matching(pattern: str) -> Iterator[tuple[str, str]]:
 
 def _is_video(name: str) -> bool:
     path = PurePosixPath(name)
-    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+    return path.suffix.lower() in VIDEO_SUFFIXES and not any(part.startswith(".") for part in path.parts)
 
 
 def _without_suffix(name: str) -> str:
     path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in SUFFIXES else str(path)
+    return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
 
 
 class _Row(msgspec.Struct):

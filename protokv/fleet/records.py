@@ -52,8 +52,10 @@ class Recipe:
 class Failure:
     """Why a video has no complete, undamaged state.
 
-    `kind` is the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
-    part of the video, or `WorkerDied` if the worker died on every attempt.
+    Attributes:
+        kind: the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
+            part of the video, or `WorkerDied` if the worker died on every attempt.
+        message, hint: what is wrong, and what to do.
     """
 
     kind: str
@@ -76,7 +78,8 @@ class Verdict:
         standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
             is left.
         steps, stream_time_s: of the state.
-        file_bytes, damage: of a finished state; `damage` says which part of the video was unreadable.
+        file_bytes, damage, beyond_model: of a finished state; `damage` says which part of the video was unreadable,
+            `beyond_model` that the model cannot make sense of it.
     """
 
     standing: Standing
@@ -84,16 +87,47 @@ class Verdict:
     stream_time_s: float = 0.0
     file_bytes: int = 0
     damage: str = ""
+    beyond_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Footage:
+    """Facts of a video file from its header; None where it does not say.
+
+    Attributes:
+        duration_s: seconds.
+        width, height: of a frame, in pixels.
+        rate_fps: frames a second.
+    """
+
+    duration_s: float | None
+    width: int
+    height: int
+    rate_fps: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The plan for a video: a verdict, or the reason why there is none."""
+    """The plan for a video: a verdict, or the reason why there is none.
+
+    `footage` is of a file that is left to watch; None for other videos and for those in an object store.
+    """
 
     job: Job
     state: str
     verdict: Verdict | None
     failure: Failure | None = None
+    footage: Footage | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of stream that are left to watch; None if unknown."""
+        if self.status == "done":
+            return 0.0
+        if self.verdict is None or self.footage is None or self.footage.duration_s is None:
+            return None
+        watched_s = self.verdict.stream_time_s if self.verdict.standing == "unfinished" else 0.0
+        return max(0.0, self.footage.duration_s - watched_s)
 
     @property
     def status(self) -> str:
@@ -103,7 +137,17 @@ class Looked:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         row = {**self.job.to_dict(), "state": self.state, "status": self.status}
+        row |= {"left_s": self.left_s} | ({} if self.footage is None else asdict(self.footage))
         return row | ({} if self.failure is None else {"failure": asdict(self.failure)})
+
+
+@dataclass(frozen=True, slots=True)
+class InWork:
+    """A video that a worker watches now: seconds of stream that this run added, and that are left (None: unknown)."""
+
+    job: Job
+    watched_s: float
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +163,7 @@ class Outcome:
         elapsed_s: seconds that the worker was busy with it.
         attempts: how often it was begun.
         failure: why it failed; of a watched or finished video, its damage.
+        beyond_model: the model cannot make sense of it.
     """
 
     job: Job
@@ -132,6 +177,7 @@ class Outcome:
     elapsed_s: float = 0.0
     attempts: int = 1
     failure: Failure | None = None
+    beyond_model: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""

@@ -8,18 +8,20 @@ the worker. Several fleets may share a place: a video that another fleet has loc
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
 from protokv.errors import ModelError, ProtoKVError
 from protokv.fleet.plan import Job, target_of
-from protokv.fleet.records import Failure, Looked, Outcome, Verdict
+from protokv.fleet.records import Failure, InWork, Looked, Outcome, Verdict
 
 # A video may take its worker with it this often before it fails.
 ATTEMPTS = 2
@@ -44,6 +46,9 @@ class Slot(Protocol):
 
     def call(self, verb: str, *args: Any) -> Any:
         """Call a method of the worker and wait for it; start a worker if there is none. WorkerDied if it dies."""
+
+    def standing(self) -> Sequence[tuple[float, float]]:
+        """Return seconds of stream watched and left (NaN: unknown) of each video of the call; empty if unknown."""
 
     def close(self) -> None:
         """End the worker."""
@@ -71,6 +76,7 @@ def run_fleet(
     batch: int = 1,
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    follow: Callable[[list[InWork]], None] = lambda in_work: None,
 ) -> Generator[Outcome, None, None]:
     """Bring every video to its state; yield one outcome per video, in the order in which they end.
 
@@ -83,16 +89,19 @@ def run_fleet(
         max_failures: after this many failed videos no other is begun.
         should_stop: asked five times a second; once it returns True, videos in work are committed and no other is
             begun.
+        follow: called five times a second with the videos in work.
 
     Raises:
         ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    yield from _Run(iter(jobs), pool, place, batch, max_failures, should_stop).events(_Run.ingest)
+    yield from _Run(iter(jobs), pool, place, batch, max_failures, should_stop, follow).events(_Run.ingest)
 
 
-def look_fleet(jobs: Iterable[Job], pool: Pool, place: str) -> Generator[Looked, None, None]:
+def look_fleet(
+    jobs: Iterable[Job], pool: Pool, place: str, *, should_stop: Callable[[], bool] = lambda: False
+) -> Generator[Looked, None, None]:
     """Yield the plan of `run_fleet` without carrying it out. Raises as it does, if the model cannot be identified."""
-    yield from _Run(iter(jobs), pool, place).events(_Run.look)
+    yield from _Run(iter(jobs), pool, place, should_stop=should_stop).events(_Run.look)
 
 
 @dataclass(eq=False)
@@ -105,6 +114,7 @@ class _Run:
     batch: int = 1
     max_failures: int | None = None
     should_stop: Callable[[], bool] = lambda: False
+    follow: Callable[[list[InWork]], None] = lambda in_work: None
     # Guards the jobs and the counts.
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _failed: int = 0
@@ -113,6 +123,8 @@ class _Run:
     _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _over: threading.Event = field(default_factory=threading.Event)
     _fatal: BaseException | None = None
+    # The worker and the videos of each thread that is at work.
+    _in_work: dict[int, tuple[Slot, list[Job]]] = field(default_factory=dict)
 
     def events(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
         """Yield the events of `act` for all jobs."""
@@ -127,6 +139,7 @@ class _Run:
                     except queue.Empty:
                         if ended:
                             break
+                    self.follow(self._find_in_work())
                     if not stopped and self.should_stop():
                         stopped = True
                         self._stop()
@@ -151,15 +164,27 @@ class _Run:
         finally:
             slot.close()
 
+    def _find_in_work(self) -> list[InWork]:
+        with self._lock:
+            slots = list(self._in_work.values())
+        return [
+            InWork(job, watched_s, None if math.isnan(left_s) else left_s)
+            for slot, jobs in slots
+            for job, (watched_s, left_s) in zip(jobs, slot.standing(), strict=False)
+            if watched_s
+        ]
+
     def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
-        """Look at one video."""
+        """Look at one video, and at the header of one that is to be watched."""
         (job,) = jobs
         state = target_of(self.place, job.key)
         try:
             found = slot.call("look", job)
+            facts = None if isinstance(found, Failure) or found.standing == "done" else slot.call("probe", job)
         except WorkerDied as death:
-            found = Failure("WorkerDied", str(death), _DIED_HINT)
-        yield Looked(job, state, None, found) if isinstance(found, Failure) else Looked(job, state, found)
+            found = facts = Failure("WorkerDied", str(death), _DIED_HINT)
+        failure = found if isinstance(found, Failure) else facts if isinstance(facts, Failure) else None
+        yield Looked(job, state, found, None, facts) if failure is None else Looked(job, state, None, failure)
 
     def ingest(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
         """Bring some videos to their states: together, and one by one if that kills the worker."""
@@ -184,7 +209,9 @@ class _Run:
                 ready.append((job, found))
         if len(ready) > 1:
             self._load(slot)
-            yield from slot.call("watch_together", ready)
+            with self._at_work(slot, [job for job, _ in ready]):
+                found = slot.call("watch_together", ready)
+            yield from found
 
     def _ingest_with_retry(self, slot: Slot, job: Job, attempt: int) -> Outcome:
         while True:
@@ -192,7 +219,8 @@ class _Run:
                 found = self._look(slot, job)
                 if not isinstance(found, Outcome):
                     self._load(slot)
-                    found = slot.call("watch", job, found)
+                    with self._at_work(slot, [job]):
+                        found = slot.call("watch", job, found)
                 return replace(found, attempts=attempt)
             except WorkerDied as death:
                 state = target_of(self.place, job.key)
@@ -220,6 +248,7 @@ class _Run:
             stream_time_s=verdict.stream_time_s,
             file_bytes=verdict.file_bytes,
             failure=Failure("Damaged", verdict.damage) if verdict.damage else None,
+            beyond_model=verdict.beyond_model,
         )
 
     def _load(self, slot: Slot) -> None:
@@ -232,6 +261,17 @@ class _Run:
                 f"a worker died while it loaded the model: {death}",
                 hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
             ) from death
+
+    @contextmanager
+    def _at_work(self, slot: Slot, jobs: list[Job]) -> Iterator[None]:
+        """Count videos as in work."""
+        with self._lock:
+            self._in_work[id(slot)] = slot, jobs
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._in_work[id(slot)]
 
     def _next_jobs(self) -> list[Job]:
         """Return as many jobs as a worker takes at a time; none at the end."""

@@ -14,14 +14,14 @@ from typing import Any
 from protokv.backbones.base import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
-from protokv.errors import StateError
+from protokv.errors import NotUnderstood, StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.records import Failure
 from protokv.fleet.worker import damage_of
 from protokv.storage.api import load_state, read_header, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.storage.form import is_url
-from protokv.storage.watched import beyond_model
+from protokv.storage.watched import beyond_model, is_beyond, meaningless
 
 # The failures of the last run, a JSON object a line, beside the states.
 FAILURES = "failures.jsonl"
@@ -31,8 +31,8 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
     """Yield a row per state, sorted by name, then one per failed video without a state.
 
     A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
-    `model`, `damage` and `failure`; unknown values are None. `failure` says why a state cannot be read, or why the
-    video failed in the last run.
+    `model`, `damage`, `beyond_model` and `failure`; unknown values are None. `failure` says why a state cannot be read,
+    or why the video failed in the last run.
 
     Raises:
         StateNotFound: there is neither a state nor a failure.
@@ -53,7 +53,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         header, size = read_header(state), stored_bytes(state)
-        config = config_of(header)
+        config, beyond = config_of(header), is_beyond(header)
     except StateError as error:
         return _empty(state, {"message": Failure.of(error).message})
     return {
@@ -67,12 +67,13 @@ def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
         "memory": f"{config.name}, {config.budget} tokens",
         "model": header.backbone.name,
         "damage": damage_of(header) or None,
+        "beyond_model": beyond,
         "failure": None if failed is None else failed.get("message"),
     }
 
 
 def _empty(state: str, failed: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage")
+    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "beyond_model")
     row: dict[str, Any] = {"state": state, "source": failed.get("source"), "complete": False}
     return row | dict.fromkeys(unknown) | {"failure": failed.get("message")}
 
@@ -137,10 +138,12 @@ def ask_all(
     *,
     at_s: float | None = None,
     verify: bool = True,
+    anyway: bool = False,
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
-    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
+    So does a state whose model cannot make sense of what it watched, unless it is asked `anyway`. Questions are
+    numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
 
     Raises:
         ConfigError: a question is empty or contains control tokens.
@@ -152,6 +155,9 @@ def ask_all(
             beyond = tuple(beyond_model(found))
         except StateError as error:
             yield Reply(state, 0, None, Failure.of(error))
+            continue
+        if beyond and not anyway:
+            yield Reply(state, 0, None, Failure.of(NotUnderstood(meaningless(beyond))), beyond)
             continue
         for number, question in enumerate(questions):
             yield Reply(state, number, session.ask(question, decoding), beyond=beyond)

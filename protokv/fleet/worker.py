@@ -4,11 +4,13 @@ Results are values, not exceptions, unless the model is missing, which concerns 
 processes, clusters and other workers.
 
 A video is done if its state is committed and complete and its header names the same content, model and memory. To look,
-only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded.
+only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded. For a
+forecast, the header of the video is read too, and a few steps of some videos are tried.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -23,18 +25,20 @@ from protokv.core.records import BackboneIdentity
 from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, target_of
-from protokv.fleet.records import Failure, Outcome, Recipe, Verdict
+from protokv.fleet.records import Failure, Footage, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.continuation import check_equal, check_memory, has_grown_from, watched_fingerprint
-from protokv.ingestion.events import Started, Summary
+from protokv.ingestion.estimate import Estimate, estimate
+from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.run import ingest
+from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
 from protokv.storage.form import is_url
-from protokv.storage.watched import records_of
+from protokv.storage.watched import is_beyond, records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
-from protokv.video.registry import fingerprint_source
+from protokv.video.registry import fingerprint_source, open_source
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone
@@ -43,9 +47,23 @@ if TYPE_CHECKING:
 class Worker:
     """One model on one device, and one video at a time, or a few that share its forwards."""
 
-    def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] | None = None) -> None:
-        """Load nothing yet. `should_stop` is called after every step; `stop` has the same effect."""
-        self._recipe, self._device = recipe, device
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: str,
+        should_stop: Callable[[], bool] | None = None,
+        report: Callable[[int, float, float], None] = lambda place, watched_s, left_s: None,
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            recipe: of all videos.
+            device: of the model.
+            should_stop: called after every step; `stop` has the same effect.
+            report: called after every step with the place of the video among those that are watched together, the
+                seconds of stream that this run added, and those that are left (NaN: unknown).
+        """
+        self._recipe, self._device, self._report = recipe, device, report
         self._asked = should_stop or (lambda: False)
         self._stopped = False
 
@@ -74,6 +92,33 @@ class Worker:
         except Exception as error:
             return Failure.of(error)
 
+    def probe(self, job: Job) -> Footage | Failure | None:
+        """Return facts of a video from its header and first frame; None of one that is no file."""
+        if is_object(job.source) or kind_of(job.source) != "file":
+            return None
+        options = self._recipe.options
+        try:
+            # This process is a worker's own: a file that crashes it is a failure of that file.
+            with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
+                info = opened.info
+        except Exception as error:
+            return Failure.of(error)
+        return Footage(info.duration_s, info.width, info.height, info.rate_fps)
+
+    def estimate(self, job: Job) -> tuple[Estimate, float] | Failure:
+        """Watch the first steps of a video and forget them; also return the seconds before the first step.
+
+        Raises as `load_backbone`.
+        """
+        options, backbone, began = self._recipe.options, self._backbone, time.perf_counter()
+        try:
+            with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True) as opened:
+                opening_s = time.perf_counter() - began
+                found = estimate(opened, backbone, options.config, fps=options.fps, thumbnails=options.thumbnails)
+                return found, opening_s
+        except Exception as error:
+            return Failure.of(error)
+
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
         """Ingest the rest of a video."""
         return self._watch(job, verdict, self._backbone)
@@ -82,14 +127,14 @@ class Worker:
         """Ingest the rest of some videos, a thread each; their steps share forwards of the model."""
         shared = SharedForwards(self._backbone, len(pairs))
 
-        def watch(pair: tuple[Job, Verdict]) -> Outcome:
+        def watch(pair: tuple[Job, Verdict], place: int) -> Outcome:
             with shared.member() as backbone:
-                return self._watch(*pair, backbone)
+                return self._watch(*pair, backbone, place)
 
         with ThreadPoolExecutor(len(pairs), "stream") as threads:
-            return list(threads.map(watch, pairs))
+            return list(threads.map(watch, pairs, range(len(pairs))))
 
-    def _watch(self, job: Job, verdict: Verdict, backbone: Backbone) -> Outcome:
+    def _watch(self, job: Job, verdict: Verdict, backbone: Backbone, place: int = 0) -> Outcome:
         target, began = target_of(self._recipe.place, job.key), time.perf_counter()
         options = replace(self._recipe.options, backbone=backbone, overwrite=verdict.standing == "changed")
         from_s, summary = 0.0, None
@@ -102,6 +147,9 @@ class Worker:
                 for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
                         from_s = event.stream_time_s
+                    elif isinstance(event, Progress):
+                        left_s = math.nan if event.duration_s is None else event.duration_s - event.stream_time_s
+                        self._report(place, event.stream_time_s - from_s, left_s)
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
@@ -120,6 +168,7 @@ class Worker:
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", summary.damage) if summary.damaged else None,
+            beyond_model=summary.beyond_model,
         )
 
     def _should_stop(self) -> bool:
@@ -153,7 +202,8 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         return Verdict("changed")
     if not header.complete:
         return unfinished
-    return Verdict("done", clock.steps, clock.stream_time_s, stored_bytes(target), damage_of(header))
+    size, beyond = stored_bytes(target), bool(is_beyond(header))
+    return Verdict("done", clock.steps, clock.stream_time_s, size, damage_of(header), beyond)
 
 
 def damage_of(header: Header) -> str:

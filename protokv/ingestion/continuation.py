@@ -129,7 +129,7 @@ def check_equal(path: StatePath, field: str, found: object, wanted: object) -> N
     if found != wanted:
         raise StateMismatch(
             f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",
-            hint="write to another path, or start over",
+            hint="write to another path, or start over with --force",
         )
 
 

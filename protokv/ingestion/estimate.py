@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
+from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
+from protokv.extras.thumbnails import Thumbnails
 from protokv.video import Source, read_steps
 
-# Steps that are tried; the first one warms up and is not timed.
-STEPS = 9
+# Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
+# it is full, for at most this many seconds.
+STEPS, FILL_S = 8, 5.0
+
+HEAD_BYTES = 8 << 10
+"""About what a state takes beside its tensors of the stream and its thumbnails: its header, and its small tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,8 @@ class Estimate:
         tokens_per_step: mean of the tried steps.
         state_bytes: of the state in memory.
         most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
-        seconds: time of the run at the speed of the tried steps.
+        end_bytes: about what they take on disk at the end of the source.
+        seconds: time of the run at the speed of the last tried steps.
         tried_steps: how many steps were tried.
     """
 
@@ -39,14 +46,35 @@ class Estimate:
     tokens_per_step: float
     state_bytes: int
     most_bytes: int | None
+    end_bytes: int | None
     seconds: float | None
     tried_steps: int
 
 
-def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Estimate:
+def most_bytes(memory: Memory, thumbnails: int) -> int | None:
+    """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream."""
+    pictures = Thumbnails(thumbnails).capacity_bytes if thumbnails else 0
+    return None if memory.most_bytes is None else memory.most_bytes + pictures
+
+
+def end_bytes(memory: Memory, backbone: Backbone, tokens: int, pictures: int) -> int:
+    """Return about how many bytes a state takes on disk after so many tokens: each of them, until the memory is full.
+
+    `pictures` are the bytes of its thumbnails.
+    """
+    held = tokens * 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
+    if memory.most_bytes is not None:
+        held = min(held, memory.most_bytes)
+    return held + HEAD_BYTES + pictures
+
+
+def estimate(
+    source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None, thumbnails: int = 0
+) -> Estimate:
     """Watch the first steps of a source and extrapolate to the rest.
 
-    Steps become slower while the memory fills, so a long stream takes somewhat longer than this says.
+    Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
+    says.
 
     Raises:
         ConfigError: the memory fits neither the model nor the machine, or fps is out of range.
@@ -54,26 +82,32 @@ def estimate(source: Source, backbone: Backbone, config: MemoryConfig, *, fps: f
     """
     session = Session.start(backbone, config, fps=fps)
     clock = session.clock
-    began, tried = time.perf_counter(), 0
-    for step in islice(read_steps(source, clock.fps, clock.frames_per_step), STEPS):
+    ends, began = deque[float](maxlen=STEPS + 1), time.perf_counter()
+    tried = 0
+    for step in read_steps(source, clock.fps, clock.frames_per_step):
         session.watch(step.images, step.time_s)
         tried += 1
-        if tried == 1:
-            began = time.perf_counter()
+        ends.append(time.perf_counter())
+        filled = session.clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
+        if tried > STEPS and filled:
+            break
     if not tried:
         raise SourceUnreadable(f"no frame of {source.info.name} can be read", hint="check that the file is a video")
-    per_step_s = (time.perf_counter() - began) / (tried - 1) if tried > 1 else None
+    per_step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if tried > 1 else None
     per_step = session.clock.tokens_seen / tried
     duration_s = source.info.duration_s
     steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
+    tokens = None if steps is None else round(steps * per_step)
+    pictures = Thumbnails(thumbnails).expected_bytes(steps) if thumbnails and steps else 0
     return Estimate(
         source=source.info.name,
         duration_s=duration_s,
         steps=steps,
-        tokens=None if steps is None else round(steps * per_step),
+        tokens=tokens,
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=session.memory.most_bytes,
+        most_bytes=most_bytes(session.memory, thumbnails),
+        end_bytes=None if tokens is None else end_bytes(session.memory, backbone, tokens, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
     )

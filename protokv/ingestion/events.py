@@ -11,6 +11,9 @@ class Started:
     """The state is locked, and the session stands where the source is read on.
 
     Attributes:
+        state: its name.
+        source: its name.
+        steps, stream_time_s: of the state until now.
         how: "started" anew, "continued" where an earlier run stopped, "appended" after other sources, or "finished":
             the source was watched to its end before, and nothing is left to do.
         locked: whether other processes are kept from writing the state.
@@ -18,7 +21,7 @@ class Started:
         source_fps: frames a second of the source; None if it does not say.
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
-        beyond_model: the model cannot make sense of the source (`protokv.storage.watched.is_beyond`).
+        beyond_model: an earlier run saw that the model cannot make sense of the source.
     """
 
     state: str
@@ -36,19 +39,49 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After every step: where the stream stands, how fast it goes, and how large the state is."""
+    """After every step: where the stream stands, how fast it goes, and how large the state is.
+
+    Attributes:
+        steps, stream_time_s: watched until now.
+        duration_s: of the whole source; None if it does not say.
+        frames_per_second: sampled frames that were watched in a second of the clock.
+        state_bytes: of the state in memory.
+        end_bytes: about what its tensors take on disk at the end of the source; None if the source does not say its
+            length.
+        frames_dropped: as in `Summary`, of this run.
+    """
 
     steps: int
     stream_time_s: float
     duration_s: float | None
     frames_per_second: float
     state_bytes: int
+    end_bytes: int | None = None
     frames_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class BeyondModel:
+    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing.
+
+    Attributes:
+        source: its name.
+        stream_time_s: at the end of the step that decided.
+    """
+
+    source: str
+    stream_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SourceLost:
-    """The source gives no more frames; it is tried again until it recovers or is given up."""
+    """The source gives no more frames; it is tried again until it recovers or is given up.
+
+    Attributes:
+        source: its name.
+        stream_time_s: when it was lost.
+        why: what was wrong.
+    """
 
     source: str
     stream_time_s: float
@@ -57,7 +90,13 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class SourceRecovered:
-    """The source recovered after `gap_s`."""
+    """The source gives frames again.
+
+    Attributes:
+        source: its name.
+        stream_time_s: when it came back.
+        gap_s: how long it was away.
+    """
 
     source: str
     stream_time_s: float
@@ -79,7 +118,13 @@ class FramesDropped:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The state at this step is on disk."""
+    """The state at this step is on disk.
+
+    Attributes:
+        state: its name.
+        steps, stream_time_s: of the state.
+        file_bytes: of the state on disk.
+    """
 
     state: str
     steps: int
@@ -92,13 +137,19 @@ class Summary:
     """The end of a run.
 
     Attributes:
+        state: its name.
+        steps, tokens_seen: of the whole stream.
         stream_time_s: at the end of the last step.
         watched_s: at the end of the source, which may lie within that step; `stream_time_s` if it was not reached.
+        state_bytes, file_bytes: of the state in memory and on disk.
+        elapsed_s: that this run took.
         complete: the source was read to its end.
         grows: the file has grown since it was opened, so this was not its end; the same run again goes on.
-        damaged: this run or an earlier one could not read all of the source; `damage` says what, where and why.
+        damaged: this run or an earlier one could not read all of the source.
+        damage: what could not be read, where and why.
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
         gaps: how often a live source was lost, in all runs.
+        beyond_model: the model cannot make sense of the source.
     """
 
     state: str
@@ -115,6 +166,7 @@ class Summary:
     damage: str
     frames_dropped: int = 0
     gaps: int = 0
+    beyond_model: bool = False
 
 
-Event = Started | Progress | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | BeyondModel | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

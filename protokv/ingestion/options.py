@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.errors import ConfigError
+from protokv.config.base import check_fps
+from protokv.errors import ConfigError, use_one_of
+from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
+from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder
 from protokv.video.address import PIPE
 
@@ -133,7 +136,9 @@ class LiveOptions:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
         if self.on_pressure not in (None, "drop", "wait"):
-            raise ConfigError(f"on_pressure is {self.on_pressure!r}", hint="use drop or wait")
+            raise ConfigError(
+                f"on_pressure is {self.on_pressure!r}", hint=use_one_of(self.on_pressure, ("drop", "wait"))
+            )
 
     def lost_after_s(self, kind: str) -> float:
         """Return the seconds without a frame after which a source of this kind is lost."""
@@ -169,10 +174,11 @@ class IngestOptions:
         chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
             whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
             continues.
+        thumbnails: how many small pictures of the stream the state keeps for people; 0: none.
         live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
-        ConfigError: chunk is out of range, or two options contradict each other.
+        ConfigError: chunk or thumbnails is out of range, or two options contradict each other.
     """
 
     config: MemoryConfig = field(default_factory=DurableConfig)
@@ -193,11 +199,16 @@ class IngestOptions:
     decoder: Decoder = "auto"
     max_frame_pixels: int | None = None
     chunk: int = 1
+    thumbnails: int = THUMBNAILS
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk <= MOST_STEPS:
             raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {MOST_STEPS}")
+        if not 0 <= self.thumbnails <= MOST_THUMBNAILS:
+            raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
+        if self.fps is not None:
+            check_fps(self.fps)
         if self.append and self.overwrite:
             raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
 

@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.backbones.base import Backbone, PreparedStep
+from protokv.mini.looked import Look
 from protokv.timings import Timings, stage
 from protokv.video import Damage
 from protokv.video.sampling import Step
+from protokv.video.source import Image
 
 # Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
 DEPTH = 2
@@ -26,13 +28,15 @@ ASK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ReadyStep:
-    """A step without its pictures; the rest as in `Step`."""
+    """A step without its pictures, but a small one if it is wanted, and what they showed; the rest as in `Step`."""
 
     time_s: float
     prepared: PreparedStep
+    thumbnail: Image | None
     decoders: tuple[str, ...]
     damage: Damage
     mark: int
+    look: Look | None = None
 
 
 class Stop:
@@ -53,7 +57,9 @@ def prefetch(
     backbone: Backbone,
     stop: Stop,
     *,
+    look: Callable[[Step], Look | None] = lambda step: None,
     depth: int = DEPTH,
+    shrink: Callable[[Image], Image] | None = None,
     timings: Timings | None = None,
 ) -> Generator[ReadyStep, None, None]:
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
@@ -62,7 +68,9 @@ def prefetch(
         open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
         backbone: prepares frames, in the thread.
         stop: asked while waiting; waiting steps are dropped then.
+        look: looks at a step, in the thread.
         depth: the most steps that wait to be taken.
+        shrink: makes the small picture of a step from its first one, in the thread; None: no small pictures.
         timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
     """
     left = threading.Event()
@@ -78,8 +86,9 @@ def prefetch(
         if step is None:
             return None
         with stage(timings, "preprocess"):
-            prepared = backbone.prepare(step.images)
-        return ReadyStep(step.time_s, prepared, step.decoders, step.damage, step.mark)
+            prepared, seen = backbone.prepare(step.images), look(step)
+            thumbnail = None if shrink is None else shrink(step.images[0])
+        return ReadyStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark, seen)
 
     steps = open_steps(unwanted)
     pool = ThreadPoolExecutor(1, "protokv-prefetch")

@@ -19,6 +19,7 @@ from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
+from protokv.extras.thumbnails import Thumbnails
 from protokv.ingestion.continuation import (
     GrowingFile,
     check_chunk,
@@ -111,6 +112,9 @@ def _events(
         path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
         file = GrowingFile(video.info, path_of_file, followed=live.follow)
         start = _start(path, video, file, options, timings)
+        kept, most = start.session.beside, options.thumbnails
+        before = kept if isinstance(kept, Thumbnails) else Thumbnails()
+        start.session.beside = before.limited(most) if most else None
         clock = start.session.clock
         ending = Ending(live.for_s, live.until, clock.stream_time_s, live=isinstance(video, LiveSource))
 

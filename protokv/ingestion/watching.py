@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.extras.thumbnails import Picture, Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
-from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary
+from protokv.ingestion.estimate import end_bytes, most_bytes
+from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
+from protokv.mini import is_embedded
+from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
 from protokv.storage.checkpoint import to_state
-from protokv.storage.watched import Segment, end_of, frames_by_decoder, is_beyond
+from protokv.storage.watched import Segment, end_of, frames_by_decoder
 from protokv.storage.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
@@ -56,7 +60,12 @@ class Run:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
+        self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
+        # Real models make sense of any video, so only an embedded one looks.
+        self._looks = is_embedded(session.backbone.identity.name)
+        self._looked = Looked.of(record.get("looked")) or Looked()
+        self._told = self._beyond
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -88,7 +97,16 @@ class Run:
         if stop.ask():
             return
         depth = max(DEPTH, self._chunk)
-        with closing(prefetch(self._open_steps, session.backbone, stop, depth=depth, timings=self._timings)) as reading:
+        ready = prefetch(
+            self._open_steps,
+            session.backbone,
+            stop,
+            look=self._look,
+            depth=depth,
+            shrink=shrink if self._thumbnails else None,
+            timings=self._timings,
+        )
+        with closing(ready) as reading:
             while not stop.decided:
                 steps, error = _next_steps(reading, self._chunk)
                 if stop.decided and len(steps) < self._chunk:
@@ -128,12 +146,38 @@ class Run:
 
     def _take(self, steps: list[ReadyStep]) -> Iterator[Event]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
+        first = self._session.clock.steps
         self._session.watch_prepared([step.prepared for step in steps], starts_s)
-        for step in steps:
-            self._decoders.update(step.decoders)
+        for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
+            self._note(first + i, start_s, step.thumbnail, step.decoders, step.look)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
+        yield from self._verdict()
         yield from self._events(self._writer.landed())
+
+    def _look(self, step: Step) -> Look | None:
+        """Look at the first picture of a step, if it is one of those that are looked at."""
+        if not self._looks or not is_looked_at(step.index):
+            return None
+        from protokv.mini.recognition import look_at
+
+        return look_at(step.images[0])
+
+    def _note(
+        self, index: int, start_s: float, thumbnail: Picture | None, decoders: Sequence[str], look: Look | None
+    ) -> None:
+        """Keep what a watched step showed, before anything is yielded: the caller may end the run there."""
+        if self._thumbnails is not None and thumbnail is not None:
+            self._thumbnails.add(index, start_s, thumbnail)
+        self._decoders.update(decoders)
+        if look is not None:
+            self._looked = self._looked.add(look)
+
+    def _verdict(self) -> Iterator[BeyondModel]:
+        """Tell once that the model cannot make sense of the source."""
+        if self._beyond and not self._told:
+            self._told = True
+            yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
 
     @property
     def _unsaved(self) -> bool:
@@ -154,6 +198,8 @@ class Run:
         }
         if self._chunk > 1:
             record["chunk"] = self._chunk
+        if self._looks:
+            record["looked"] = asdict(self._looked)
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._events(self._writer.commit(state, wait=wait))
@@ -185,8 +231,8 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
-            most_bytes=self._session.memory.most_bytes,
-            beyond_model=is_beyond(self._session.backbone.identity.name, self._source.info.comment),
+            most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
+            beyond_model=self._beyond,
         )
 
     def _progress(self) -> Progress:
@@ -198,7 +244,19 @@ class Run:
             duration_s=duration_s and self._segment.start_s + duration_s,
             frames_per_second=frames / (time.perf_counter() - self._began),
             state_bytes=self._session.memory.bytes_held,
+            end_bytes=self._end_bytes(),
         )
+
+    def _end_bytes(self) -> int | None:
+        """Return about what the state takes on disk at the end, if its steps go on as until now."""
+        clock, duration_s = self._session.clock, self._source.info.duration_s
+        if not duration_s:
+            return None
+        share = max(1.0, (self._segment.start_s + duration_s) / clock.stream_time_s)
+        kept = self._thumbnails
+        pictures = 0 if kept is None else kept.expected_bytes(round(clock.steps * share))
+        session = self._session
+        return end_bytes(session.memory, session.backbone, round(clock.tokens_seen * share), pictures)
 
     def _summary(self) -> Summary:
         clock = self._session.clock
@@ -216,7 +274,12 @@ class Run:
             grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
+            beyond_model=self._beyond,
         )
+
+    @property
+    def _beyond(self) -> bool:
+        return self._looked.is_world is False
 
     def _watched_s(self) -> float:
         reached_s = self._session.clock.stream_time_s
@@ -270,9 +333,13 @@ class LiveRun(Run):
             if step is _END:
                 break
             if isinstance(step, Step):
-                session.watch(step.images, segment.start_s + step.time_s)
-                self._decoders.update(step.decoders)
+                look = self._look(replace(step, index=session.clock.steps - segment.first_step))
+                start_s = segment.start_s + step.time_s
+                session.watch(step.images, start_s)
+                thumbnail = None if self._thumbnails is None else shrink(step.images[0])
+                self._note(session.clock.steps - 1, start_s, thumbnail, step.decoders, look)
                 yield self._progress()
+                yield from self._verdict()
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())

@@ -20,11 +20,12 @@ from protokv.core.memory import Memory
 from protokv.core.snapshot import Header, State, TensorInfo
 from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.extras.thumbnails import Thumbnails
 from protokv.memories import declare_state, restore_memory
 from protokv.storage.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.storage.form import StatePath
-from protokv.storage.watched import WallClockLog, sources_of
+from protokv.storage.watched import WallClockLog, is_beyond, sources_of
 from protokv.storage.writer import Writer
 
 
@@ -44,6 +45,7 @@ def describe(
     """
     state = load_state(path, verify=digests, at_s=at_s, admit=admit)
     config, memory = _restore(state)
+    thumbnails = Thumbnails.of(state.tensors, state.clock)
     verified = verify(state, config, memory) if values else None
     clock, sources = state.clock, sources_of(state)
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
@@ -78,6 +80,7 @@ def describe(
             "decoders": source["decoders"],
             "sources": sources,
             "damage": "; ".join(damage) or None,
+            "beyond_model": is_beyond(state),
             "duration_s": clock.stream_time_s,
             "watched_s": source["end_s"],
             "commits_s": moments(path),
@@ -91,6 +94,7 @@ def describe(
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": stored_bytes(path)},
+        "thumbnails": None if thumbnails is None else thumbnails.report(),
         **memory.report(),
         **({} if verified is None else {"verified": verified}),
     }
@@ -108,6 +112,7 @@ def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
         f"memory: names, shapes, dtypes and invariants of the memory {config.name}",
         "clock: steps, tokens and stream time agree",
         *memory.promises(),
+        *([Thumbnails.promise] if Thumbnails.of(state.tensors, state.clock) else []),
         *_check_budget(state, config, memory),
     ]
 

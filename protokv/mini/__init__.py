@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["EMBEDDED", "EMBEDDED_ORDER", "WORLD_MARK", "is_embedded", "weights_folder"]
+__all__ = ["EMBEDDED", "EMBEDDED_ORDER", "is_embedded", "weights_folder"]
 
 EMBEDDED = "protokv/mini"
 EMBEDDED_ORDER = "protokv/mini-order"
 """The larger model, which also reads order and counts appearances; a step takes about 1.7 times as long."""
 
 _FOLDERS = {EMBEDDED: "weights", EMBEDDED_ORDER: "weights-order"}
-
-WORLD_MARK = "drawn by the procedural world of protokv/mini"
-"""The comment in video files of the procedural world: about any other video, answers mean nothing."""
 
 
 def is_embedded(name: str) -> bool:

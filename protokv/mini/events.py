@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ LONGEST_S: Final = 4
 CELL: Final = UNITS / 3
 ROAM: Final = 11.0
 """How far a moving shape may stray from the centre of its cell, in world units (half a cell is 14)."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +197,28 @@ def _pick(rng: np.random.Generator, pool: tuple[int, ...], never: set[int], rath
 MOST_SHAPES: Final = 3
 MOST_TIMES: Final = 4
 SLOT_S: Final = 5
+LINES: Final = tuple(
+    (a, b) for a in range(len(PLACES)) for b in range(len(PLACES)) if max(abs(a // 3 - b // 3), abs(a % 3 - b % 3)) == 2
+)
+"""From where to where a shape may cross the picture, as indices of places."""
 
 
-def draw_crossing(rng: np.random.Generator, shape: int, colour: int, start_s: int, end_s: int) -> tuple[Event, ...]:
-    """Draw a crossing in [start_s, end_s) with this shape and colour; its line, size and tint are random."""
-    lines = [(a, b) for a in range(len(PLACES)) for b in range(len(PLACES)) if max(_steps(a, b)) == 2]
-    first, last = lines[int(rng.integers(len(lines)))]
+def deal(seed: int, kind: int, values: Sequence[T], n: int = 1) -> list[T]:
+    """Return `n` of the values for a seed, such that seeds that follow each other get each value equally often.
+
+    So no answer to a study's questions is much more frequent than the others. `kind` tells different draws apart.
+    """
+    cards = math.lcm(len(values), n)
+    group, place = divmod(seed, cards // n)
+    order = np.random.default_rng([group, kind]).permutation(cards)
+    return [values[card % len(values)] for card in order[place * n : (place + 1) * n].tolist()]
+
+
+def draw_crossing(
+    rng: np.random.Generator, line: tuple[int, int], shape: int, colour: int, start_s: int, end_s: int
+) -> tuple[Event, ...]:
+    """Draw a crossing in [start_s, end_s) of one of `LINES`; its size and tint are random."""
+    first, last = line
     event = make_event(rng, (shape, colour, first), start_s, end_s, moving=0.0)
     return cross(replace(event, offset=(0.0, 0.0)), last)
 
@@ -244,30 +263,26 @@ def find_touched(crossing: Sequence[Event], start_s: float, end_s: float) -> set
     return found
 
 
-def _steps(one: int, other: int) -> tuple[int, int]:
-    """Return the rows and the columns between two places."""
-    return abs(one // 3 - other // 3), abs(one % 3 - other % 3)
-
-
 def draw_counted(
     rng: np.random.Generator,
     shapes: Sequence[int],
     pools: Pools,
+    times: Sequence[int],
     minutes: range,
     moving: float,
     taken: Callable[[int, int], set[int]],
 ) -> tuple[Event, ...]:
     """Draw all appearances of counted shapes, in order of time.
 
-    The appearances of a shape are spread over as many `minutes` as possible. Colours and places come from `pools`;
-    places in `taken(start_s, end_s)` are avoided if possible.
+    Each shape appears as often as `times` says, spread over as many `minutes` as possible. Colours and places come from
+    `pools`; places in `taken(start_s, end_s)` are avoided if possible.
     """
     slots = {minute: rng.permutation(BLOCK_S // SLOT_S).tolist() for minute in minutes}
     found = []
-    for shape in shapes:
+    for shape, n in zip(shapes, times, strict=True):
         colours, places = rng.permutation(pools.colours).tolist(), rng.permutation(pools.places).tolist()
         order = rng.permutation(minutes)
-        for k in range(int(rng.integers(1, MOST_TIMES + 1))):
+        for k in range(n):
             minute = int(order[k % len(order)])
             start = BLOCK_S * minute + SLOT_S * int(slots[minute].pop())
             end = start + int(rng.integers(2, 4))

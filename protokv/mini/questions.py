@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.mini.events import Event
 from protokv.mini.phrases import TEMPLATES
 from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
@@ -134,7 +134,7 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float) -> list[Fact]:
             for shape in sorted(shapes)
             for answer, decisive in _follow(kind, [(i, e) for i, e in indexed if e.shape == shape])
         ]
-    raise ConfigError(f"expected one of the question types {', '.join(TEMPLATES)}, got {kind!r}")
+    raise ConfigError(f"there is no type of question {kind!r}", hint=use_one_of(kind, TEMPLATES))
 
 
 def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tuple[int, ...]]]:

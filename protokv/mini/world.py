@@ -19,12 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.mini.events import (
     BLOCK_S,
+    LINES,
     MOST_SHAPES,
+    MOST_TIMES,
     Event,
     Pools,
+    deal,
     draw_counted,
     draw_crossing,
     find_touched,
@@ -95,7 +98,9 @@ class WorldConfig:
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
             raise ConfigError(f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}")
         if self.backdrop not in get_args(Backdrop):
-            raise ConfigError(f"expected backdrop as one of {', '.join(get_args(Backdrop))}, got {self.backdrop!r}")
+            raise ConfigError(
+                f"there is no backdrop {self.backdrop!r}", hint=use_one_of(self.backdrop, get_args(Backdrop))
+            )
         if not self.evidence_events:
             return
         if not 4 * self.evidence_events <= self.evidence_s <= BLOCK_S:
@@ -163,7 +168,10 @@ def _lasting(config: WorldConfig) -> _Lasting:
         return _Lasting((), (), everything)
     rng = np.random.default_rng([config.seed, 7])
     shapes, colours = rng.permutation(everything.shapes).tolist(), rng.permutation(everything.colours).tolist()
-    crossing = () if config.crossing_s is None else draw_crossing(rng, shapes[0], colours[0], *config.crossing_s)
+    crossing: tuple[Event, ...] = ()
+    if config.crossing_s is not None:
+        (line,) = deal(config.seed, 0, LINES)
+        crossing = draw_crossing(rng, line, shapes[0], colours[0], *config.crossing_s)
     # The last shape never appears.
     own = 1 + config.counted
     found = _Lasting((), crossing, Pools(tuple(shapes[own:-1]), tuple(colours[1:]), everything.places))
@@ -172,6 +180,7 @@ def _lasting(config: WorldConfig) -> _Lasting:
         np.random.default_rng([config.seed, 8]),
         shapes[1:own],
         found.pools,
+        deal(config.seed, 1, range(1, MOST_TIMES + 1), config.counted) if config.counted else (),
         range(start, start + n),
         config.moving,
         found.touched,

@@ -28,7 +28,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import SlidingWindowConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.errors import ConfigError, JudgeError
+from protokv.errors import ConfigError, JudgeError, use_one_of
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.questions import F1_RIGHT, F1_RULE, is_expected, token_f1
 from protokv.replay.rows import Row, RowFile
@@ -337,4 +337,6 @@ def select_judge(text: str, cache: Path, **placement: Any) -> Judge:
         from protokv.backbones import load_backbone
 
         return LocalJudge(load_backbone(model, **placement))
-    raise ConfigError(f"there is no judge {text!r}", hint="use exact, f1, openai:MODEL or local:MODEL")
+    raise ConfigError(
+        f"there is no judge {text!r}", hint=use_one_of(text, ("exact", "f1", "openai:MODEL", "local:MODEL"))
+    )

@@ -23,6 +23,10 @@ Z: Final = 1.959963984540054
 """The normal quantile of a two-sided 95 % interval."""
 
 DRAWS: Final = 2000
+
+FEW_QUESTIONS, FEW_VIDEOS = 100, 5
+"""A number on fewer of either is marked: its interval is wide, or a few videos decide it."""
+
 _SEED: Final = 17
 _TAILS: Final = (0.025, 0.975)
 
@@ -130,7 +134,8 @@ def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 def compare(rows: Iterable[Row], others: Iterable[Row]) -> Difference | None:
     """Compare rows with others over the questions and delays that both answered; None if there is none.
 
-    If no answer differs, the interval is the one of an event that was not seen in n answers: 3 / n to either side.
+    The interval is the widest of three: the bootstrap over videos, which is too narrow for few videos; the normal one
+    of n paired answers; and 3 / n to either side, which is that of an event that was not seen in n answers.
     """
     known = {(row.video, row.question_id, row.delay_s): row.correct for row in others}
     scores: dict[str, list[float]] = {}
@@ -141,8 +146,10 @@ def compare(rows: Iterable[Row], others: Iterable[Row]) -> Difference | None:
     flat = [score for found in scores.values() for score in found]
     if not flat:
         return None
-    low, high = resample(scores) if any(flat) else (-min(1.0, 3 / len(flat)), min(1.0, 3 / len(flat)))
-    return Difference(sum(flat) / len(flat), low, high, len(flat), len(scores))
+    low, high = resample(scores)
+    share, half = sum(flat) / len(flat), max(Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
+    low, high = max(-1.0, min(low, share - half)), min(1.0, max(high, share + half))
+    return Difference(share, low, high, len(flat), len(scores))
 
 
 @lru_cache(maxsize=8)

@@ -13,11 +13,11 @@ from typing import Any
 
 from protokv.backbones.base import Backbone
 from protokv.core.session import Session
-from protokv.errors import ConfigError, SourceError
+from protokv.errors import ConfigError, SourceError, use_one_of
 from protokv.replay.memories import Variant
 from protokv.replay.rows import Row, RowFile, Trial
 from protokv.replay.runner import Asked, Setup, Watched, replay, synchronise
-from protokv.replay.schedule import LADDER, Schedule, fit_delays, schedule
+from protokv.replay.schedule import ALL_TYPES, LADDER, Schedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
@@ -129,7 +129,8 @@ def make_plan(
     """Schedule every stream; see `schedule` for the arguments. Without delays, fit `wanted_s` to the streams.
 
     Raises:
-        ConfigError: two memories have the same name and budget, or two streams the same name.
+        ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of
+            the types.
     """
     for what, names in (
         ("memory", [f"{variant.label} at {variant.budget}" for variant in variants]),
@@ -138,6 +139,10 @@ def make_plan(
         twice = [name for name, n in Counter(names).items() if n > 1]
         if twice:
             raise ConfigError(f"{what} {twice[0]} is there twice", hint="results could not be told apart")
+    known = {question.type: None for stream in streams for question in stream.questions if question.type}
+    if types and known and ALL_TYPES not in types and not known.keys() & set(types):
+        (first, *_), which = types, ", ".join(types)
+        raise ConfigError(f"no question has the type {which}", hint=use_one_of(first, known, others="or all"))
     if delays_s is None:
         rooms = [stream.length_s - question.reference_s for stream in streams for question in stream.questions]
         delays_s = fit_delays(rooms, wanted_s)

@@ -10,12 +10,20 @@ from typing import Any, Final
 
 from protokv.config import DEFAULT, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_type, order_groups
-from protokv.replay.metrics import Accuracy, compare, count_right, find_constant, measure_floor, quantile, resample
+from protokv.replay.conclusion import conclude
+from protokv.replay.metrics import (
+    FEW_QUESTIONS,
+    FEW_VIDEOS,
+    Accuracy,
+    compare,
+    count_right,
+    find_constant,
+    measure_floor,
+    quantile,
+    resample,
+)
 from protokv.replay.questions import OTHER
 from protokv.replay.rows import Row
-
-FEW_QUESTIONS, FEW_VIDEOS = 100, 5
-"""A point on fewer of either is marked: its interval is wide, or a few videos decide it."""
 
 AGES_S: Final = (0.0, 5.0, 30.0, 120.0, math.inf)
 """Borders of the ages of evidence for which accuracy is shown."""
@@ -24,6 +32,7 @@ AGES_S: Final = (0.0, 5.0, 30.0, 120.0, math.inf)
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the whole report.
 
+    - `conclusion`: see `conclude`.
     - `curves`: for every memory and budget the accuracy at every delay, over all questions, by group and by type. A
       point is `thin` if it has few questions or videos; its interval is the wider one of Wilson's and of a bootstrap
       over videos.
@@ -62,6 +71,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         costs.append(label | _cost([row for row in rows if (row.memory, row.budget) == (memory, budget)]))
     references = Counter(row.reference for row in questions.values())
     return {
+        "conclusion": conclude(rows, curves),
         "videos": len({row.video for row in rows}),
         "questions": len(questions),
         "reference": dict(sorted(references.items())),
@@ -132,7 +142,8 @@ def _compare(rows: Sequence[Row], groups: Sequence[str]) -> Iterator[dict[str, A
             for delay in sorted({delay for *_, delay in cells}):
                 difference = compare(cells.get((*one, delay), ()), cells.get((*other, delay), ()))
                 if difference is not None:
-                    points.append({"delay_s": delay, **difference.to_dict()})
+                    few = difference.n < FEW_QUESTIONS or difference.videos < FEW_VIDEOS
+                    points.append({"delay_s": delay, **difference.to_dict(), "thin": few})
             if points:
                 yield {
                     "group": group,

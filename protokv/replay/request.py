@@ -16,7 +16,7 @@ import msgspec
 from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.mini import is_embedded
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
@@ -88,7 +88,7 @@ class ReplayRequest:
         if self.sources and self.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a JSONL file with --questions")
         if self.prompt not in (None, "official", "bare"):
-            raise ConfigError(f"there is no prompt {self.prompt!r}", hint="use one of official, bare")
+            raise ConfigError(f"there is no prompt {self.prompt!r}", hint=use_one_of(self.prompt, ("official", "bare")))
 
     def open(self, model: str) -> Opened:
         """Open the streams, and list the missing ones.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import ConfigError, SourceUnreadable
+from protokv.errors import ConfigError, SourceError, SourceUnreadable
+from protokv.mini.looked import LONELY, Looked
+from protokv.mini.recognition import look_at
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
 
@@ -20,7 +24,6 @@ class Stream(ABC):
         length_s: seconds of stream time.
         facts: everything that decides its frames, as plain JSON values.
         questions: about it.
-        comment: the comment in its file; see `protokv.storage.watched.is_beyond`.
         can_batch: it may be watched together with other streams of its length.
     """
 
@@ -28,12 +31,21 @@ class Stream(ABC):
     length_s: float
     facts: dict[str, Any]
     questions: Sequence[Question]
-    comment: str | None = None
     can_batch: bool = False
 
     @abstractmethod
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Yield its steps in order."""
+
+    def is_world(self) -> bool:
+        """Return whether its first frames, a second apart, are of the procedural world; True if they do not tell."""
+        looked = Looked()
+        with suppress(SourceError):
+            for step in islice(self.steps(1.0, 1), LONELY):
+                looked = looked.add(look_at(step.images[0]))
+                if looked.is_world is not None:
+                    break
+        return looked.is_world is not False
 
 
 class ReplayFile(Stream):
@@ -50,7 +62,7 @@ class ReplayFile(Stream):
             info = source.info
             if info.duration_s is None:
                 raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
-            self.name, self.length_s, self.comment = info.name, info.duration_s, info.comment
+            self.name, self.length_s = info.name, info.duration_s
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
         self.questions = questions
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from protokv.config import DEFAULT, MemoryConfig
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.mini import EMBEDDED, is_embedded
 from protokv.replay.language import Language
 from protokv.replay.memories import Variant, drop_repeated
@@ -115,8 +115,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """
         found = next((one for one in self.datasets if one.name == name), None)
         if found is None and self.datasets:
-            names = ", ".join(one.name for one in self.datasets)
-            raise ConfigError(f"this study has no {name}", hint=f"name one of {names} with --dataset")
+            names = [one.name for one in self.datasets]
+            raise ConfigError(f"this study has no {name}", hint=use_one_of(name, names, others="with --dataset"))
         return found
 
 
@@ -134,7 +134,7 @@ def load_study(name: str) -> Study:
             text = path.read_text(encoding="utf-8")
         else:
             raise ConfigError(
-                f"there is no study {name!r}", hint=f"use {' or '.join(SHIPPED)}, or the path of a .toml file"
+                f"there is no study {name!r}", hint=use_one_of(name, SHIPPED, others="or the path of a .toml file")
             )
         study = msgspec.convert(tomllib.loads(text), Study)
     except (OSError, UnicodeDecodeError) as error:

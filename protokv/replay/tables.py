@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from protokv.replay.report import FEW_QUESTIONS, FEW_VIDEOS
+from protokv.config import FullConfig
+from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
+from protokv.replay.page import FEW, Table
 
 Report = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of text."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+FEW_NOTE: Final = f"{FEW}: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos"
 
 
 def format_delay(seconds: float) -> str:
@@ -28,14 +23,26 @@ def format_delay(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def list_names(names: Sequence[str]) -> str:
+    """Return names as text: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+_STARTS: Final = {
+    "evidence": "the moment when the answer was last visible",
+    "query": "the time that the question names",
+    "end": "the end of the video",
+}
+
+
 def list_facts(report: Report) -> dict[str, str]:
     """Return what all numbers of a report depend on, as name -> text."""
     setup, benchmark = report["setup"], report["benchmark"]
     digest = setup["weights_digest"][:12]
     facts = {
-        "asked": f"{_plural(report['questions'], 'question')} about {_plural(report['videos'], 'video')}",
-        "delay counted": ", ".join(f"{n} from the {name}" for name, n in report["reference"].items()),
-        "floor": f"{report['floor']:.0%}, always the most frequent answer of a type",
+        "asked": f"{count_nouns(report['questions'], 'question')} about {count_nouns(report['videos'], 'video')}",
+        "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in report["reference"].items()),
+        "without watching": f"{report['floor']:.0%} right, by always the most frequent answer of a type",
         "model": f"{setup['model']}, {setup['dtype']}, " + (f"revision {digest}" if digest else "without a digest"),
         "ran on": ", ".join(setup["devices"]),
         "frames": f"{setup['fps']:g} a second; {_format_pixels(setup['frames'])}; "
@@ -64,38 +71,48 @@ def _format_pixels(frames: Mapping[str, Any]) -> str:
     return "pixels a frame as the model has them"
 
 
+def list_groups(report: Report) -> list[str]:
+    """Return the groups that are shown beside all questions: none if all questions are of one."""
+    groups = list(report["curves"][0]["groups"])
+    return groups if len(groups) > 1 else []
+
+
 def tabulate(report: Report) -> Iterator[Table]:
-    """Yield scores of a benchmark, accuracies by group, differences and costs."""
+    """Yield scores of a benchmark, accuracies by group, differences and costs.
+
+    A number on few questions or videos ends in `*`, and the note of its table says so.
+    """
     if report["benchmark"]:
         yield from _tabulate_benchmark(report)
     delays = [format_delay(delay) for delay in report["delays_s"]]
-    groups = ["all", *report["curves"][0]["groups"]]
+    groups = ["all", *list_groups(report)]
     for name in groups:
         rows = []
-        for curve, cost in zip(report["curves"], report["costs"], strict=True):
+        for curve in report["curves"]:
             points = curve["all"] if name == "all" else curve["groups"][name]
-            spent = [_format_bytes(cost["state_bytes"]), f"{cost['step_ms']:.1f}"]
-            rows.append([*_label(curve), *spent, _count(points), *_cells(report, points, _format_accuracy)])
-        head = ["memory", "budget", "state, kB", "ms/step", "n", *delays]
-        yield Table(f"accuracy against delay, {name} questions (with 95 % interval)", head, rows)
+            rows.append([*_label(curve), _count(points), *_cells(report, points, _format_accuracy)])
+        head = ["memory", "budget", "n", *delays]
+        yield Table(f"accuracy against delay, {name} questions (with 95% interval)", head, rows, _note(rows))
     for name in groups:
         found = [difference for difference in report["differences"] if difference["group"] == name]
         rows = [
             [
-                *_label(difference),
-                f"{difference['than']} {difference['than_budget']}",
+                difference["than"],
+                str(difference["budget"]),
                 _count(difference["points"]),
                 *_cells(report, difference["points"], _format_difference),
             ]
             for difference in found
         ]
-        title = f"difference on the same questions, {name} questions, in points (with 95 % interval)"
         if rows:
-            yield Table(title, ["memory", "budget", "less", "n", *delays], rows)
+            own = found[0]["memory"]
+            title = f"{own} compared with the others, {name} questions: points more or fewer (with 95% interval)"
+            note = f"On the same questions. A difference whose interval contains 0 may be chance. {_note(rows)}".strip()
+            yield Table(title, ["than", "budget", "n", *delays], rows, note)
     times = ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
     yield Table(
-        "costs: ms to the first token, of an answer and of a step (medians, 95th percentiles)",
-        ["memory", "budget", "first", "p95", "answer", "p95", "step", "state, kB", "seen/shown"],
+        "costs: milliseconds, and the size of the state",
+        ["memory", "budget", "first token", "p95", "answer", "p95", "step", "state, KiB", "compression"],
         [
             [
                 *_label(cost),
@@ -105,6 +122,8 @@ def tabulate(report: Report) -> Iterator[Table]:
             ]
             for cost in report["costs"]
         ],
+        "First token, whole answer and one step of watching: medians, and 95th percentiles (p95). "
+        "Compression: tokens of the video for each token that a question reads.",
     )
 
 
@@ -131,8 +150,7 @@ def _tabulate_benchmark(report: Report) -> Iterator[Table]:
             ]
         )
     yield Table(
-        f"{benchmark['dataset']}: scores (95 % interval; "
-        f"*: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos)",
+        f"{benchmark['dataset']}: scores (95% interval; {FEW_NOTE})",
         ["memory", "budget", "context", "fps", "delay", "n", "videos", "official", "strict", "points"],
         rows,
     )
@@ -165,16 +183,25 @@ def _tabulate_benchmark(report: Report) -> Iterator[Table]:
 
 
 def _label(entry: Mapping[str, Any]) -> list[str]:
-    return [entry["memory"], str(entry["budget"])]
+    return [entry["memory"], _tokens(entry["memory"], entry["budget"])]
+
+
+def _tokens(memory: str, budget: int) -> str:
+    """Return a budget; the full cache keeps all tokens, whatever was asked for."""
+    return "all" if memory == FullConfig.name else str(budget)
+
+
+def _note(rows: Sequence[Sequence[str]]) -> str:
+    return FEW_NOTE if any(cell.endswith(FEW) for row in rows for cell in row) else ""
 
 
 def _interval(report: Report, score: Mapping[str, Any]) -> str:
     """Return the interval of a score, which is that of the point on its curve."""
     for curve in report["curves"]:
-        if _label(curve) == _label(score):
+        if (curve["memory"], curve["budget"]) == (score["memory"], score["budget"]):
             for point in curve["all"]:
                 if point["delay_s"] == score["delay_s"]:
-                    return f"{100 * point['low']:.0f}-{100 * point['high']:.0f}{'*' if point['thin'] else ''}"
+                    return f"{100 * point['low']:.0f}-{100 * point['high']:.0f}{FEW if point['thin'] else ''}"
     return ""
 
 
@@ -185,13 +212,13 @@ def _cells(report: Report, points: Sequence[Mapping[str, Any]], write: Any) -> l
 
 
 def _format_accuracy(report: Report, point: Mapping[str, Any]) -> str:
-    mark = "*" if point["thin"] and report["benchmark"] else ""
+    mark = FEW if point["thin"] else ""
     return f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{mark}"
 
 
 def _format_difference(report: Report, point: Mapping[str, Any]) -> str:
     share, low, high = (100 * point[name] for name in ("difference", "low", "high"))
-    return f"{share:+.0f} {low:+.0f}..{high:+.0f}"
+    return f"{share:+.0f} {low:+.0f}..{high:+.0f}{FEW if point['thin'] else ''}"
 
 
 def _count(points: Sequence[Mapping[str, Any]]) -> str:
@@ -200,12 +227,13 @@ def _count(points: Sequence[Mapping[str, Any]]) -> str:
     return counts[0] if len(set(counts)) == 1 else "/".join(counts)
 
 
-def _plural(count: int, noun: str) -> str:
+def count_nouns(count: int, noun: str) -> str:
+    """Return `1 video`, `2 videos`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _format_bytes(count: int) -> str:
-    return f"{count / 1e3:,.0f}"
+    return f"{count / 1024:,.0f}"
 
 
 def _share(value: float | None) -> str:

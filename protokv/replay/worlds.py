@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.mini import WORLD_MARK
 from protokv.mini.events import BLOCK_S
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts, phrase, pick_different
@@ -94,7 +93,6 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class WorldStream(Stream):
     """One procedural stream."""
 
-    comment = WORLD_MARK
     can_batch = True
 
     def __init__(self, seed: int, worlds: Worlds, types: Sequence[str] = ()) -> None:
@@ -156,6 +154,10 @@ class WorldStream(Stream):
                 if name not in plain or value != plain[name]
             }
         }
+
+    def is_world(self) -> bool:
+        """Return True."""
+        return True
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""

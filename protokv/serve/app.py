@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,9 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from protokv.core.session import Answer
-from protokv.errors import ConfigError, ProtoKVError, StateNotFound
-from protokv.serve import chat
+from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, SourceNotFound, StateNotFound
+from protokv.serve import chat, responses
+from protokv.serve.footage import Footage
+from protokv.serve.page import Page
 from protokv.serve.states import States
+from protokv.storage.watched import meaningless
+
+# By these names nobody else can reach a server that listens on loopback.
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +54,52 @@ class TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
 
-def build_app(states: States, *, token: str | None = None, limits: Limits | None = None) -> Starlette:
+def build_app(
+    states: States,
+    *,
+    token: str | None = None,
+    limits: Limits | None = None,
+    videos: Sequence[Path] = (),
+    name: str | None = None,
+) -> Starlette:
     """Build the application.
 
     Args:
         states: answer the questions.
-        token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody may ask.
+        token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody on this machine may ask.
         limits: of the server.
+        videos: folders whose videos the page may show, if a state has watched them.
+        name: by which the server is reached besides the names of this machine; counts without a token only.
     """
-    server = _Server(states, token, limits or Limits())
+    server = _Server(states, token, limits or Limits(), name)
+    page = Page(states, Footage(videos), token is not None)
     return Starlette(
         routes=[
+            Route("/", page.index),
+            Route("/health", server.health),
             Route("/healthz", server.health),
-            Route("/v1/models", server.models),
-            Route("/v1/models/{name:path}", server.model),
-            Route("/v1/chat/completions", server.complete, methods=["POST"]),
+            Route("/docs", page.describe),
+            Route("/page/state", server.guard(page.state)),
+            Route("/page/videos", server.guard(page.videos)),
+            # A player sends no token: with one, the address that `/page/videos` gave has a ticket.
+            Route("/page/video", page.video if token else server.guard(page.video)),
+            Route("/v1/models", server.guard(server.models)),
+            Route("/v1/models/{name:path}", server.guard(server.model)),
+            Route("/v1/chat/completions", server.answering(chat), methods=["POST"]),
+            Route("/v1/responses", server.answering(responses), methods=["POST"]),
         ],
         exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http},
         lifespan=server.lifespan,
     )
 
 
+Handler = Callable[[WebRequest], Awaitable[Response]]
+
+
 class _Server:
-    def __init__(self, states: States, token: str | None, limits: Limits) -> None:
+    def __init__(self, states: States, token: str | None, limits: Limits, name: str | None) -> None:
         self._states, self._token, self._limits = states, token, limits
+        self._names = {*_LOOPBACK, name}
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0
 
@@ -85,35 +111,46 @@ class _Server:
     async def health(self, _: WebRequest) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def models(self, request: WebRequest) -> Response:
-        self._authorise(request)
+    async def models(self, _: WebRequest) -> Response:
         found = self._states.names()
         return JSONResponse({"object": "list", "data": [self._describe(*one) for one in found.items()]})
 
     async def model(self, request: WebRequest) -> Response:
-        self._authorise(request)
         name = request.path_params["name"]
         return JSONResponse(self._describe(name, self._states.find(name)))
 
     def _describe(self, name: str, path: Path) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._states.created(path), "owned_by": "protokv"}
 
-    async def complete(self, request: WebRequest) -> Response:
-        self._authorise(request)
-        asked = chat.parse(await self._body(request))
-        path = self._states.find(asked.model)
-        if self._waiting >= self._limits.waiting:
-            raise TooMuch("too many questions at once; ask again later")
-        pieces, number = self._ask(asked, path), uuid.uuid4().hex
-        # Errors come before the first piece, so they have their HTTP status in a stream too.
-        first = await anext(pieces)
-        if asked.stream:
-            return StreamingResponse(_events(number, asked, first, pieces), media_type="text/event-stream")
-        answer = first
-        async for one in pieces:
-            answer = one
-        assert isinstance(answer, Answer)
-        return JSONResponse(chat.completion(number, asked, answer))
+    def guard(self, handler: Handler) -> Handler:
+        """Return a handler that answers only those who may ask."""
+
+        async def guarded(request: WebRequest) -> Response:
+            self._authorise(request)
+            return await handler(request)
+
+        return guarded
+
+    def answering(self, dialect: Any) -> Handler:
+        """Return the handler of questions in a dialect: `chat` or `responses`."""
+
+        async def answer(request: WebRequest) -> Response:
+            asked: chat.Request = dialect.parse(await self._body(request))
+            path = self._states.find(asked.model)
+            if self._waiting >= self._limits.waiting:
+                raise TooMuch("too many questions at once; ask again later")
+            pieces, reply = self._ask(asked, path), dialect.Reply(asked)
+            # Errors come before the first piece, so they have their HTTP status in a stream too.
+            first = await anext(pieces)
+            if asked.stream:
+                return StreamingResponse(_events(reply, first, pieces), media_type="text/event-stream")
+            last = first
+            async for one in pieces:
+                last = one
+            assert isinstance(last, Answer)
+            return JSONResponse(reply.whole(last))
+
+        return self.guard(answer)
 
     async def _ask(self, asked: chat.Request, path: Path) -> AsyncIterator[str | Answer]:
         """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised."""
@@ -150,7 +187,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> None:
         try:
-            pieces = self._states.session(path).stream(asked.question, asked.decoding)
+            session = self._states.session(path)
+            if session.beyond_model and not asked.anyway:
+                message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
+                raise NotUnderstood(message)
+            pieces = session.stream(asked.question, asked.decoding, evidence=asked.evidence)
             while not stop():
                 try:
                     tell(next(pieces))
@@ -173,37 +214,31 @@ class _Server:
         return body
 
     def _authorise(self, request: WebRequest) -> None:
+        """Refuse who lacks the token; without one, a name that is not ours: a page elsewhere may point it here."""
         if self._token is None:
+            if request.url.hostname not in self._names:
+                raise HTTPException(403, "this server is not known by that name; use a token, or localhost")
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise HTTPException(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
 
-async def _events(
-    number: str, asked: chat.Request, first: str | Answer, pieces: AsyncIterator[str | Answer]
-) -> AsyncIterator[str]:
+async def _events(reply: Any, first: str | Answer, pieces: AsyncIterator[str | Answer]) -> AsyncIterator[str]:
     """Yield the answer as server-sent events."""
-    yield _event(chat.chunk(number, asked, None))
+    yield reply.begin()
     try:
         item = first
         while not isinstance(item, Answer):
-            yield _event(chat.chunk(number, asked, item))
+            yield reply.piece(item)
             item = await anext(pieces)
-        yield _event(chat.chunk(number, asked, "", item))
-        if asked.usage:
-            yield _event(chat.usage_chunk(number, asked, item))
-        yield "data: [DONE]\n\n"
+        yield reply.end(item)
     except ProtoKVError as error:
-        yield _event({"error": _error(error.message, _status(error))})
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+        yield reply.fail(_error(error.message, _status(error)))
 
 
 def _status(error: ProtoKVError) -> int:
-    if isinstance(error, StateNotFound):
+    if isinstance(error, StateNotFound | SourceNotFound):
         return 404
     if isinstance(error, ConfigError):
         return 400
@@ -213,15 +248,15 @@ def _status(error: ProtoKVError) -> int:
     return 409
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
+def _error(message: str, status: int, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
+    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": code}
 
 
 async def _refuse(_: WebRequest, error: Exception) -> Response:
     assert isinstance(error, ProtoKVError)
-    status = _status(error)
-    return JSONResponse({"error": _error(error.message, status)}, status)
+    status, code = _status(error), "beyond_model" if isinstance(error, NotUnderstood) else None
+    return JSONResponse({"error": _error(error.message, status, code)}, status)
 
 
 async def _refuse_http(_: WebRequest, error: Exception) -> Response:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from protokv.core.decoding import Decoding
@@ -40,7 +42,9 @@ class Request:
     question: str
     decoding: Decoding
     stream: bool
-    usage: bool  # end the stream with the number of tokens
+    usage: bool = False  # end the stream with the number of tokens
+    anyway: bool = False  # answer even if the model cannot make sense of the video; not in OpenAI's interface
+    evidence: bool = False  # say which moments of the stream the answer stands on; not in OpenAI's interface
 
 
 def parse(body: bytes) -> Request:
@@ -49,52 +53,74 @@ def parse(body: bytes) -> Request:
     Raises:
         ConfigError: a state cannot answer it; the field is named.
     """
+    data = read_object(body, _UNUSED)
+    stream_options = data.get("stream_options") or {}
+    if not isinstance(stream_options, dict):
+        raise ConfigError("stream_options: expected an object")
+    return Request(
+        model=data["model"],
+        question=question_of(data.get("messages"), "messages", "text"),
+        decoding=decoding_of(data, "max_completion_tokens", "max_tokens"),
+        stream=data.get("stream") is True,
+        usage=stream_options.get("include_usage") is True,
+        anyway=data.get("anyway") is True,
+        evidence=data.get("evidence") is True,
+    )
+
+
+def read_object(body: bytes, unused: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the JSON object in a body, which names a model.
+
+    Args:
+        body: of the request.
+        unused: fields that a state cannot serve, with the values that ask for nothing.
+
+    Raises:
+        ConfigError: it is something else, or asks for what a state cannot do.
+    """
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         raise ConfigError("the body is not JSON") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
-    for name, allowed in _UNUSED.items():
+    for name, allowed in unused.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: a state cannot do that")
     if not isinstance(data.get("model"), str):
         raise ConfigError("model: expected the name of a state")
-    stream_options = data.get("stream_options") or {}
-    if not isinstance(stream_options, dict):
-        raise ConfigError("stream_options: expected an object")
-    return Request(
-        model=data["model"],
-        question=_question(data.get("messages")),
-        decoding=Decoding(
-            max_new_tokens=int(_number(data, ("max_completion_tokens", "max_tokens"), 64, 1, MOST_TOKENS)),
-            # The default is greedy: answers should repeat.
-            temperature=_number(data, ("temperature",), 0.0, 0.0, 2.0),
-            top_p=_number(data, ("top_p",), 1.0, 1e-6, 1.0),
-            seed=int(_number(data, ("seed",), 0, 0, 2**53)),
-        ),
-        stream=data.get("stream") is True,
-        usage=stream_options.get("include_usage") is True,
+    return data
+
+
+def decoding_of(data: Mapping[str, Any], *most: str) -> Decoding:
+    """Return how to choose tokens; `most` are the names of the field with the most of them. ConfigError."""
+    return Decoding(
+        max_new_tokens=int(_number(data, most, 64, 1, MOST_TOKENS)),
+        # The default is greedy: answers should repeat.
+        temperature=_number(data, ("temperature",), 0.0, 0.0, 2.0),
+        top_p=_number(data, ("top_p",), 1.0, 1e-6, 1.0),
+        seed=int(_number(data, ("seed",), 0, 0, 2**53)),
     )
 
 
-def _question(messages: object) -> str:
+def question_of(messages: object, field: str, kind: str) -> str:
+    """Return the last message of the user, whose parts have the type `kind`. ConfigError, naming the field."""
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ConfigError("messages: expected a list of objects")
+        raise ConfigError(f"{field}: expected a list of objects")
     asked = [one for one in messages if one.get("role") == "user"]
     if not asked:
-        raise ConfigError("messages: there is none with the role user")
+        raise ConfigError(f"{field}: there is none with the role user")
     content = asked[-1].get("content")
     if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-            raise ConfigError("messages: a state answers questions in text and takes no pictures")
+        if not all(isinstance(one, dict) and one.get("type") == kind for one in content):
+            raise ConfigError(f"{field}: a state answers questions in text and takes no pictures")
         content = "\n".join(str(one.get("text")) for one in content)
     if not isinstance(content, str) or not content.strip():
-        raise ConfigError("messages: the question is empty")
+        raise ConfigError(f"{field}: the question is empty")
     return content
 
 
-def _number(data: dict[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:
+def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:
     name = next((one for one in names if data.get(one) is not None), None)
     value = default if name is None else data[name]
     if type(value) not in (int, float) or not least <= value <= most:
@@ -102,45 +128,72 @@ def _number(data: dict[str, Any], names: tuple[str, ...], default: float, least:
     return float(value)
 
 
-def completion(number: str, request: Request, answer: Answer) -> dict[str, Any]:
-    """Return the whole answer."""
-    return {
-        **_head(number, request.model, "chat.completion"),
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": _reason(request, answer),
-            }
-        ],
-        "usage": _usage(answer),
-        # Not in OpenAI's interface: the stream time of the state that answered.
-        "stream_time_s": answer.stream_time_s,
-    }
+class Reply:
+    """An answer as OpenAI's chat completions have it: whole, or the events of a stream."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the whole answer."""
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(answer)}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": _usage(answer),
+            **extras(answer),
+        }
+
+    def begin(self) -> str:
+        """Return the events before the first piece."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> str:
+        """Return the event of a piece."""
+        return self._chunk({"content": text})
+
+    def end(self, answer: Answer) -> str:
+        """Return the events after the last piece."""
+        last = self._chunk({}, self._reason(answer), **extras(answer))
+        if self._request.usage:
+            last += event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
+        return last + "data: [DONE]\n\n"
+
+    def fail(self, error: Mapping[str, Any]) -> str:
+        """Return the event of an error in the middle of an answer."""
+        return event({"error": error})
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
+
+    @staticmethod
+    def _reason(answer: Answer) -> str:
+        return "stop" if answer.finish_reason == "stop" else "length"
 
 
-def chunk(number: str, request: Request, piece: str | None, answer: Answer | None = None) -> dict[str, Any]:
-    """Return a piece of a streamed answer; `piece` is None at the beginning, `answer` is set at the end."""
-    delta: dict[str, Any] = {"role": "assistant", "content": ""} if piece is None else {"content": piece}
-    reason = None
-    if answer is not None:
-        delta, reason = {}, _reason(request, answer)
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-    return {**_head(number, request.model, "chat.completion.chunk"), "choices": [choice]}
+def extras(answer: Answer) -> dict[str, Any]:
+    """Return what is not in OpenAI's interface.
+
+    The stream time of the state; why the answer ended, since "repetition" has no word there; whether it means nothing;
+    and the evidence, if it was wanted.
+    """
+    found: dict[str, Any] = {"stream_time_s": answer.stream_time_s, "ended": answer.finish_reason}
+    if answer.beyond_model:
+        found["beyond_model"] = True
+    if answer.evidence is not None:
+        found["evidence"] = [asdict(moment) for moment in answer.evidence.moments]
+        found["faint"] = answer.evidence.faint
+    return found
 
 
-def usage_chunk(number: str, request: Request, answer: Answer) -> dict[str, Any]:
-    """Return the token counts of a streamed answer."""
-    return {**_head(number, request.model, "chat.completion.chunk"), "choices": [], "usage": _usage(answer)}
-
-
-def _head(number: str, model: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": model}
-
-
-def _reason(request: Request, answer: Answer) -> str:
-    return "length" if answer.tokens >= request.decoding.max_new_tokens else "stop"
+def event(data: Mapping[str, Any]) -> str:
+    """Return a server-sent event; one with a type is named by it."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
 
 
 def _usage(answer: Answer) -> dict[str, int]:

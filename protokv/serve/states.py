@@ -47,6 +47,10 @@ class States:
             raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
         return path
 
+    def below(self, path: Path) -> Path:
+        """Return where a state is below the folder."""
+        return path.relative_to(self._folder)
+
     def created(self, path: Path) -> int:
         """Return when a state was last committed, in seconds since 1970; 0 if it is gone."""
         try:

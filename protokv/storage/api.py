@@ -10,8 +10,10 @@ import os
 from pathlib import Path
 
 from protokv.core.snapshot import Admit, Header, State
+from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
-from protokv.storage.form import Form, StatePath, form_of, is_url, read_unchanged
+from protokv.extras.thumbnails import Thumbnail, Thumbnails
+from protokv.storage.form import Form, StatePath, Stored, form_of, is_url, read_unchanged
 from protokv.storage.watched import fingerprints, is_before
 
 # Names of kept commits are rounded to milliseconds.
@@ -68,6 +70,20 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
 def read_header(path: StatePath) -> Header:
     """Read and verify the header alone. Raises as `load_state`."""
     return form_of(path, to_read=True).read_header()
+
+
+def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
+    """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
+
+    def read(stored: Stored) -> tuple[Header, list[Thumbnail]]:
+        specs = Thumbnails.declare()
+        names = {spec.name for spec in specs} & stored.found.keys()
+        check_shapes({name: stored.found[name] for name in names}, specs)
+        stored.header.clock.check()
+        found = Thumbnails.of(stored.tensors(True, names), stored.header.clock)
+        return stored.header, found.all() if found else []
+
+    return form_of(path, to_read=True).look(None, read)
 
 
 def stored_bytes(path: StatePath) -> int:

@@ -22,10 +22,12 @@ from protokv.core.snapshot import Found, Header, State, TensorInfo
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
+from protokv.extras.thumbnails import Thumbnails
 from protokv.memories import declare_state
 from protokv.mini import is_embedded
 from protokv.storage.api import load_state
 from protokv.storage.form import StatePath
+from protokv.storage.watched import beyond_model
 from protokv.storage.writer import Writer
 from protokv.timings import Timings, stage
 
@@ -95,6 +97,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     """
     tensors, specs = session.tensors(), session.memory.specs()
     session.memory.check(session.clock, tensors)
+    beside = {} if session.beside is None else session.beside.held()
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -102,8 +105,8 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=pack(tensors, specs),
-        tensor_info=tensor_info_of(specs),
+        tensors=pack(tensors, specs) | beside,
+        tensor_info=tensor_info_of((*specs, *Thumbnails.declare())),
     )
 
 
@@ -115,7 +118,9 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateCorrupt: its memory or clock makes no sense.
     """
     check_fits(state, backbone.identity)
-    return Session.resume(backbone, config_of(state), state)
+    session = Session.resume(backbone, config_of(state), state)
+    session.beyond_model = beyond_model(state)
+    return session
 
 
 def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:

@@ -17,7 +17,7 @@ import re
 import stat
 import zipfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
@@ -213,8 +213,9 @@ class _File(Stored):
     def found(self) -> Found:
         return {name: (tuple(one.shape), one.dtype) for name, one in self._mapped.items()}
 
-    def tensors(self, verify: bool) -> dict[str, Tensor]:
-        copied = copy_and_digest(self._mapped)
+    def tensors(self, verify: bool, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        wanted = self._mapped if names is None else {name: self._mapped[name] for name in names}
+        copied = copy_and_digest(wanted)
         for name, (_, digest) in copied.items():
             if verify and digest != self.digests[name]:
                 raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")

@@ -11,15 +11,16 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.snapshot import Admit, Found, Header, State
-from protokv.errors import StateCorrupt, StateError, UnknownForm
+from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
 
 S = TypeVar("S")
@@ -61,8 +62,8 @@ class Stored(ABC):
         """Shape and dtype of the tensors. StateCorrupt if they do not fit the stored bytes."""
 
     @abstractmethod
-    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
-        """Return the tensors of `found`, contiguous CPU copies; check their digests if `verify`."""
+    def tensors(self, verify: bool, names: Collection[str] | None = None) -> Mapping[str, Tensor]:
+        """Return the tensors of `found`, or some of them, contiguous CPU copies; check their digests if `verify`."""
 
     @abstractmethod
     def nbytes(self) -> int:
@@ -174,13 +175,19 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
 
     Raises:
-        UnknownForm: the suffix names no form.
+        UnknownForm: the suffix names no form, or it is that of a video.
         StateError: a package that the form needs is not installed.
     """
-    suffix = suffix_of(path) or (DEFAULT_SUFFIX if to_read else "")
+    suffix = suffix_of(path) or ""
+    if to_read and not suffix and not is_url(path):
+        _refuse_video(path)
+        suffix = DEFAULT_SUFFIX
     if not suffix and not is_url(path):
-        known = ", ".join(sorted(FORMS))
-        raise UnknownForm(f"expected a path that ends in one of {known}, got {path}", hint="choose another name")
+        known, given = sorted(FORMS), PurePath(path).suffix
+        raise UnknownForm(
+            f"expected a path that ends in one of {', '.join(known)}, got {path}",
+            hint=did_you_mean(given, known) or "choose another name",
+        )
     module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix]).partition(":")
     try:
         form: Form = getattr(import_module(module), name)(path)
@@ -190,6 +197,19 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
             hint="pip install 'protokv[object-store]'",
         ) from error
     return form
+
+
+def _refuse_video(path: StatePath) -> None:
+    """Tell a user who names a video where its state belongs. UnknownForm."""
+    # This imports what reads frames.
+    from protokv.video.address import VIDEO_SUFFIXES
+
+    video = PurePath(path)
+    if video.suffix.lower() in VIDEO_SUFFIXES:
+        state = video.with_suffix(DEFAULT_SUFFIX).name
+        raise UnknownForm(
+            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
+        )
 
 
 def suffix_of(path: StatePath) -> str | None:

@@ -228,9 +228,10 @@ class Hierarchy(Stored):
         check_tensor_names(found)
         return found
 
-    def tensors(self, verify: bool) -> Mapping[str, Tensor]:
+    def tensors(self, verify: bool, names: Collection[str] | None = None) -> Mapping[str, Tensor]:
         """Read the arrays."""
-        return sync(_read(_VerifyingStore(self._store, self.digests, verify), self.found))
+        wanted = self.found if names is None else {name: self.found[name] for name in names}
+        return sync(_read(_VerifyingStore(self._store, self.digests, verify), wanted))
 
     def nbytes(self) -> int:
         """Return the bytes of the root and of everything that it names."""

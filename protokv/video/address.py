@@ -19,6 +19,14 @@ NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt
 DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
 PIPE = "pipe"
 
+# Files that are videos by their names; a file that is named itself as a source may have any name.
+# fmt: off
+VIDEO_SUFFIXES = frozenset((
+    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv",
+    ".ts", ".vob", ".webm", ".wmv", ".y4m",
+))
+# fmt: on
+
 # These have no end of their own; a video on a web server may have one.
 LIVE = {PIPE, *NETWORK, *DEVICES} - {"http", "https"}
 

@@ -153,6 +153,16 @@ def _open(
         ) from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
         said = explain_failure(error, timeout_s)
+        if kind == address.PIPE and isinstance(error, av.error.InvalidDataError):
+            raise SourceUnreadable(
+                f"{name} is not a video: FFmpeg knows no format that begins like it",
+                hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
+            ) from None
+        if isinstance(error, ConnectionRefusedError):
+            raise SourceNotFound(
+                f"nothing answers at {name}: {said}",
+                hint="check host and port, and that the source is on; --give-up 5m waits for it",
+            ) from None
         if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
             said = f"no X display answers at {where}"
         elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):

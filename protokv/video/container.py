@@ -22,9 +22,6 @@ REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "
 # These decoders show old memory where a frame is cut short, unless they are told to refuse such frames.
 SHOWING_MEMORY = {"mjpeg"}
 
-# Characters of a video's comment that are kept.
-COMMENT = 200
-
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352
 
@@ -100,8 +97,6 @@ def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> S
     """Return the facts that PyAV's container, its video stream and its first frame tell of a source."""
     rotation = round(first.rotation / 90) % 4 * 90
     across = rotation in (90, 270)
-    # Matroska's tags are in capitals.
-    tags = {name.lower(): text for name, text in container.metadata.items()}
     return SourceInfo(
         name=name,
         kind=kind,
@@ -113,7 +108,6 @@ def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> S
         height=int(first.width if across else first.height),
         rotation=rotation,
         rate_fps=float(stream.average_rate) if stream.average_rate else None,
-        comment=tags.get("comment", "")[:COMMENT] or None,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from protokv import object_store
-from protokv.errors import ConfigError, SourceUnreadable
+from protokv.errors import ConfigError, SourceUnreadable, use_one_of
 from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Source
@@ -61,7 +61,7 @@ def open_source(
         ConfigError: there is no such decoder.
     """
     if decoder not in DECODERS:
-        raise ConfigError(f"there is no decoder {decoder!r}", hint=f"use one of: {', '.join(DECODERS)}")
+        raise ConfigError(f"there is no decoder {decoder!r}", hint=use_one_of(decoder, DECODERS))
     if object_store.is_object(source):
         from protokv.video.derived import ObjectSource
 

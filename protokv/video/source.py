@@ -75,7 +75,6 @@ class SourceInfo:
     size_bytes: int | None = None
     fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
     seekable: bool = True  # whether it can be read more than once, and from a later time
-    comment: str | None = None  # the beginning of the file's comment
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""

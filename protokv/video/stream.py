@@ -79,10 +79,16 @@ class StreamSource(Source):
         self._size_bytes = Path(self._source).stat().st_size if follow else None
         first = next(self._decoded, None)
         if first is None:
+            hint = "check that it is a video, and that its codec is one that FFmpeg reads"
+            if address.kind_of(self._source) in ("http", "https") and "mov" in self._container.format.name:
+                # FFmpeg says only "Input/output error".
+                hint = (
+                    "an MP4 with its index at the end needs a server that gives parts of a file (HTTP ranges): "
+                    "download it first, or write it with -movflags faststart"
+                )
             self._held.close()
             raise SourceUnreadable(
-                f"no frame of {self._name} can be decoded{f' ({self._why})' if self._why else ''}",
-                hint="check that it is a video, and that its codec is one that FFmpeg reads",
+                f"no frame of {self._name} can be decoded{f' ({self._why})' if self._why else ''}", hint=hint
             )
         self._first: Any = first
         self.info = self._describe(first)

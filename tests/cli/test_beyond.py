@@ -3,59 +3,117 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from protokv.mini.world import World, WorldConfig
-from protokv.video import open_source
-from samples.render import render
+from protokv_cli.answers import model_option
 from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
 
-MARK = "drawn by the procedural world of protokv/mini"
+DRAWN = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+SMALL = ("--budget", "64", "--duration", "4s")
+MEANINGLESS = "clip.mp4 from 0 s for 4 s is not of it: the answers mean nothing"
+HINT = "Hint: name a real model: protokv ingest VIDEO --model "
+ASKED = "What shape appeared first?"
 
 
-SAMPLES = Path(__file__).parents[2] / "samples"
-
-
-def test_every_command_warns_of_a_real_video_and_none_of_a_drawn_one(embedded: Program, video: Path) -> None:
+@pytest.fixture
+def states(embedded: Program, video: Path) -> Path:
+    """A folder with the state of another video, a.safetensors, and of a drawn one, b.safetensors."""
     (embedded.folder / "states").mkdir()
-    drawn = SAMPLES / "short" / "video.mp4"
-    small = ("--budget", "64", "--duration", "2s", "--json")
-    state = "states/a.safetensors"
-    for one, target, beyond in ((video, state, True), (drawn, "states/b.safetensors", False)):
-        result = embedded("ingest", one, "-o", target, *small)
-        assert result.rows()[0]["beyond_model"] is beyond
-        assert (f"Hint: name a real model: protokv ingest {one} --model Qwen/" in result.err) is beyond
-        assert ("Warning" in result.err) is beyond
-    alone = embedded("query", state, "What shape appeared first?", "What is visible now?", "-q")
-    assert [row["beyond_model"] for row in alone.rows()] == [True, True]
-    beyond_model = "clip.mp4 from 0 s for 2 s is not of it: the answers mean nothing"
-    assert beyond_model in alone.err
-    asked = embedded("query", "--state", "states/", "What shape appeared first?", "--json")
-    assert [row.get("beyond_model", False) for row in asked.rows()] == [True, False]
-    assert asked.err.count(beyond_model) == 1
-    again = embedded("ingest", video, "-o", state, *small)
+    for source, name in ((video, "a"), (DRAWN, "b")):
+        assert embedded("ingest", source, "-o", f"states/{name}.safetensors", "--json", *SMALL).code == 0
+    return embedded.folder / "states"
+
+
+def test_ingest_warns_of_another_video_and_then_names_no_question(embedded: Program, video: Path) -> None:
+    for source, beyond in ((video, True), (DRAWN, False)):
+        result = embedded("ingest", source, *SMALL, "--format", "table")
+        assert result.code == 0
+        assert (MEANINGLESS in result.err) is beyond
+        assert (f"Hint: name a real model: protokv ingest {source} --model " in result.err) is beyond
+        assert ("ask it:" in result.err) is not beyond
+    again = embedded("ingest", video, *SMALL, "--json")
     assert "Warning" not in again.err
+    assert [row["beyond_model"] for row in again.rows()] == [True, True]
+
+
+def test_query_answers_about_another_video_only_anyway(embedded: Program, states: Path) -> None:
+    refused = embedded("query", states / "a.safetensors", ASKED)
+    assert (refused.code, refused.out) == (2, "")
+    error, hint = refused.err.splitlines()
+    assert error.startswith("Error: the embedded model reads only")
+    assert error.endswith(MEANINGLESS)
+    assert hint.startswith(HINT)
+    assert "--anyway" in hint
+    asked = embedded("query", states / "a.safetensors", ASKED, "--anyway", "--json")
+    assert asked.code == 0
+    assert asked.rows()[0]["beyond_model"] is True
+    assert asked.err.count(MEANINGLESS) == 1
+    drawn = embedded("query", states / "b.safetensors", ASKED, "--json")
+    assert (drawn.code, drawn.err) == (0, "")
+    assert "beyond_model" not in drawn.rows()[0]
+
+
+def test_query_of_a_folder_answers_from_the_states_that_it_can_and_says_which_it_left_out(
+    embedded: Program, states: Path
+) -> None:
+    some = embedded("query", "--state", f"{states}/", ASKED, "--json")
+    assert (some.code, [row["state"][-13:] for row in some.rows()]) == (3, ["b.safetensors"])
+    assert some.err.count(MEANINGLESS) == some.err.count(HINT) == 1
+    anyway = embedded("query", "--state", f"{states}/", ASKED, "--json", "--anyway")
+    assert (anyway.code, [row.get("beyond_model", False) for row in anyway.rows()]) == (0, [True, False])
+
+
+def test_inspect_says_which_videos_a_model_cannot_make_sense_of(embedded: Program, states: Path) -> None:
+    one = embedded("inspect", states / "a.safetensors", "--json").rows()[0]["stream"]
+    assert one["beyond_model"] is True
+    assert one["sources"][0]["beyond_model"] is True
+    assert (
+        "mean nothing: protokv/mini cannot make sense"
+        in embedded("inspect", states / "a.safetensors", "-f", "table").out
+    )
+    assert [row["beyond_model"] for row in embedded("inspect", states, "--json").rows()] == [True, False]
+
+
+def test_a_fleet_has_it_in_the_record_of_each_video_and_in_one_line_at_the_end(embedded: Program, video: Path) -> None:
+    folder = embedded.folder / "videos"
+    folder.mkdir()
+    for i in range(2):
+        shutil.copy(video, folder / f"real{i}.mp4")
+    shutil.copy(DRAWN, folder / "drawn.mp4")
+    for _ in range(2):  # the second time all are done
+        result = embedded("ingest", folder, "-o", "out/", "--budget", "64", "--json")
+        rows = [row for row in result.rows() if row["type"] == "video"]
+        assert {row["key"]: row["beyond_model"] for row in rows} == {"drawn": False, "real0": True, "real1": True}
+        assert result.rows()[-1]["beyond_model"] == 2
+        assert result.err.count("real0.mp4, real1.mp4 are not of it") == result.err.count("Warning") == 1
+
+
+def test_replay_warns_of_a_real_video(embedded: Program, video: Path) -> None:
     questions = embedded.folder / "questions.jsonl"
     questions.write_text('{"question": "What shape appeared first?", "answer": "star", "ask_s": 1}\n')
     study = ("--questions", questions, "--delays", "0", "--memory", "durable", "--budget", "64", "--dry-run")
     assert "clip.mp4 is not of it: the answers mean nothing" in embedded("replay", video, *study).err
-    assert "Warning" not in embedded("replay", drawn, *study).err
+    assert "Warning" not in embedded("replay", DRAWN, *study).err
 
 
-def test_matroska_keeps_the_mark_of_a_drawn_video(tmp_path: Path) -> None:
-    render(World(WorldConfig(seed=7, length_s=1)), tmp_path / "drawn.mkv")
-    with open_source(tmp_path / "drawn.mkv") as source:
-        assert source.info.comment == MARK
-
-
-@pytest.mark.parametrize("name", ["short", "minute", "long"])
-def test_the_samples_are_marked(name: str) -> None:
-    with open_source(SAMPLES / name / "video.mp4") as source:
-        assert source.info.comment == MARK
+@pytest.mark.parametrize(
+    ("free", "option"),
+    [
+        (None, "--model llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
+        (1 << 20, "--model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --dtype bfloat16"),
+        (1 << 40, "--model Qwen/Qwen3-VL-8B-Instruct"),
+    ],
+)
+def test_the_hint_names_the_largest_model_for_the_free_memory(
+    free: int | None, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.machine.free_memory_bytes", lambda: free)
+    assert model_option() == option
 
 
 @pytest.mark.parametrize("place", [place for place in EXAMPLES if place.startswith("help of")])

@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from protokv.ingestion import ingest
+from protokv.ingestion import Every, ingest
 from protokv_cli.exits import Exit
 from protokv_cli.main import COMMANDS, app
+from tests.cameras import gone
 from tests.cli.conftest import Program
+from tests.cli.test_live import clock, watched
 from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
+SHORT = ROOT / "samples" / "short"
 DOCUMENTS = sorted(path for place in ("*.md", "docs/**/*.md", "samples/**/*.md") for path in ROOT.glob(place))
 SCRIPTS = sorted((ROOT / "samples").rglob("*.sh"))
 GROUP = typer.main.get_command(app)
@@ -68,13 +71,16 @@ def arguments_of(command: str) -> list[str]:
 def test_documents_and_help_have_examples() -> None:
     for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
         assert EXAMPLES[place], place
-    shown = {command.split()[0] for command in EXAMPLES["README.md"] if command}
+    places = ("README.md", "docs/guides/installing.md")
+    shown = {command.split()[0] for place in places for command in EXAMPLES[place] if command}
     assert set(COMMANDS) <= shown
 
 
 @pytest.mark.parametrize("command", ALL)
 def test_commands_and_options_of_an_example_exist(command: str) -> None:
     arguments = arguments_of(command)
+    if arguments[0] == "help":
+        arguments = arguments[1:]
     if arguments[0] == "COMMAND":
         return
     if arguments[0].startswith("-"):
@@ -104,59 +110,102 @@ def test_options_in_a_text_exist(path: Path) -> None:
         assert option in known, option
 
 
-def runnable(command: str) -> bool:
-    """Return True if an example is quick and needs only a sample video, its questions and the embedded model."""
-    arguments = arguments_of(command)
-    options = set(arguments)
-    # The sample ends before a part with --start begins, and --watch and --follow go on until they are stopped.
-    heavy = {"--model", "--device", "-m", "--at", "--start", "--watch", "--follow"}
-    if arguments[0] != "query":
-        heavy.add("-")
-    # Capitals stand for any name.
-    if any("://" in part or part.startswith("/dev/") or part.isupper() for part in arguments):
-        return False
-    operands = any(not part.startswith("-") for part in arguments[1:])
-    return operands and arguments[0] in ("ingest", "query", "inspect") and not options & heavy
+# What an example names, and what stands for it here: the short sample, its state and questions, the embedded model.
+STANDS_FOR = (
+    (r"\$name/|\$out/", ""),
+    (r"rtsp://\S+|(?<!--clip )(?<![^\s\"])[^\s\"]+\.(mp4|mkv)\b", "video.mp4"),
+    (r"(?<![^\s\"])(?!\S*camera\.)[^\s\"]+\.safetensors\b", "video.safetensors"),
+    (r"(?<![^\s\"])[^\s\"]+\.jsonl\b", "questions.jsonl"),
+    (r"(--model|-m) \S+", "--model protokv/mini"),
+    (r"--device cuda", "--device cpu"),
+    # The short sample fills no budget.
+    (r" --budget \S+", ""),
+    (r"--start \S+ --duration \S+", "--start 0:02 --duration 4s"),
+    (r"--delays \S+", "--delays 0,2s"),
+    (r"--memory \S+,\S+", "--memory durable,sliding-window"),
+    (r"\"[^\"]*\?\"( \"[^\"]*\?\")*", '"What shape appeared first?"'),
+    # A study takes a minute, and `test_replay.py` draws pages.
+    (r"--study quick", "--study quick --dry-run"),
+    (r" --html \S+", ""),
+)
+# What does not run here: why, and which tests do.
+NOT_RUN = {
+    r"(^| )[A-Z][A-Z/:.-]*( |$)|\.\.\.|…": "capitals and dots stand for any name",
+    r"^[a-z]+$|^-": "the name of a command, or options of all commands",
+    r"^ingest (- |udp:|tcp:|/dev/)": "pipes and cameras: test_beyond.py, test_live.py",
+    r"s3://|gs://": "an object store: test_object_store.py",
+    r"--follow|--watch": "goes on until it is stopped: test_live.py",
+    r"--study language": "a model that is not embedded: tests/replay/test_language.py",
+    r"--dataset|--data-root": "videos that are not shipped: test_replay.py",
+    r"--report|--world|samples/studies|\$@": "streams of hours, and their results: test_replay.py",
+}
 
 
-def shape(command: str) -> str:
-    """Return a command without its names and questions: the same sample stands for all of them."""
-    command = re.sub(r'"[^"]*\?"( "[^"]*\?")*', "QUESTIONS", command)
-    command = re.sub(r"\S+\.(mp4|mkv)\b", "VIDEO", command)
-    return re.sub(r"\S+\.(safetensors|jsonl)\b", r"ANY.\1", command)
+def why_not_run(command: str) -> str:
+    """Return why an example does not run here; empty if it does."""
+    without_questions = re.sub(r'"[^"]* [^"]*"', "", command)
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, without_questions)), "")
 
 
-RUNNABLE = {shape(command): command for command in ALL if runnable(command)}
+def stand_in(command: str) -> str:
+    """Return an example with what stands for its names here."""
+    for pattern, stands_for in STANDS_FOR:
+        command = re.sub(pattern, stands_for, command)
+    return command
 
 
-@pytest.fixture(scope="module")
+RUN = sorted({stand_in(command) for command in ALL if not why_not_run(command)})
+
+
+def test_every_command_of_the_readme_runs() -> None:
+    assert not [why for command in EXAMPLES["README.md"] if (why := why_not_run(command)) and " " in command]
+    assert len(RUN) > 30
+
+
+@pytest.mark.parametrize("pattern", NOT_RUN)
+def test_a_reason_not_to_run_an_example_is_in_use(pattern: str) -> None:
+    assert any(why_not_run(command) == NOT_RUN[pattern] for command in ALL)
+
+
+@pytest.fixture(scope="session")
 def short_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state of the short sample by the embedded model."""
+    """The state of the short sample by the embedded model, with commits on the way."""
     path = tmp_path_factory.mktemp("short") / "video.safetensors"
-    list(ingest(ROOT / "samples" / "short" / "video.mp4", path, backbone="protokv/mini"))
+    list(ingest(SHORT / "video.mp4", path, backbone="protokv/mini", every=Every(n_steps=2), keep=10))
     return path
 
 
-@pytest.mark.parametrize("command", RUNNABLE.values())
-def test_an_example_runs(protokv: Program, short_state: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    protokv.environment["PROTOKV_MODEL"] = "protokv/mini"
-    arguments = [part.replace("$name", "short").replace("$out/", "") for part in arguments_of(command)]
-    # Videos and states have many names in examples; each is the short sample here.
-    short = ROOT / "samples" / "short"
-    stands_for = {".mp4": short / "video.mp4", ".mkv": short / "video.mp4"}
-    (protokv.folder / "states").mkdir()
-    if arguments[0] != "ingest":
-        stands_for[".safetensors"] = short_state
-        shutil.copy(short_state, protokv.folder / "states")
-    for part in arguments[1:]:
-        if source := stands_for.get(Path(part).suffix):
-            (protokv.folder / part).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, protokv.folder / part)
-    shutil.copytree(short, protokv.folder / "videos")
-    (protokv.folder / "list.txt").write_text("videos/video.mp4\n")
-    (protokv.folder / "questions.jsonl").write_text('{"question": "What shape appeared first?"}\n')
-    # Processes of workers are in `test_fleet.py`.
-    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, _: nullcontext(InlinePool(recipe, n)))
-    result = protokv(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
+@pytest.fixture
+def at_hand(
+    protokv: Program, short_state: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Program:
+    """The program in a folder that has what examples name, with nothing that goes on for ever."""
+    folder, command = protokv.folder, request.getfixturevalue("command")
+    protokv.environment |= {"PROTOKV_MODEL": "protokv/mini", "PROTOKV_TOKEN": "secret"}
+    (folder / "states").mkdir()
+    (folder / "samples").symlink_to(ROOT / "samples")
+    shutil.copytree(SHORT, folder / "videos")
+    shutil.copy(SHORT / "video.mp4", folder)
+    shutil.copy(SHORT / "questions.jsonl", folder)
+    (folder / "list.txt").write_text("videos/video.mp4\n")
+    if not command.startswith("ingest"):
+        for commit in short_state.parent.glob(f"{short_state.name}*"):
+            shutil.copy(commit, folder)
+        shutil.copy(short_state, folder / "states")
+    # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
+    return protokv
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_an_example_runs(at_hand: Program, command: str, request: pytest.FixtureRequest) -> None:
+    arguments = arguments_of(command)
+    if "camera.safetensors" in command and not command.startswith("ingest"):
+        request.getfixturevalue("mocked")
+        for folder in (at_hand.folder, at_hand.folder / "states"):
+            watched(folder / "camera.safetensors", [100, gone()], every=Every(n_steps=2), keep=5)
+        arguments = [re.sub(r"^\d\d:\d\d$", clock(8, "%Y-%m-%dT%H:%M:%S"), part) for part in arguments]
+    result = at_hand(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
     assert result.code == Exit.DONE, result.err
-    assert result.out
+    assert result.out or result.err

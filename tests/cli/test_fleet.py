@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +40,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
     made: list[tuple[int, list[str]]] = []
 
-    def make(recipe: Recipe, n: int, devices: list[str]) -> Any:
+    def make(recipe: Recipe, n: int, devices: list[str], batch: int) -> Any:
         made.append((n, devices))
         return nullcontext(InlinePool(remade(recipe, MockRecipe), n))
 
@@ -49,10 +51,20 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
 @pytest.mark.usefixtures("pools", "mocked")
 def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: Program, folder: Path) -> None:
     planned = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run")
-    assert [(row["key"], row["status"]) for row in planned.rows()] == [
-        (key, "new") for key in ("bad", "more/three", "one", "two")
+    *plans, total = planned.rows()
+    assert [(row["key"], row["status"]) for row in plans] == [
+        ("bad", "failed"),
+        *((key, "new") for key in ("more/three", "one", "two")),
     ]
-    assert planned.err.splitlines()[-1] == "4 videos: 4 new; nothing was written"
+    assert "bad.mp4" in plans[0]["failure"]["message"]
+    assert planned.err.splitlines()[-1] == "4 videos: 1 failed, 3 new; nothing was written"
+    assert total.items() >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
+    assert total["left_s"] == pytest.approx(sum(row["left_s"] for row in plans[1:]))
+    assert total["steps"] > 0
+    assert total["work_s"] > 0
+    told = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run", "--workers", "2", "--format", "table").out
+    for said in ("left to watch", "with 2 workers", "first steps of 1 video", "at most", "cannot be read bad"):
+        assert said in " ".join(told.split()), said
     assert not Path("states").exists()
 
     result = protokv("ingest", folder, "-o", "states/", *SMALL)
@@ -64,6 +76,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
         "more/three": "watched",
         "bad": "failed",
     }
+    assert rows["one"]["fleet"].keys() >= {"ended", "watched_s", "times_real_time", "seconds_left"}
     assert result.rows()[-1].items() >= {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}.items()
     (failure,) = map(json.loads, Path("states/failures.jsonl").read_text().splitlines())
     assert failure["source"] == str(folder / "bad.mp4")
@@ -74,6 +87,10 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
     mine, theirs = (storage.load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
+
+    # What is done is not counted again.
+    rest = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run").rows()[-1]
+    assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0, "tried": 0}.items()
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
@@ -92,6 +109,29 @@ def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_beyond_a_number(pr
     assert result.code == Exit.PARTIAL
     assert result.rows()[-1]["left"] > 50
     assert Path("why.jsonl").exists()
+
+
+@pytest.mark.usefixtures("pools", "mocked")
+def test_the_table_at_the_end_is_also_a_csv_file_and_a_page(protokv: Program, folder: Path) -> None:
+    named = (folder / "two.mp4", folder / "one.mp4", folder / "bad.mp4")
+    command = ("ingest", *named, "-o", "states", *SMALL, "--csv", "table.csv", "--html", "page.html")
+    assert protokv(*command).code == Exit.PARTIAL
+    with Path("table.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [Path(row["video"]).name for row in rows] == ["two.mp4", "one.mp4", "bad.mp4"]
+    assert [row["result"] for row in rows] == ["watched", "watched", "failed"]
+    assert [float(row["watched_s"]) > 0 for row in rows] == [True, True, False]
+    assert rows[0]["state"] == "states/two.safetensors"
+    assert "bad.mp4" in rows[2]["message"]
+    page = Path("page.html").read_text()
+    for said in ("two.mp4", "3 videos: 2 watched, 0 done before, 1 failed, 0 left", "@media print"):
+        assert said in page, said
+    again = protokv("ingest", *named, "-o", "states", *SMALL, "--format", "table")
+    assert "3: 0 watched, 2 done before, 1 failed, 0 left" in again.out
+    for option in ("--csv", "--html"):
+        refused = protokv("ingest", *named, "-o", "states", option, "absent/table")
+        assert refused.code == Exit.USAGE
+        assert "cannot write the table absent/table" in refused.err
 
 
 @pytest.mark.usefixtures("pools", "mocked")
@@ -124,13 +164,18 @@ def test_a_worker_per_device_unless_told_otherwise(
 
 
 def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: Program, folder: Path) -> None:
-    # Quiet, so that a slow machine does not say meanwhile how far it is.
-    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini", "--quiet")
+    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini")
     with protokv.start(*command, new_session=True) as process:
-        assert json.loads(process.stdout.readline())["key"] == "one"
+        # A slow machine says meanwhile how far it is.
+        while (first := json.loads(process.stdout.readline()))["type"] == "progress":
+            pass
+        assert first["key"] == "one"
         os.killpg(process.pid, signal.SIGTERM)
         out, err = read_to_the_end(process)
-    rows, said = [json.loads(line) for line in out.splitlines()], err.splitlines()
+    rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
+    # The videos are noise, which the embedded model cannot make sense of; a slow machine says how far it is.
+    others = ("Warning: the embedded", "Hint: name a real", "0 of 2 videos", "1 of 2 videos")
+    said = [line for line in err.splitlines() if not line.startswith(others)]
     assert process.returncode == Exit.TERMINATED
     assert said == [
         "stopping after this step; once more to stop at once",
@@ -162,6 +207,18 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     ]
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
+    head, *lines = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out.splitlines()
+    assert head.split() == ["rank", "state", "answer", "log", "prob"]
+    # A long answer goes on in the lines below.
+    assert [line.split()[0] for line in lines if line[1].isdigit()] == ["1", "2"]
+
+    long = "a-camera-at-the-" + "very-" * 9 + "long-corridor"
+    shutil.copy("states/one.safetensors", f"states/{long}.safetensors")
+    protokv.environment["COLUMNS"] = "80"
+    table = protokv("inspect", "states/", "--format", "table").out
+    Path(f"states/{long}.safetensors").unlink()
+    assert long in "".join(line.strip().partition("  ")[0] for line in table.splitlines())
+    protokv.environment["COLUMNS"] = "200"
     table = protokv("inspect", "states/", "--format", "table").out
     assert "4: 3 whole, 1 not" in table
     assert " more/three" in table

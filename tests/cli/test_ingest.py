@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from protokv.errors import PositionWarning
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
+from protokv_cli.tables import bytes_text
 from tests.cli.conftest import Program, write_video
 
 SMALL = ("--budget", "24", "--json")
@@ -94,9 +96,10 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
 
 
 def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with Output(Format.JSON, as_json=False, quiet=True, debug=False).errors():
-        warnings.warn("trained on 10", PositionWarning, stacklevel=1)
-    assert capsys.readouterr().err == "Warning: trained on 10\n"
+    for quiet in (False, True):
+        with Output(Format.JSON, as_json=False, quiet=quiet, debug=False).errors():
+            warnings.warn("trained on 10", PositionWarning, stacklevel=1)
+        assert capsys.readouterr().err == ("" if quiet else "Warning: trained on 10\n")
 
 
 @pytest.mark.usefixtures("mocked")
@@ -163,7 +166,7 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program
     text = protokv("ingest", video, "--dry-run", "--format", "table").out
     (unbounded,) = protokv("ingest", video, "--memory", "full", "--dry-run", "--json").rows()
     assert sorted(protokv.folder.iterdir()) == before
-    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 9)
+    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 12)
     assert row["seconds"] > 0
     for said in ("12 steps", "72 in all", "about 0:0", "nothing was written"):
         assert said in text
@@ -171,9 +174,49 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program
     started, *_, summary = protokv("ingest", video, "--json").rows()
     for name in ("state_bytes", "most_bytes"):
         assert row[name] == started[name]
+    assert f"on disk about {bytes_text(row['end_bytes'])} at the end" in text
     assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
     # A short clip takes little of what a long one may.
     assert 0 < summary["file_bytes"] < started["most_bytes"] / 10
+
+
+def test_the_size_that_is_told_before_is_about_that_of_the_state_after(embedded: Program) -> None:
+    short = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+    for budget in ("512", "6k"):
+        result = embedded("ingest", short, "-o", f"{budget}.safetensors", "--budget", budget, "--json")
+        *_, progress, _, summary = result.rows()
+        assert f"on disk about {bytes_text(progress['end_bytes'])} at the end" in result.err
+        assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
+
+
+def test_quiet_leaves_nothing_on_stderr_but_errors(embedded: Program, video: Path) -> None:
+    loud = embedded("ingest", video, "--keep", "3", "--json")
+    assert "Warning: " in loud.err
+    assert embedded("ingest", video, "--keep", "3", "--json", "--quiet", "--force").err == ""
+    assert embedded("ingest", video, "--budget", "9", "--quiet").err.startswith("Error: ")
+
+
+def test_what_is_piped_in_and_is_no_video_is_told(embedded: Program) -> None:
+    with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "24") as process:
+        process.stdin.write("not a video\n" * 1000)
+        process.stdin.close()
+        assert process.wait(timeout=60) == Exit.FAILURE
+        assert "Error: stdin is not a video" in process.stderr.read()
+
+
+def test_lines_are_wrapped_at_words_on_a_terminal_and_one_line_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Output(Format.JSON, as_json=False, quiet=False, debug=False)
+    sentence = "Warning: " + "words of a long sentence " * 8
+    out.warn(sentence)
+    assert capsys.readouterr().err == sentence + "\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    out.warn(sentence)
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) < 60
+    assert " ".join(lines).split() == sentence.split()
 
 
 def test_a_part_of_a_video_is_watched_and_continued(protokv: Program, mocked: None, video: Path) -> None:

@@ -159,19 +159,25 @@ def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, v
 
 
 @pytest.mark.parametrize(
-    ("name", "revision", "in_reach", "said"),
+    ("name", "revision", "in_reach", "said", "code"),
     [
-        (NAME, None, False, f"the model {NAME}: it is not in the local cache, and the hub cannot be reached"),
-        ("somebody/something-else", None, True, "there is no such model on the hub"),
-        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision"),
+        (
+            NAME,
+            None,
+            False,
+            f"the model {NAME}: it is not in the local cache, and the hub cannot be reached",
+            Exit.FAILURE,
+        ),
+        ("somebody/something-else", None, True, "there is no such model on the hub", Exit.NOT_FOUND),
+        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision", Exit.FAILURE),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_two_lines(
-    call: Call, video: Path, hub: Hub, name: str, revision: str | None, in_reach: bool, said: str
+    call: Call, video: Path, hub: Hub, name: str, revision: str | None, in_reach: bool, said: str, code: Exit
 ) -> None:
     changes = {"PROTOKV_REVISION": revision} if revision else {}
     result = call(hub.address if in_reach else "http://127.0.0.1:9", *ingesting(video, name), **changes)
-    assert result.code == Exit.FAILURE
+    assert result.code == code
     error, hint = result.err.splitlines()
     assert error.startswith("Error: ")
     assert said in error

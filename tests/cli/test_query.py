@@ -18,7 +18,17 @@ from protokv_cli.questions import typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
 
-KEYS = ["question", "answer", "stream_time_s", "ttft_ms", "total_ms", "context_tokens", "mean_logprob", "state"]
+KEYS = [
+    "question",
+    "answer",
+    "stream_time_s",
+    "ttft_ms",
+    "total_ms",
+    "context_tokens",
+    "mean_logprob",
+    "state",
+    "finish_reason",
+]
 
 
 @pytest.fixture
@@ -107,9 +117,21 @@ def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, mocked: Non
     assert seen.code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["question"] for row in rows][::2] == ["what is first ?", "who is last ?"]
-    assert "clip.safetensors at 0:12; Ctrl-D ends" in seen.screen
+    assert "clip.safetensors at 0:12; type a question, or help, or exit" in seen.screen
     seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", typed="what is first ?\n\x04")
     assert rows[0]["answer"] in seen.screen
+    for end in ("exit", "quit", "Exit()"):
+        seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", typed=f"help\n{end}\nwhat ?\n")
+        assert seen.code == 0
+        assert "exit, quit or Ctrl-D ends" in seen.screen
+        assert rows[0]["answer"] not in seen.screen
+
+
+def test_words_without_quotes_are_asked_with_a_hint(protokv: Program, state: Path) -> None:
+    result = protokv("query", state, "what", "is", "it?")
+    assert [row["question"] for row in result.rows()] == ["what", "is", "it?"]
+    assert "Hint: these are 3 questions of one word; for one question use quotes: 'what is it?'" in result.err
+    assert "Hint" not in protokv("query", state, "what is it?", "ring?").err
 
 
 def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +175,7 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
 
 def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     (row,) = protokv("query", state, "what is first ?", "--evidence", "--json").rows()
-    assert list(row)[8:10] == ["evidence", "faint"]
+    assert list(row)[len(KEYS) :][:2] == ["evidence", "faint"]
     # The small model of the tests is one that nobody has measured.
     assert row["faint"] is None
     assert 0 < len(row["evidence"]) <= 3

@@ -175,7 +175,7 @@ def test_a_table_names_everything_that_decides_its_numbers(protokv: Program, ovo
     for text in (
         "ovo-bench: scores", "revision", "2 a second", "pixels a frame", "tokens a step", "videos left out 1:",
         "most frequent answer of a type", "always 'A'", "text only", "last 4 frames", "last 16 frames", "official",
-        "strict", "context", "95 % interval", "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
+        "strict", "context", "95% interval", "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
     ):  # fmt: skip
         assert text in said, text
     (report,) = protokv("replay", "--dataset", "ovo-bench", "--data-root", ovo, *OF_DATA_SET, "--json").rows()

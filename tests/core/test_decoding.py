@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protokv.core.decoding import Chooser, Decoding, TextStream, read_token
+from protokv.core.decoding import Chooser, Decoding, TextStream, is_repeating, read_token
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -78,3 +78,26 @@ def test_what_never_completes_is_shown_at_the_end() -> None:
     stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
     assert stream.push("é".encode()[0]) == ""
     assert stream.finish() == "�"
+
+
+@pytest.mark.parametrize("group", [[7], [7, 8], [1, 2, 3, 4, 5], list(range(32))])
+def test_a_group_of_tokens_again_and_again_is_a_repetition_wherever_it_begins(group: list[int]) -> None:
+    ids = [99, 98, *group * 40]
+    first = next(n for n in range(len(ids)) if is_repeating(ids[:n]))
+    assert first == 2 + max(32, 8 * len(group))
+    assert all(is_repeating(ids[:n]) for n in range(first, len(ids)))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [],
+        [7] * 31,  # ha ha ha
+        [5, 1] * 15,  # the line below the head of a table with 15 columns
+        [token for row in range(20) for token in (1, row, 2, 3, 4, 1)],  # rows of a table
+        [*[7] * 40, 8],  # it went on
+    ],
+    ids=["nothing", "laughter", "the head of a table", "a table", "a list that ends"],
+)
+def test_laughter_and_tables_are_no_repetition(ids: list[int]) -> None:
+    assert not is_repeating(ids)

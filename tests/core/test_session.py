@@ -21,6 +21,7 @@ from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
+from tests.mock_backbone import MockBackbone
 from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
@@ -289,3 +290,34 @@ def test_a_memory_for_which_nothing_is_free_is_told_by_its_budget(
 def test_cell_centres_do_not_depend_on_resolution() -> None:
     assert cell_centres((2, 2)).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
     assert cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]
+
+
+class Stuck(MockBackbone):
+    """It says one word for ever."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden * 0 + 3)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "reason", "tokens"),
+    [
+        (Decoding(max_new_tokens=500), "repetition", 32),
+        (Decoding(max_new_tokens=20), "length", 20),
+        (Decoding(max_new_tokens=60, temperature=0.001), "length", 60),
+    ],
+)
+def test_an_answer_that_repeats_itself_is_cut_and_says_why_unless_it_is_drawn(
+    decoding: Decoding, reason: str, tokens: int
+) -> None:
+    answer = watched(Stuck(), 2, DurableConfig(budget=40)).ask(QUESTION, decoding)
+    assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (reason, tokens, tokens)
+
+
+def test_an_answer_that_the_model_ends_says_so() -> None:
+    class Silent(MockBackbone):
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            return super().logits(hidden * 0 + 1.75)
+
+    answer = watched(Silent(), 2, DurableConfig(budget=40)).ask(QUESTION)
+    assert (answer.finish_reason, answer.tokens) == ("stop", 0)

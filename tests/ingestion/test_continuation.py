@@ -78,7 +78,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
     found = storage.load_state(path)
     assert found.clock == session.clock
     assert found.complete
-    assert {n: t.tolist() for n, t in found.tensors.items()} == {
+    assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
         n: t.tolist() for n, t in to_state(session).tensors.items()
     }
     assert fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))

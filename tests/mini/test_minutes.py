@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protokv.mini.events import CELL, LONGEST_S, Event, cross, find_touched
+from protokv.mini.events import CELL, LINES, LONGEST_S, MOST_TIMES, Event, cross, find_touched
 from protokv.mini.pictures import NUMBERS, PLACES, SHAPES, SIZES
 from protokv.mini.questions import find_facts
 from protokv.mini.world import World, WorldConfig
@@ -69,6 +70,19 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
         within = [int(event.start_s // 60) for event in own]
         assert set(within) <= set(range(first, first + minutes))
         assert len(set(within)) == min(len(own), minutes)
+
+
+@given(group=st.integers(0, 1000), begins=st.integers(0, 200))
+@settings(max_examples=5)
+def test_consecutive_seeds_share_out_lines_and_counts_equally(group, begins):
+    worlds = [
+        World(WorldConfig(seed, 480, 0.0, counted=3, counted_in=(0, 4), crossing_s=(begins, begins + 60)))
+        for seed in range(32 * group, 32 * (group + 1))
+    ]
+    lines = {(world.crossing[0].place, world.crossing[-1].place) for world in worlds}
+    assert len(lines) == len(worlds) == len(LINES)
+    counts = Counter(n for world in worlds for n in Counter(event.shape for event in world.counted).values())
+    assert counts == dict.fromkeys(range(1, MOST_TIMES + 1), 24)
 
 
 @given(config=LASTING)

@@ -16,7 +16,8 @@ import pytest
 import uvicorn
 
 from protokv.config import DurableConfig
-from protokv.core.session import Session
+from protokv.core.parts import Evidence, Moment
+from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.serve import Limits, States, build_app, states
 from tests.mock_backbone import MockBackbone
@@ -27,9 +28,9 @@ QUESTION = "what is it"
 
 
 @contextmanager
-def server(folder: Path, **options: Any) -> Iterator[str]:
+def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -> Iterator[str]:
     """The address of a server; it is gone afterwards."""
-    app = build_app(States(folder, MockBackbone(), most=2), **options)
+    app = build_app(States(folder, backbone or MockBackbone(), most=2), **options)
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
     ready = threading.Event()
     startup = running.startup
@@ -162,6 +163,31 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, 
     assert "\n" not in caught.value.body["message"]
 
 
+def test_a_state_that_its_model_cannot_make_sense_of_answers_only_a_request_that_says_anyway(folder: Path) -> None:
+    list(ingest(Prepared(5, 6), folder / "real.safetensors", CONFIG, backbone=MockBackbone("protokv/mini")))
+    with server(folder) as address, client(address) as one:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=r"5\.mp4 is not of it.*anyway") as caught:
+                ask(one, "real", stream=stream)
+            assert caught.value.code == "beyond_model"
+        assert ask(one, "real", extra_body={"anyway": True}).beyond_model is True
+        assert not hasattr(ask(one, "door"), "beyond_model")
+
+
+def test_an_answer_that_repeats_itself_ends_for_length_and_says_why_beside_it(folder: Path) -> None:
+    class Stuck(MockBackbone):
+        def logits(self, hidden: Any) -> Any:
+            return super().logits(hidden * 0 + 3)
+
+    with server(folder, backbone=Stuck()) as address, client(address) as one:
+        answer = ask(one, max_tokens=200)
+    assert (answer.choices[0].finish_reason, answer.ended, answer.usage.completion_tokens) == (
+        "length",
+        "repetition",
+        32,
+    )
+
+
 def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
     with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
         connection.request(method, path, body, headers)
@@ -207,10 +233,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
     """Hold every answer: it sets the first event when it begins, and goes on once the second is set."""
     begun, go, stream = threading.Event(), threading.Event(), Session.stream
 
-    def slow(self: Session, *arguments: Any) -> Any:
+    def slow(self: Session, *arguments: Any, **options: Any) -> Any:
         begun.set()
         assert go.wait(30)
-        return (yield from stream(self, *arguments))
+        return (yield from stream(self, *arguments, **options))
 
     monkeypatch.setattr(Session, "stream", slow)
     return begun, go
@@ -235,3 +261,73 @@ def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threa
         with pytest.raises(openai.InternalServerError, match=r"no answer in 0\.05 s"):
             ask(one)
         held[1].set()
+
+
+@pytest.fixture
+def four_words(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let every state answer in four words, which stand on one moment; return them."""
+    words, moments = ("a", " red", " star", " appeared"), (Moment(1.0, 2.0, 0.5),)
+
+    def stream(_: Session, question: str, __: Any, *, evidence: bool) -> Any:
+        yield from words
+        found = Evidence(moments, True) if evidence else None
+        return Answer(question, "".join(words), 3.0, 1.0, 2.0, 20, len(words), -0.1, found)
+
+    monkeypatch.setattr(Session, "stream", stream)
+    return "".join(words)
+
+
+def test_the_official_client_reads_responses_at_once_and_in_pieces(running: str, four_words: str) -> None:
+    with client(running) as one:
+        answer = one.responses.create(model="door", input=QUESTION)
+        assert (answer.output_text, answer.status) == (four_words, "completed")
+        assert answer.usage is not None
+        assert (answer.usage.input_tokens, answer.usage.output_tokens) == (20, 4)
+        with one.responses.stream(model="door", input=QUESTION) as stream:
+            events = list(stream)
+            assert stream.get_final_response().output_text == four_words
+        pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert pieces == ["a", " red", " star", " appeared"]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_a_response_that_is_cut_says_so_and_the_last_message_counts(running: str) -> None:
+    with client(running) as one:
+        short = one.responses.create(model="door", input=QUESTION, max_output_tokens=1)
+        assert short.status == "incomplete"
+        assert short.incomplete_details is not None
+        assert short.incomplete_details.reason == "max_output_tokens"
+        parts: Any = [
+            {"role": "user", "content": "something else"},
+            {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        ]
+        assert one.responses.create(model="door", input=parts).output_text == ask(one).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"input": []}, "input: there is none"),
+        ({"input": " "}, "input: the question is empty"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: a state"),
+        ({"background": True}, "background: a state"),
+        ({"max_output_tokens": 10**9}, "max_output_tokens"),
+    ],
+)
+def test_a_bad_request_of_responses_is_refused_in_a_line(change: Any, text: str, running: str) -> None:
+    asked: Any = {"model": "door", "input": QUESTION, **change}
+    with client(running) as one, pytest.raises(openai.BadRequestError, match=text) as caught:
+        one.responses.create(**asked)
+    assert "\n" not in caught.value.body["message"]
+
+
+def test_an_answer_has_the_moments_that_it_stood_on_if_they_are_asked_for(running: str, four_words: str) -> None:
+    moments = [{"start_s": 1.0, "end_s": 2.0, "share": 0.5}]
+    with client(running) as one:
+        assert not hasattr(ask(one), "evidence")
+        answer = ask(one, extra_body={"evidence": True})
+        assert (answer.evidence, answer.faint) == (moments, False)
+        chunks = list(ask(one, stream=True, extra_body={"evidence": True}))
+        assert chunks[-1].evidence == moments
+        response: Any = one.responses.create(model="door", input=QUESTION, extra_body={"evidence": True})
+        assert response.evidence == moments

@@ -65,7 +65,8 @@ def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(make_clip):
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"", "nothing came"), (b"no video at all " * 500, "opened"), (b"\x00" * 4096, "opened")]
+    ("data", "why"),
+    [(b"", "nothing came"), (b"no video at all " * 500, "not a video"), (b"\x00" * 4096, "not a video")],
 )
 def test_a_pipe_without_a_video_is_refused(data, why):
     with piped(data) as address, pytest.raises(SourceUnreadable, match=why):
@@ -163,7 +164,7 @@ def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path):
 
 def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart():
     with pytest.raises(
-        SourceUnreadable, match=r"rtsp://127\.0\.0\.1:9/x cannot be opened: Connection refused"
+        SourceNotFound, match=r"nothing answers at rtsp://127\.0\.0\.1:9/x: Connection refused"
     ) as caught:
         StreamSource("rtsp://u:s3cret@127.0.0.1:9/x")
     assert caught.value.hint

@@ -106,6 +106,7 @@ class Feed:
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
         self._stall_s, self._once, self._listens = options.lost_after_s(kind), kind == PIPE, listens
+        self._waits = options.give_up_s is not None
         self._give_up_s = math.inf if options.give_up_s is None else options.give_up_s
         self._retry_s = options.retry_s
         self._clock, self._now = clock, now
@@ -149,8 +150,10 @@ class Feed:
             end_s = self._next_slot / self._fps
             lost_s = now_s if lost_s is None else lost_s
             pause_s = 0.0 if waited else next(pauses)
-            # Do not retry a wrong address. Cameras lock out a client that tries a password again and again.
-            hopeless = not self._ever and isinstance(error, (ConfigError, SourceDenied, SourceNotFound))
+            # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
+            # password again and again.
+            wrong = (ConfigError, SourceDenied) if self._waits else (ConfigError, SourceDenied, SourceNotFound)
+            hopeless = not self._ever and isinstance(error, wrong)
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)

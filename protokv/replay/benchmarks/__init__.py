@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, use_one_of
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.benchmarks.mlvu import Mlvu
 from protokv.replay.benchmarks.ovo_bench import OvoBench
@@ -31,7 +31,7 @@ def find_benchmark(name: str) -> Benchmark:
         ConfigError: there is none of this name.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(f"there is no data set {name!r}", hint=f"use one of {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"there is no data set {name!r}", hint=use_one_of(name, BENCHMARKS))
     return BENCHMARKS[name]
 
 

@@ -1,0 +1,349 @@
+"""A fleet as its user sees it: the plan, the progress of all videos, the failures, and the table at the end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from protokv import errors
+from protokv.errors import ConfigError, StateError
+from protokv.replay.page import Table, save_page
+from protokv.version import __version__
+from protokv_cli.answers import warn_of_answers
+from protokv_cli.exits import Exit, exit_code
+from protokv_cli.output import Format, Output
+from protokv_cli.progress import LOG_EVERY_S, Bar
+from protokv_cli.tables import bytes_text, count_text, grid, pairs, printable, time_text
+
+if TYPE_CHECKING:
+    from protokv.fleet import Failure, Forecast, InWork, Job, Looked, Outcome
+
+# More videos, and more failures, are counted and not listed on a terminal; the files have them all.
+LISTED: Final = 50
+
+COLUMNS: Final = ("video", "state", "watched_s", "stream_time_s", "elapsed_s", "file_bytes", "result", "message")
+"""The columns of `--csv`: seconds that this run watched, seconds of the state, seconds of work, bytes of the state."""
+
+
+@dataclass
+class Account:
+    """The numbers of a run so far."""
+
+    jobs: Sequence[Job]
+    by_status: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    watched_s: float = 0.0
+    file_bytes: int = 0
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Weigh the videos."""
+        from protokv.fleet import Remaining
+
+        self.remaining = Remaining.of(self.jobs)
+        self.in_work: list[InWork] = []
+        self.began_s: float | None = None
+
+    @property
+    def total(self) -> int:
+        """The number of videos."""
+        return len(self.jobs)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more video."""
+        self.by_status[outcome.status] += 1
+        self.failures += outcome.failure is not None
+        self.watched_s += outcome.watched_s
+        self.file_bytes += outcome.file_bytes
+        self.remaining.add(outcome)
+        self.in_work = [one for one in self.in_work if one.job != outcome.job]
+        self.outcomes[outcome.job.key] = outcome
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per video with an outcome, with the columns of `COLUMNS`, in the order of the videos."""
+        return [_row(self.outcomes[job.key]) for job in self.jobs if job.key in self.outcomes]
+
+    def follow(self, in_work: list[InWork]) -> None:
+        """Take the videos in work. Speed counts from the first step, without the loading of the model."""
+        self.in_work = in_work
+        if in_work and self.began_s is None:
+            self.began_s = time.monotonic()
+
+    def speed(self) -> tuple[float, float | None, float | None]:
+        """Return seconds watched until now, seconds of stream a second, and seconds left for all; None: unknown."""
+        watched_s = self.watched_s + sum(one.watched_s for one in self.in_work)
+        elapsed_s = 0.0 if self.began_s is None else time.monotonic() - self.began_s
+        if elapsed_s < 1 or not watched_s:
+            return watched_s, None, None
+        left_s = self.remaining.left_s(self.in_work)
+        return watched_s, watched_s / elapsed_s, None if left_s is None else left_s * elapsed_s / watched_s
+
+    @property
+    def beyond(self) -> list[str]:
+        """Names of the videos that the model cannot make sense of, in the order of the videos."""
+        found = (self.outcomes.get(job.key) for job in self.jobs)
+        return [PurePath(one.job.source).name for one in found if one is not None and one.beyond_model]
+
+    @property
+    def ended(self) -> int:
+        """Videos with an outcome, stopped ones left out."""
+        return self.by_status.total() - self.by_status["stopped"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
+        rest = {"left": self.total - self.ended, "failures": self.failures, "beyond_model": len(self.beyond)}
+        return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
+
+
+class Ledger:
+    """The file of failures, a line of JSON each as they happen, and the first of them for a table."""
+
+    def __init__(self, file: Path) -> None:
+        """Remove the file of an earlier run; without failures there is no file."""
+        self.file, self.rows = file, list[dict[str, Any]]()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"cannot write {file}: {error.strerror}", hint="choose a folder that you may write to"
+            ) from error
+
+    def add(self, outcome: Outcome) -> None:
+        """Write the failure of a video, if it failed."""
+        failure = outcome.failure
+        if failure is None:
+            return
+        row = {
+            **outcome.job.to_dict(),
+            "state": outcome.state,
+            "error": failure.kind,
+            "message": failure.message,
+            "hint": failure.hint,
+            "exit_code": int(_exit_code_of(failure)),
+            "attempts": outcome.attempts,
+        }
+        if len(self.rows) < LISTED:
+            self.rows.append(row)
+        with self.file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+def _exit_code_of(failure: Failure) -> Exit:
+    """Return the exit code that `ingest` of this video alone would have."""
+    if failure.kind == "Damaged":
+        return Exit.PARTIAL
+    kind = getattr(errors, failure.kind, None)
+    return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
+
+
+@dataclass
+class FleetProgress:
+    """A bar on a terminal, notes on stderr, or lines of JSON: how far all videos are, how fast, and the time left."""
+
+    out: Output
+    account: Account
+    bar: Bar
+    shown_s: float = field(default_factory=time.monotonic)
+
+    def follow(self, in_work: list[InWork]) -> None:
+        """Take the videos in work, and show where the fleet stands if it is time."""
+        self.account.follow(in_work)
+        if self.bar.due():
+            self.draw()
+        if self.out.format is Format.JSON and in_work and time.monotonic() - self.shown_s > LOG_EVERY_S:
+            self.shown_s = time.monotonic()
+            self.out.json({"type": "progress", **self.to_dict()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON: `seconds_left` for all videos, and `times_real_time`, seconds of stream a second."""
+        watched_s, speed, left_s = self.account.speed()
+        counts = {"videos": self.account.total, "ended": self.account.ended, "failures": self.account.failures}
+        speeds = {"times_real_time": speed, "seconds_left": left_s}
+        rounded = {name: None if value is None else round(value, 2) for name, value in speeds.items()}
+        return counts | {"in_work": len(self.account.in_work), "watched_s": round(watched_s, 2)} | rounded
+
+    def draw(self) -> None:
+        """Draw the bar: of the stream if its length is known, else of the videos."""
+        account = self.account
+        watched_s, speed, left_s = account.speed()
+        failed = [f"{account.failures} failed"] if account.failures else []
+        left = [] if left_s is None else [f"about {time_text(round(left_s))} left"]
+        rate = [] if speed is None else [f"{speed:.1f}x real time"]
+        parts = [
+            f"{account.ended} of {account.total} videos",
+            *left,
+            *failed,
+            *rate,
+            f"{time_text(int(watched_s))} watched",
+        ]
+        stream_left_s = account.remaining.left_s(account.in_work)
+        if stream_left_s is None or not watched_s:
+            self.bar.show(parts, account.ended, account.total)
+        else:
+            self.bar.show(parts, watched_s, watched_s + stream_left_s)
+
+
+def show_plan(out: Output, found: Iterable[Looked]) -> list[Looked]:
+    """Show the plan of each video as it is found; return all."""
+    from protokv.video.address import told
+
+    plans = []
+    for looked in found:
+        plans.append(looked)
+        if out.format is Format.JSON:
+            out.json({"type": "plan", **looked.to_dict()})
+        else:
+            why = f"\t{looked.failure.message}" if looked.failure else ""
+            out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
+    return plans
+
+
+def show_forecast(out: Output, plans: Sequence[Looked], found: Forecast, workers: int) -> None:
+    """Show what the run would take in all, and name the videos that cannot be opened."""
+    counts = Counter(looked.status for looked in plans)
+    if out.format is Format.JSON:
+        out.json({"type": "forecast", "all": len(plans), **counts, **found.to_dict(), "workers": workers})
+    else:
+        by = "" if not found.tried else f", estimated from the first steps of {count_text(found.tried, 'video')}"
+        unknown = f", and {count_text(found.unmeasured, 'video')} of unknown length" if found.unmeasured else ""
+        rows = {
+            "videos": f"{len(plans)}: {_count_statuses(counts)}",
+            "left to watch": f"{time_text(round(found.left_s))} ({found.left_s / 3600:.2f} hours){unknown}",
+            "steps": "unknown" if found.steps is None else f"{found.steps:,}",
+            "takes": "unknown" if found.work_s is None else _format_work(found.work_s, workers) + by,
+            "disk": "unknown: states grow with their streams, or none was tried"
+            if found.most_bytes is None
+            else f"at most {bytes_text(found.most_bytes)}",
+        }
+        if not found.videos:
+            rows = {"videos": rows["videos"]}
+        failed = [printable(looked.job.key) for looked in plans if looked.status == "failed"]
+        if failed:
+            more = [f"{len(failed) - LISTED} more"] if len(failed) > LISTED else []
+            rows["cannot be read"] = ", ".join(failed[:LISTED] + more)
+        out.table("", pairs(rows, title="nothing was written; it would be"))
+    out.note(f"{len(plans)} videos: {_count_statuses(counts)}; nothing was written")
+
+
+def _format_work(work_s: float, workers: int) -> str:
+    whole = time_text(round(work_s))
+    if workers == 1:
+        return f"about {whole}"
+    shared = time_text(round(work_s / workers))
+    return f"about {shared} with {workers} workers that do not slow each other, {whole} with one"
+
+
+def _count_statuses(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+
+
+def show_end(
+    out: Output, account: Account, ledger: Ledger, stopped: Exit | None, csv_file: Path | None, html: Path | None
+) -> None:
+    """Show the table of all videos, write the files, and end with the exit code of a run that is not whole."""
+    rows = account.rows()
+    if csv_file:
+        save_csv(rows, csv_file)
+        out.note(f"table: {csv_file}")
+    if html:
+        command = shlex.join(["protokv", *sys.argv[1:]])
+        save_html(account, html, made=datetime.now().astimezone(), command=command)
+        out.note(f"page: {html}")
+    if out.format is Format.JSON:
+        out.json({"type": "fleet", **account.to_dict()})
+    elif out.format is Format.TABLE:
+        cells = [_cells(row)[:-1] for row in rows[:LISTED]]
+        if len(rows) > LISTED:
+            cells.append([f"and {len(rows) - LISTED} more: --csv FILE or --html FILE has all", *[""] * 4])
+        out.table(grid(_HEAD[:-1], cells), "", pairs(_sum_up(account)))
+        if ledger.rows:
+            failures = [(one["source"], one["exit_code"], one["message"]) for one in ledger.rows]
+            if account.failures > len(failures):
+                failures.append((f"and {account.failures - len(failures)} more", "", ""))
+            out.table("", grid(["video", "exit code", "why"], failures, title="failures"))
+    warn_of_answers(out, account.beyond)
+    if account.failures:
+        out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
+    if stopped is not None:
+        out.warn("stopped; what was watched is committed. Continue with the same command.")
+        raise typer.Exit(stopped)
+    if account.failures or account.ended < account.total:
+        raise typer.Exit(Exit.PARTIAL)
+
+
+_HEAD: Final = ("video", "state", "watched", "took, s", "result", "why")
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    failure = outcome.failure
+    damaged = failure is not None and outcome.status != "failed"
+    return {
+        "video": outcome.job.to_dict()["source"],
+        "state": outcome.state,
+        "watched_s": round(outcome.watched_s, 3),
+        "stream_time_s": round(outcome.stream_time_s, 3),
+        "elapsed_s": round(outcome.elapsed_s, 3),
+        "file_bytes": outcome.file_bytes,
+        "result": f"{outcome.status}, damaged" if damaged else outcome.status,
+        "message": "" if failure is None else failure.message,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    took = f"{row['elapsed_s']:.1f}" if row["elapsed_s"] else "-"
+    watched = time_text(row["watched_s"]) if row["watched_s"] else "-"
+    result = row["result"].replace("done", "done before")
+    return [row["video"], row["state"], watched, took, result, row["message"]]
+
+
+def _sum_up(account: Account) -> dict[str, str]:
+    counts, (watched_s, speed, _) = account.by_status, account.speed()
+    fast = "" if speed is None else f", {speed:.1f}x as fast as it plays"
+    return {
+        "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "
+        f"{counts['failed']} failed, {account.total - account.ended} left",
+        "watched": time_text(watched_s) + fast,
+        "states": f"{bytes_text(account.file_bytes)} on disk",
+    }
+
+
+def check_file(file: Path | None) -> None:
+    """Refuse a table that cannot be written, before hours of work. ConfigError."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise ConfigError(f"cannot write the table {file}", hint="name a file in a folder that is there")
+
+
+def save_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Write a row per video, with a heading."""
+    with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as lines:
+        writer = csv.DictWriter(lines, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def save_html(account: Account, file: Path, *, made: datetime, command: str) -> None:
+    """Write a page with the table of all videos."""
+    told = _sum_up(account)
+    lead = [f"{told['videos'].replace(':', ' videos:', 1)}.", f"Watched: {told['watched']}. States: {told['states']}."]
+    facts = {"written by": f"protokv {__version__}", "command": command, "made": f"{made:%Y-%m-%d %H:%M %Z}".strip()}
+    cells = [[printable(cell) for cell in _cells(row)] for row in account.rows()]
+    save_page(
+        file,
+        "Videos into states",
+        lead,
+        [Table("every video", _HEAD, cells, long=("state", "result", "why"))],
+        facts=facts,
+    )

@@ -1,0 +1,121 @@
+"""The site of the documentation builds without a warning, names all that the code has, and asks no other machine."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+import typer
+
+from protokv import errors
+from protokv.config import CONFIGS, DurableConfig
+from protokv.core.tensors import MemoryShape
+from protokv.ingestion import Event
+from protokv.memories import MEMORIES
+from protokv.replay.rows import Row
+from protokv_cli.exits import Exit
+from protokv_cli.main import app
+from tests.cli.conftest import Program
+from tests.fleet.conftest import InlinePool
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the built site. A broken link or anchor, or a page that no menu has, fails the build."""
+    folder = tmp_path_factory.mktemp("site")
+    build = ["mkdocs", "build", "--strict", "--quiet", "-f", "docs/site/mkdocs.yml", "-d", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *build], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+
+
+def test_the_page_of_commands_has_every_option_with_a_text(site: Path) -> None:
+    text = text_of(site / "reference" / "commands.html")
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        assert f"protokv {name}" in text
+        for one in command.params:
+            if not one.hidden:
+                wanted = [one.metavar] if one.param_type_name == "argument" else one.opts
+                assert all(word in text for word in wanted), (name, one.name)
+                assert one.help, (name, one.name)
+
+
+def test_the_page_of_exit_codes_has_every_code_and_every_error(site: Path) -> None:
+    text = text_of(site / "reference" / "exit-codes.html")
+    assert all(re.search(rf"^{int(one)}\n{one.name}\n\w", text, re.MULTILINE) for one in Exit)
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.ProtoKVError)]
+    assert all(one.__name__ in text for one in kinds)
+
+
+def test_the_page_of_settings_has_every_setting_of_every_memory(site: Path) -> None:
+    page = (site / "reference" / "settings.html").read_text(encoding="utf-8")
+    for name, config in CONFIGS.items():
+        assert f'<h2 id="{name}">' in page
+        assert all(f"<code>{one.name}</code>" in page for one in fields(config)), name
+
+
+def test_the_page_of_tensors_has_every_tensor_of_every_memory(site: Path) -> None:
+    text = text_of(site / "reference" / "tensors.html")
+    shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
+    for config in (*(config() for config in CONFIGS.values()), DurableConfig(center_bits=8)):
+        for spec in MEMORIES[config.name].declare(config, shape):
+            assert re.search(rf"{re.escape(spec.name)} \w+\[{', '.join(spec.dims)}\]\s+{re.escape(spec.meaning)}", text)
+
+
+def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (site / "reference" / "json.html").read_text(encoding="utf-8")
+    for record in (*get_args(Event), Row):
+        assert all(f"<code>{one.name}</code>" in page for one in fields(record)), record
+    embedded("ingest", ROOT / "samples" / "short" / "video.mp4", "--json")
+    asked = embedded(
+        *("query", "video.safetensors", "-", "--evidence", "--timings"),
+        stdin='{"question": "What shape appeared first?", "answer": "star"}',
+    )
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    shutil.copytree(ROOT / "samples" / "short", "videos")
+    fleet = ("ingest", "videos/", "-o", "states/", "--json")
+    rows = [*asked.rows(), *embedded(*fleet, "--dry-run").rows(), *embedded(*fleet).rows()]
+    assert {row.get("type") for row in rows} >= {None, "plan", "forecast", "video", "fleet"}
+    assert not [key for row in rows for key in row if f"<code>{key}</code>" not in page]
+
+
+def test_no_name_of_the_reference_lacks_its_text(site: Path) -> None:
+    for page in (site / "reference").glob("*.html"):
+        text = text_of(page)
+        assert "No text." not in text, page
+        assert "from the code" not in page.read_text(encoding="utf-8"), page
+
+
+def test_a_page_asks_no_other_machine_for_anything(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        loaded = re.findall(
+            r"<(?:script|img|link|iframe|source)[^>]*?(?:src|href)=\"?([^\s\">]+)", page.read_text("utf-8")
+        )
+        assert loaded
+        assert not [address for address in loaded if "://" in address or address.startswith("//")], page
+    for file in (*site.rglob("*.css"), *site.rglob("*.svg")):
+        assert not re.search(r"(?:url\(|@import )[\"']?https?:", file.read_text("utf-8")), file

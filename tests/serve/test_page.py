@@ -1,0 +1,177 @@
+"""The routes of the page: what they tell, whom they tell it, and which files they never show."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from protokv.config import DurableConfig
+from protokv.ingestion import ingest
+from protokv.serve import States, build_app
+from protokv.storage.api import load_state, save_state
+from protokv.video.file import fingerprint
+from tests.cli.conftest import write_video
+from tests.mock_backbone import MockBackbone
+
+CONFIG = DurableConfig(budget=40)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a state, its video, and a file that is nobody's business."""
+    folder = tmp_path_factory.mktemp("states")
+    video = write_video(folder / "clip.mp4", 6)
+    list(ingest(video, folder / "clip.safetensors", CONFIG, backbone=MockBackbone()))
+    (folder / "secret.txt").write_text("nobody's business")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "states")
+
+
+def client(folder: Path, host: str = "localhost", videos: Path | None = None, **options: Any) -> TestClient:
+    app = build_app(States(folder, MockBackbone()), videos=(videos or folder,), **options)
+    return TestClient(app, base_url=f"http://{host}")
+
+
+def claim(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Let the state claim another source; it is sealed anew, as a hostile maker would."""
+    path = folder / "clip.safetensors"
+    state = load_state(path)
+    save_state(replace(state, source=change(dict(state.source or {}))), path)
+
+
+def src(one: TestClient) -> str:
+    (video,) = one.get("/page/videos?name=clip").json()["videos"]
+    return "/" + video["src"]
+
+
+def test_a_state_is_told_with_its_pictures_and_its_video_comes_in_ranges(made: Path) -> None:
+    with client(made) as one:
+        found = one.get("/page/state?name=clip").json()
+        assert (found["duration_s"], found["complete"], found["live"]) == (6.0, True, None)
+        assert [picture["time_s"] for picture in found["thumbnails"]] == [0, 1, 2, 3, 4, 5]
+        assert all(picture["src"].startswith("data:image/jpeg;base64,/9j/") for picture in found["thumbnails"])
+        (video,) = one.get("/page/videos?name=clip").json()["videos"]
+        assert (video["start_s"], video["end_s"], video["skipped_s"]) == (0.0, 6.0, 0.0)
+        whole = (made / "clip.mp4").read_bytes()
+        assert one.get(src(one)).content == whole
+        part = one.get(src(one), headers={"Range": "bytes=100-199"})
+        assert (part.status_code, part.content, part.headers["content-type"]) == (206, whole[100:200], "video/mp4")
+        assert part.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_file_that_a_state_names_is_shown_only_if_it_is_the_video_that_it_watched(folder: Path) -> None:
+    secret = folder / "secret.txt"
+    known = {"fingerprint": fingerprint(secret), "size_bytes": secret.stat().st_size}
+    head = (folder / "clip.mp4").read_bytes()[:8]
+    beginning = hashlib.sha256((8).to_bytes(8, "little") + head).hexdigest()
+    shutil.copy(folder / "clip.mp4", folder.parent / "clip.mp4")
+    (folder / "link.mp4").symlink_to(folder.parent / "clip.mp4")
+    passwd = Path("/etc/passwd")
+    claims: dict[str, dict[str, Any]] = {
+        "another file": {"name": "secret.txt"},
+        "another file, known": {"name": "secret.txt", **known},
+        "a path": {"name": "/etc/passwd", "fingerprint": fingerprint(passwd), "size_bytes": passwd.stat().st_size},
+        "a path up": {"name": "../clip.mp4"},
+        "a link": {"name": "link.mp4"},
+        "the first bytes of any video": {"fingerprint": beginning, "size_bytes": 8},
+        "no name": {"name": None},
+        "no file": {"kind": "rtsp"},
+        "the folder": {"name": "."},
+    }
+    for what, change in claims.items():
+        shutil.copy(folder.parent / "clip.mp4", folder / "clip.mp4")
+        claim(folder, lambda record, change=change: {**record, **change})
+        with client(folder) as one:
+            found = one.get("/page/videos?name=clip").json()
+            assert found["videos"] == [], what
+            assert len(found["why"].splitlines()) == 1, what
+            assert one.get("/page/video?name=clip&source=0").status_code >= 400, what
+        list(ingest(folder / "clip.mp4", folder / "clip.safetensors", CONFIG, backbone=MockBackbone(), overwrite=True))
+
+
+def test_a_video_is_not_shown_once_it_changed_or_if_it_lies_elsewhere(folder: Path, tmp_path: Path) -> None:
+    with client(folder) as one:
+        address = src(one)
+        write_video(folder / "clip.mp4", 6, seed=1)
+        assert one.get(address).status_code == 409
+        (folder / "clip.mp4").unlink()
+        assert one.get(address).status_code == 404
+    (tmp_path / "videos").mkdir()
+    with client(folder, videos=tmp_path / "videos") as one:
+        assert "not at hand" in one.get("/page/videos?name=clip").json()["why"]
+
+
+def test_with_a_token_the_page_is_told_nothing_without_it_and_a_player_needs_a_ticket(made: Path) -> None:
+    private = ("/page/state?name=clip", "/page/videos?name=clip", "/v1/models", "/page/video?name=clip&source=0")
+    with client(made, host="anywhere.example", token="right") as one:
+        assert one.get("/health").json() == {"status": "ok"}
+        assert {one.get(path).status_code for path in private} == {401}
+        assert "clip" not in one.get("/").text
+        one.headers["Authorization"] = "Bearer right"
+        assert [one.get(path).status_code for path in private] == [200, 200, 200, 401]
+        address = src(one)
+        del one.headers["Authorization"]
+        assert one.get(address).status_code == 200
+        for wrong in (
+            address[:-1] + "x",
+            address.replace("source=0", "source=1"),
+            address.replace("ticket=", "ticket=9"),
+        ):
+            assert one.get(wrong).status_code == 401
+
+
+def test_without_a_token_only_names_of_this_machine_are_answered(made: Path) -> None:
+    for host, status in (("localhost", 200), ("127.0.0.1:8000", 200), ("[::1]:8000", 200), ("evil.example", 403)):
+        with client(made, host=host) as one:
+            assert {one.get(path).status_code for path in ("/v1/models", "/page/state?name=clip")} == {status}
+            address = "/page/video?name=clip&source=0"
+            assert (one.get(address).status_code == 200) is (status == 200)
+    with client(made, host="here.example", name="here.example") as one:
+        assert one.get("/v1/models").status_code == 200
+
+
+def test_hostile_pictures_and_names_are_refused_in_a_line(folder: Path) -> None:
+    path = folder / "clip.safetensors"
+    state = load_state(path)
+    bad = {**state.tensors, "thumbnails.jpeg": torch.zeros_like(state.tensors["thumbnails.jpeg"])}
+    save_state(replace(state, tensors=bad), path)
+    with client(folder) as one:
+        refused = one.get("/page/state?name=clip")
+        assert (refused.status_code, "thumbnails.jpeg" in refused.json()["error"]["message"]) == (409, True)
+        for name in ("../clip", "clip.safetensors/..", "", "%00", quote("/etc/passwd")):
+            assert one.get(f"/page/state?name={name}").status_code == 404
+        for number in ("-1", "1", "x", "9" * 99, "٣", ""):
+            assert one.get(f"/page/video?name=clip&source={quote(number)}").status_code in (404, 409)
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_inserts_text_as_text(made: Path) -> None:
+    with client(made) as one:
+        page = one.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http:" not in page.text
+    assert "https:" not in page.text
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert sink not in page.text
+
+
+def test_the_description_names_every_route(made: Path) -> None:
+    app = build_app(States(made, MockBackbone()))
+    with TestClient(app, base_url="http://localhost") as one:
+        told = one.get("/docs").json()
+    routes: Iterator[str] = (getattr(route, "path", "").replace(":path", "") for route in app.routes)
+    assert set(told["paths"]) == set(routes) - {"/healthz"}
