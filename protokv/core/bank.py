@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import draw_rows_, write_rows_
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -303,6 +305,10 @@ class Policy(StatePart):
     @abstractmethod
     def __init__(self, bank: PrototypeBank, config: Any, shape: MemoryShape) -> None:
         """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of `shape`."""
+
+    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+        """See a step before it enters the near window. `before` returns the tokens of the step before it that the
+        window holds."""
 
     @abstractmethod
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:

@@ -131,6 +131,8 @@ class ProtoKV(LocalMemory):
     def append(self, step: StepKV) -> None:
         """Take one step (Algorithm 1, a step at a time)."""
         step = self._admit(step, self._near.last_step)
+        if self._policy is not None:
+            self._policy.see_(self._near.newest, step)
         leaving = self._near.append(step)
         if self._policy is None or not len(leaving):
             return

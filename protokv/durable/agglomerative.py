@@ -18,7 +18,7 @@ up in float64 one member after the other, so that they depend on the members alo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,8 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import Clock, MemoryShape, TensorSpec
 from protokv.durable.novelty import REPEATS, Novelty
 from protokv.durable.ward import Merged, costs_between, merge_cheapest
@@ -91,6 +93,10 @@ class Agglomerative(Policy):
         """Return the bounds."""
         return {"bank": (self._bound,)}
 
+    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+        """Count the tokens that come again."""
+        self._novelty.count_(before(), step)
+
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.
 
@@ -119,11 +125,9 @@ class Agglomerative(Policy):
         if not self._measured:
             self._measure_all()
         ones = torch.ones(B, T, device=merges.device)
-        of_tokens, near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)
+        near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)[1]
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
-        if T > 1:
-            self._novelty.count_(T, (of_tokens < repeat).sum(1))
         # Two that may merge are left beside each merge.
         kept = self._newest((self._novelty.share() * self._novelty.present(step, T, K - 2)).long(), T)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)

@@ -19,7 +19,7 @@ searches two blocks instead of the whole bank. With one block and one merge a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,8 @@ from torch import Tensor
 from protokv.config import DurableConfig
 from protokv.core.arrays import add_rows_, draw_rows_, write_rows_
 from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.nearest import (
     BlockTables,
@@ -83,6 +85,10 @@ class BlockedRule(Policy):
         # The folded centres that plans read; zeros for an empty bank.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
+    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+        """Count the tokens that come again."""
+        self._novelty.count_(before(), step)
+
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`, each as a prototype of its own.
 
@@ -130,9 +136,8 @@ class BlockedRule(Policy):
         # A plan needs more than its merges: not all proposals can be carried out together.
         present = self._novelty.present(step, tokens, self._schedule.filled - 2 * merges)
         since = step - self._novelty.share(heads) * (present / tokens)
-        gone, into, is_new, repeats = plan_of(points, since, self._schedule.filled, merges, self._tables, power)
-        self._novelty.count_(is_new.sum(1), (is_new & repeats).sum(1), heads)
-        for held, new in zip(self._plans, (into, gone), strict=True):
+        plan = plan_of(points, since, self._schedule.filled, merges, self._tables, power)
+        for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new
         self._next[heads] = self._line[:merges]
 
@@ -300,8 +305,8 @@ class Tables:
 
 def plan_of(
     points: Points, since: Tensor, filled: int, merges: int, tables: Tables, power: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the next merges of each head, and how new the tokens of the last step are.
+) -> tuple[Tensor, Tensor]:
+    """Return the next merges of each head.
 
     Args:
         points: K in each head.
@@ -313,7 +318,7 @@ def plan_of(
 
     Returns:
         Slots that merge away, and their targets, `[n, M]` int64 each, cheapest first. No slot merges away twice, and no
-        target merges away. And which slots hold tokens of the last step, and which repeat another, `[n, K]` bool each.
+        target merges away.
     """
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
@@ -322,11 +327,10 @@ def plan_of(
     # What is kept is lightest here, so that only another one that is kept goes into it.
     mass = points.mass.masked_fill(kept, 0)
     proposals = nearest_heavier(sketch, mass, share, orders, tables.line, tables.blocks)
-    costs, repeat = costs_of(proposals), REPEATS * usual_norm(sketch)[:, None]
-    turns, into = in_turn(proposals, kept & (costs >= repeat), filled)
+    new = costs_of(proposals) >= REPEATS * usual_norm(sketch)[:, None]
+    turns, into = in_turn(proposals, kept & new, filled)
     gone = turns.topk(merges, dim=1, largest=False).indices
-    is_new = points.last_step == points.last_step.amax(1, keepdim=True)
-    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line), is_new, costs < repeat
+    return gone, _ends_of_lines(gone, into.gather(1, gone), tables.line)
 
 
 def _ends_of_lines(gone: Tensor, into: Tensor, line: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
 average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
-tokens repeat a prototype: merging the two costs less than `REPEATS` times what merging two tokens usually costs.
+tokens of a step come again in the next one. A token comes again where a value of the next step is near its own: within
+`REPEATS` times the variance of that step, squared distances halved. A camera gives the last view again; a text does
+not. The counts know nothing of the bank: a small bank forgets what a stream repeats.
 
 Where more than `SOME_NEW` of the tokens are new, the newest ones merge with their repeats alone: an eighth of the
 stream so far, at least half of the budget, and less of it below `ALL_NEW`. Older ones merge by Ward's rule. There a
@@ -19,14 +21,18 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
 REPEATS: Final = 0.25
-SOME_NEW, ALL_NEW = 0.9, 0.95
+SOME_NEW, ALL_NEW = 0.4, 0.7
 _PRESENT: Final = 8
 # Counts begin as if so many repeats had been seen: a few steps say little.
-AT_FIRST: Final = 16
+AT_FIRST: Final = 128
+# Squared distances below this share of the squared norms are rounding (in float64).
+_SAME: Final = 1e-13
 
 
 class Novelty:
@@ -46,7 +52,7 @@ class Novelty:
                 dims,
                 size,
                 torch.int64,
-                "tokens compared with the bank, and 16",
+                f"tokens compared with the next step, and {AT_FIRST}",
                 "tokens",
                 fill=AT_FIRST,
             ),
@@ -55,16 +61,20 @@ class Novelty:
                 dims,
                 size,
                 torch.int64,
-                "of these, repeats of a prototype, and 16",
+                f"of these, tokens that came again, and {AT_FIRST}",
                 "tokens",
                 fill=AT_FIRST,
             ),
         )
 
-    def count_(self, seen: int | Tensor, repeated: Tensor, heads: slice = slice(None)) -> None:
-        """Count tokens of n heads that were compared with the bank, and `[n]` that repeat a prototype."""
-        self._seen.view(-1)[heads] += seen
-        self._repeated.view(-1)[heads] += repeated
+    def count_(self, before: Tokens, step: StepKV) -> None:
+        """Count the tokens `before`, of the step before this one. Steps of which a token was dropped do not count."""
+        if len(step.positions) < 2:
+            return
+        again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1)).sum(1)
+        whole = before.usable.all() if step.usable is None else before.usable.all() & step.usable.all()
+        self._seen += whole * len(before)
+        self._repeated += (again * whole).view_as(self._repeated)
 
     def share(self, heads: slice = slice(None)) -> Tensor:
         """Return which part of the present is kept from merging, `[n]` float32: 0 where the stream repeats itself."""
@@ -92,3 +102,12 @@ class Novelty:
         """Take the counts of a checked state."""
         for held, counts in self.held().items():
             counts.copy_(tensors[held])
+
+
+def come_again(values: Tensor, step: Tensor) -> Tensor:
+    """Return which of the tokens with values `[B, n, D]` come again in a step `[B, T, D]`, `[B, n]` bool."""
+    old, new = values.double(), step.double()
+    own, norms = (some.square().sum(2) for some in (old, new))
+    nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
+    near = 2 * REPEATS * new.var(1, correction=0).sum(1, keepdim=True)
+    return nearest <= torch.add(near, own, alpha=_SAME - 1)

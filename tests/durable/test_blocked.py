@@ -16,10 +16,10 @@ from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.core.tensors import MemoryShape
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
-from protokv.durable import novelty
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule, Schedule, pieces_of
 from protokv.durable.memory import Durable
+from protokv.durable.novelty import Novelty
 from protokv.durable.quantized import QuantizedBank
 from protokv.errors import ConfigError, StateCorrupt
 from tests.core.streams import World, copy_of, feed, same, shape_of
@@ -64,8 +64,6 @@ class Source:
         self.things = self._draw(9)
         # Of how many tokens one is dropped as not finite; 0: none.
         self.drops = 0
-        # So many heads see exactly the same few things again.
-        self.known = 0
 
     def _draw(self, n: int) -> Tensor:
         size = (self.shape.layers * self.shape.kv_heads, n, 2 * self.shape.head_size)
@@ -77,7 +75,6 @@ class Source:
         features = self._draw(T)
         if self.kind == "things":
             features = self.things[:, torch.randint(9, (T,), generator=self.generator)] + 0.1 * features
-        features[: self.known] = self.things[: self.known, torch.randint(9, (T,), generator=self.generator)]
         D, P = self.shape.head_size, self.shape.position_components
         times = self.time + torch.arange(T)
         positions = (times[:, None] if P == 1 else torch.stack((times // 4, times % 2, times % 3), 1)).double()
@@ -123,7 +120,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     large=st.booleans(),
     drops=st.sampled_from([0, 0, 2, 9]),
     quantized=st.booleans(),
-    known=st.integers(0, 3),
+    shares=st.sampled_from([[0.0], [0.0, 0.4, 1.0], [1.0], [0.2, 0.7]]),
 )
 def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     kind: str,
@@ -140,23 +137,24 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     large: bool,
     drops: int,
     quantized: bool,
-    known: int,
+    shares: list[float],
 ) -> None:
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     source = Source(shape, seed, kind)
-    source.drops, source.known = drops, known
+    source.drops = drops
+    shares = [shares[head % len(shares)] for head in range(layers * heads)]
     # Plans that are a large part of a bank run out of proposals.
     with pytest.MonkeyPatch.context() as patch:
         for module in (schedule, naive_blocked):
             patch.setattr(module, "SHARE", share)
             patch.setattr(module, "SMALL_SHARE", share)
-        # Streams this short would say too little.
-        for module in (novelty, naive_blocked):
-            patch.setattr(module, "AT_FIRST", 1)
+        patch.setattr(Novelty, "share", lambda _, heads=slice(None): torch.tensor(shares)[heads])
         for module in (parts, naive_blocked):
             patch.setattr(module, "LARGE", 0 if large else K + 1)
         held = Held(shape, K, anchor=anchor, power=power, quantized=quantized)
-        naive = NaiveBlocked(K, layers * heads, anchor=anchor, merge_mass_power=power, quantized=quantized)
+        naive = NaiveBlocked(
+            K, layers * heads, anchor=anchor, merge_mass_power=power, quantized=quantized, shares=shares
+        )
         for index, T in enumerate([K - K // 3, *lengths]):
             step = source.step(T)
             held.rule.absorb_(step, [], index)
@@ -169,11 +167,6 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
                 step.usable,
             )
     compare(held, naive)
-    for name in ("seen", "repeated"):
-        counts = held.rule.held()[f"novelty.{name}"]
-        assert counts.flatten().tolist() == [getattr(head, name) for head in naive.heads]
-    shares = [float(head.share) > 0 for head in naive.heads]
-    event("all heads" if all(shares) else "some heads" if any(shares) else "no head")
     event(f"proposals are {'' if naive.barred else 'not '}barred")
     event("plans in turns" if naive.turns else "all plan at once")
     event("lines" if naive.lines else "no lines")

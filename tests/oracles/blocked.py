@@ -7,8 +7,8 @@ step are float32, in the same order of operations; merges are chosen by comparin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from tests.oracles.quantized import round_center
 LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
 # Of large banks and of small ones.
 SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
-# Repeats that count as seen when a stream begins.
-AT_FIRST = 16
 
 
 Proposal = tuple[float, int, int, int]
@@ -46,15 +44,8 @@ class Head:
 
     slots: list[Prototype]
     plan: list[tuple[int, int]] | None = None
-    # Tokens that plans found, and those of them that repeat a prototype.
-    seen: int = field(default_factory=lambda: AT_FIRST)
-    repeated: int = field(default_factory=lambda: AT_FIRST)
-
-    @property
-    def share(self) -> Tensor:
-        """Return 0 if up to 90 in 100 tokens are new, 1 from 95 on."""
-        seen = torch.tensor(self.seen)
-        return ((seen * (1 - 0.9) - self.repeated) / (seen * (0.95 - 0.9))).clamp(0, 1)
+    # Which part of the newest tokens is kept from merging.
+    share: float = 0.0
 
 
 class NaiveBlocked:
@@ -70,11 +61,12 @@ class NaiveBlocked:
         quantized: bool = False,
         near: int = 0,
         budget: int | None = None,
+        shares: Sequence[float] = (),
     ) -> None:
         self.K, self.anchor, self.power, self.quantized = prototypes, anchor, merge_mass_power, quantized
         self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
         self.near, self.budget = near, prototypes if budget is None else budget
-        self.heads = [Head([]) for _ in range(heads)]
+        self.heads = [Head([], share=share) for share in shares or [0.0] * heads]
         self.turn = 0
         # Plans with chains of merges, steps in which only some heads planned, and proposals that were barred.
         self.lines, self.turns, self.barred = 0, 0, 0
@@ -121,7 +113,7 @@ class NaiveBlocked:
             present = max(self.budget / 2, (step + 1) * T / 8) - self.near
             present = max(0.0, min(present, filled - 2 * self.M))
             for head in due:
-                head.plan = self.plan_of(head, float(step - head.share * (present / T)))
+                head.plan = self.plan_of(head, float(step - torch.tensor(head.share) * (present / T)))
             self.turn += 1
         for head, new in zip(self.heads, tokens, strict=True):
             opening = new[: n - merges]
@@ -163,8 +155,8 @@ class NaiveBlocked:
             held.key, held.value = round_center(held.key, held.value, held.mass)
 
     def plan_of(self, head: Head, since: float) -> list[tuple[int, int]]:
-        """Return M merges, cheapest first, and count the new tokens. What came after step `since` counts as lightest,
-        and goes last unless it repeats another."""
+        """Return M merges, cheapest first. What came after step `since` counts as lightest, and goes last unless it
+        repeats another."""
         filled = len(head.slots)
         slots = head.slots + [_free(len(head.slots[0].key), len(head.slots[0].position))] * (self.K - filled)
         squares, norms = self._squares(slots)
@@ -179,11 +171,7 @@ class NaiveBlocked:
             for slot, proposal in self._nearest_heavier(weights, costs, order, number):
                 if slot < filled:
                     proposals[slot] = min(proposal, proposals.get(slot, proposal))
-        newest = max(slot.last_step for slot in slots)
-        head.seen += sum(slot.last_step == newest for slot in slots)
-        repeats = {slot for slot, (cost, *_) in proposals.items() if cost < repeat}
-        head.repeated += sum(slots[slot].last_step == newest for slot in repeats)
-        barred = {slot for slot in proposals if kept[slot] and slot not in repeats}
+        barred = {slot for slot, (cost, *_) in proposals.items() if kept[slot] and not cost < repeat}
         self.barred += len(barred)
         free = {slot: proposal for slot, proposal in proposals.items() if slot not in barred}
         comes: dict[int, Proposal] = {}
