@@ -102,16 +102,17 @@ class BlockedRule(Policy):
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
         n = part.stop - part.start
+        share = self._novelty.share()
         turn = schedule.next_turn(n)
         if turn is not None:
-            self._plan(self._of_mine(turn), step, tokens.keys.shape[1])
+            self._plan(self._of_mine(turn), share, step, tokens.keys.shape[1])
         opened = schedule.open(n)
         merges = n - (opened.stop - opened.start)
         rows = self._head + self._line[opened] if merges < n else None
         changed = rows
         if merges:
             moves = self._next_merges(merges)
-            merge_(bank, moves, self._config.anchor, self._novelty.share() > 0, self._line[: moves.numel()])
+            merge_(bank, moves, self._config.anchor, share > 0, self._line[: moves.numel()])
             bank.merged += merges
             changed = moves if rows is None else torch.cat((rows, *moves), 1)
             rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
@@ -126,7 +127,7 @@ class BlockedRule(Policy):
         """Return a stride of the model's heads, counted among those of this memory."""
         return slice((heads.start - self._own.start) % heads.step, None, heads.step)
 
-    def _plan(self, heads: slice, step: int, tokens: int) -> None:
+    def _plan(self, heads: slice, share: Tensor, step: int, tokens: int) -> None:
         bank = self._bank
         parts = (part.flatten(0, 1) for part in (bank.mass, bank.mean, bank.last_step))
         points = Points(*(part[heads] for part in (self._folded, *parts)))
@@ -135,7 +136,7 @@ class BlockedRule(Policy):
         merges, power = self._schedule.merges, self._config.merge_mass_power
         # A plan needs more than its merges: not all proposals can be carried out together.
         present = self._novelty.present(step, tokens, self._schedule.filled - 2 * merges)
-        since = step - self._novelty.share(heads) * (present / tokens)
+        since = step - share[heads] * (present / tokens)
         plan = plan_of(points, since, self._schedule.filled, merges, self._tables, power)
         for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new

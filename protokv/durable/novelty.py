@@ -2,9 +2,9 @@
 
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
 average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
-tokens of a step come again in the next one. A token comes again where a value of the next step is near its own: within
-`REPEATS` times the variance of that step, squared distances halved. A camera gives the last view again; a text does
-not. The counts know nothing of the bank: a small bank forgets what a stream repeats.
+tokens of a step come again in the next one: where the squared distance to the nearest value of the next step is at most
+`NEAR` of the mean square of those values. A camera gives the last view again; a text does not. The counts know nothing
+of the bank: a small bank forgets what a stream repeats.
 
 Where more than `SOME_NEW` of the tokens are new, the newest ones merge with their repeats alone: an eighth of the
 stream so far, at least half of the budget, and less of it below `ALL_NEW`. Older ones merge by Ward's rule. There a
@@ -26,13 +26,13 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
+# Merging with a repeat costs less than so much of what merging two tokens of a step usually costs.
 REPEATS: Final = 0.25
-SOME_NEW, ALL_NEW = 0.4, 0.7
+NEAR: Final = 0.8
+SOME_NEW, ALL_NEW = 0.2, 0.3
 _PRESENT: Final = 8
 # Counts begin as if so many repeats had been seen: a few steps say little.
 AT_FIRST: Final = 128
-# Squared distances below this share of the squared norms are rounding (in float64).
-_SAME: Final = 1e-13
 
 
 class Novelty:
@@ -69,16 +69,14 @@ class Novelty:
 
     def count_(self, before: Tokens, step: StepKV) -> None:
         """Count the tokens `before`, of the step before this one. Steps of which a token was dropped do not count."""
-        if len(step.positions) < 2:
-            return
         again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1)).sum(1)
         whole = before.usable.all() if step.usable is None else before.usable.all() & step.usable.all()
         self._seen += whole * len(before)
         self._repeated += (again * whole).view_as(self._repeated)
 
-    def share(self, heads: slice = slice(None)) -> Tensor:
-        """Return which part of the present is kept from merging, `[n]` float32: 0 where the stream repeats itself."""
-        seen, repeated = (counts.view(-1)[heads] for counts in (self._seen, self._repeated))
+    def share(self) -> Tensor:
+        """Return which part of the present is kept from merging, `[B]` float32: 0 where the stream repeats itself."""
+        seen, repeated = self._seen.view(-1), self._repeated.view(-1)
         return ((seen * (1 - SOME_NEW) - repeated) / (seen * (ALL_NEW - SOME_NEW))).clamp_(0, 1)
 
     def present(self, step: int, tokens: int, most: int) -> float:
@@ -109,5 +107,4 @@ def come_again(values: Tensor, step: Tensor) -> Tensor:
     old, new = values.double(), step.double()
     own, norms = (some.square().sum(2) for some in (old, new))
     nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
-    near = 2 * REPEATS * new.var(1, correction=0).sum(1, keepdim=True)
-    return nearest <= torch.add(near, own, alpha=_SAME - 1)
+    return nearest + own <= NEAR * norms.mean(1, keepdim=True)

@@ -36,8 +36,8 @@ WITHOUT_WAITS = [
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
 # A step, or a decoded token; casts are seen only where nothing runs in inference mode. A plan of twice as many merges
-# takes one operation more.
-OPERATIONS, OPERATIONS_OF_LONG_PLANS = 400, 402
+# takes one operation more. Of those of `durable`, 52 keep the newest tokens exact where nothing comes again.
+OPERATIONS, OPERATIONS_OF_LONG_PLANS = 452, 454
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves.
 COMPACT_OPERATIONS = {"sliding-window": 600, "durable": 1400}
 

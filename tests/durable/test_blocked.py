@@ -148,7 +148,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
         for module in (schedule, naive_blocked):
             patch.setattr(module, "SHARE", share)
             patch.setattr(module, "SMALL_SHARE", share)
-        patch.setattr(Novelty, "share", lambda _, heads=slice(None): torch.tensor(shares)[heads])
+        patch.setattr(Novelty, "share", lambda _: torch.tensor(shares))
         for module in (parts, naive_blocked):
             patch.setattr(module, "LARGE", 0 if large else K + 1)
         held = Held(shape, K, anchor=anchor, power=power, quantized=quantized)
@@ -338,5 +338,5 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
                 counts.append(counting.operations.total())
     assert not counting.waits
     assert len(set(counts)) == 1
-    # Of these, 42 tell new tokens from repeats and keep the newest from merging.
-    assert counts[0] <= 176, counting.operations
+    # Of these, 29 keep the newest tokens from merging where a stream repeats nothing.
+    assert counts[0] <= 160, counting.operations

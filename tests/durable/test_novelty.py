@@ -56,11 +56,6 @@ def test_a_step_of_which_a_token_was_dropped_changes_no_count() -> None:
     assert (counts["novelty.seen"] - watched(steps[:2]).tensors()["novelty.seen"] == 8 * 7).all()
 
 
-def test_steps_of_one_token_tell_nothing() -> None:
-    ends = [watched(list(torch.randn(n, 2, 1, 8))).tensors() for n in (1, 40)]
-    assert torch.equal(ends[0]["novelty.seen"], ends[1]["novelty.seen"])
-
-
 @pytest.mark.parametrize(("name", "count"), [("seen", 0), ("repeated", 0), ("repeated", 10**6)])
 def test_counts_that_no_stream_leaves_are_refused(name: str, count: int) -> None:
     memory = watched(list(torch.randn(3, 2, 7, 8)))

@@ -41,10 +41,10 @@ class NaiveAgglomerative(NaiveProtoKV):
     def append(self, step: StepKV) -> None:
         """Compare the last step, as far as it is in the near window, with this one, and take this one."""
         tokens = self._split(step)
-        if self.near and len(tokens) > 1:
+        if self.near:
             for number, bank in enumerate(bank for layer in self.heads for bank in layer):
                 new = torch.stack([everywhere[number].value for everywhere in tokens]).double()
-                near = float((new - new.mean(0)).square().sum(1).mean()) / 2
+                near = float(new.square().sum(1).mean()) * 0.8
                 for everywhere in self.near[-1][1]:
                     square = float((everywhere[number].value.double() - new).square().sum(1).min())
                     self.seen[number] += 1
@@ -115,9 +115,9 @@ class NaiveAgglomerative(NaiveProtoKV):
         return found
 
     def _share(self, number: int) -> Tensor:
-        """Return 0 for a head of which up to 4 in 10 tokens are new, 1 from 7 on; in float32."""
+        """Return 0 for a head of which up to 2 in 10 tokens are new, 1 from 3 on; in float32."""
         seen = torch.tensor(self.seen[number])
-        return ((seen * (1 - 0.4) - self.repeated[number]) / (seen * (0.7 - 0.4))).clamp(0, 1)
+        return ((seen * (1 - 0.2) - self.repeated[number]) / (seen * (0.3 - 0.2))).clamp(0, 1)
 
     def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
         """Return w v / (w + v) times the squared distance of the centres; w is the mass to the given power."""
