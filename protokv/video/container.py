@@ -22,8 +22,9 @@ from protokv.video.source import Image, SourceInfo
 # of playlists, scripts, sequences of images, MLV and VobSub do.
 # fmt: off
 FORMATS = frozenset((
-    "mov", "matroska", "avi", "mpegts", "mpeg", "flv", "live_flv", "kux", "ogg", "asf", "rm", "wtv", "nut", "mxf", "gxf",
-    "dv", "nsv", "nuv", "pva", "swf", "dhav", "lxf", "ivf", "ty", "film_cpk", "yuv4mpegpipe", "gif", "apng", "ser", "cine",
+    "mov", "matroska", "avi", "mpegts", "mpeg", "flv", "live_flv", "kux", "ogg", "asf", "rm", "wtv", "nut", "mxf",
+    "gxf", "dv", "nsv", "nuv", "pva", "swf", "dhav", "lxf", "ivf", "ty", "film_cpk", "yuv4mpegpipe", "gif", "apng",
+    "ser", "cine",
     "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1", "vc1test",
     "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
     "jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe",

@@ -32,7 +32,8 @@ TEXTS = {
     "</AdaptationSet></Period></MPD>",
     "call.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n"
     "a=rtpmap:96 H264/90000\n",
-    "movie.idx": "# VobSub index file, v7\nsize: 720x576\nid: en, index: 0\ntimestamp: 00:00:01:000, filepos: 000000000\n",
+    "movie.idx": "# VobSub index file, v7\nsize: 720x576\nid: en, index: 0\n"
+    "timestamp: 00:00:01:000, filepos: 000000000\n",
     "text.txt": "FFmpeg would draw this text as a film\n" * 99,
 }
 SEQUENCE = ("pat%03d.jpg", "pat%03d.mp4")
