@@ -1,7 +1,7 @@
 """PyAV: open a video file with limits on its demultiplexer and decoder, describe it, and convert its frames.
 
-FFmpeg gets an open descriptor and no name, speaks no protocol that takes one, and may use only the formats of `FORMATS`.
-So it reads the one file, whatever the file and its name say.
+FFmpeg gets an open descriptor and no name, speaks no protocol that takes one, and may use only the formats of
+`FORMATS`. So it reads the one file, whatever the file and its name say.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.video.source import Image, SourceInfo
 
-# The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as those
-# of playlists, scripts, sequences of images, MLV and VobSub do.
+# The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
+# those of playlists, scripts, sequences of images, MLV and VobSub do.
 # fmt: off
 FORMATS = frozenset((
     "mov", "matroska", "avi", "mpegts", "mpeg", "flv", "live_flv", "kux", "ogg", "asf", "rm", "wtv", "nut", "mxf",
     "gxf", "dv", "nsv", "nuv", "pva", "swf", "dhav", "lxf", "ivf", "ty", "film_cpk", "yuv4mpegpipe", "gif", "apng",
     "ser", "cine",
-    "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1", "vc1test",
-    "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
+    "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1",
+    "vc1test", "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
     "jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe",
     # Without pictures; named so that the error says what they are, and for the sound beside the pictures of HLS.
     "aac", "ac3", "eac3", "flac", "mp3", "wav",
