@@ -178,7 +178,7 @@ class LocalForm(Form):
         """Link the kept commit to the place of the state, which becomes `STATE.damaged`."""
         with writing(self.path):
             aside = go_back(self.target, None if at is None else Path(at))
-        linked = os.path.islink(self.path)
+        linked = Path(self.path).is_symlink()
         return None if aside is None else str(aside if linked else Path(self.path).with_name(aside.name))
 
 
