@@ -14,6 +14,7 @@ file that stays locked when its owner is killed, is disabled. https://py-fileloc
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -25,6 +26,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 import protokv.storage.filesystem as filesystem
+from protokv.core.snapshot import cause_of, system_error
 from protokv.errors import StateError, StateLocked
 
 _HINTS = {
@@ -101,15 +103,38 @@ def retire(target: Path, name: Path) -> None:
         filesystem.sync_folder(target.parent)
 
 
+def go_back(target: Path, kept: Path | None) -> Path | None:
+    """Put a copy of `kept` in place of `target`, or nothing; return the new name of what was there, if anything was.
+
+    That name comes first, so a crash loses nothing. `target` holds the old or the new contents at any time.
+    """
+    aside = None
+    if os.path.lexists(target):
+        names = (f"{target.name}.damaged" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+        aside = next(one for one in map(target.with_name, names) if not os.path.lexists(one))
+    if aside is not None and kept is not None:
+        keep_as(target, aside)
+    if kept is not None:
+        replace(target, lambda made: _link_all(kept, made))
+    elif aside is not None:
+        filesystem.replace(target, aside)
+        filesystem.sync_folder(target.parent)
+    return aside
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        hint = next((hint for hint, numbers in _HINTS.items() if getattr(error, "errno", 0) in numbers), "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=hint) from error
+    except StateError:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, ValueError) else system_error(error)
+        if why is None:
+            raise
+        hint = next((hint for hint, numbers in _HINTS.items() if getattr(why, "errno", 0) in numbers), "")
+        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
 
 
 @contextmanager
@@ -189,5 +214,7 @@ class Lock:
         if self._lock.is_locked or not self.held:
             with suppress(OSError):
                 self.file.unlink()
-        self._lock.release()
+        # The state is written; the system frees the lock at the end of the process in any case.
+        with suppress(OSError):
+            self._lock.release()
         self.held = False
