@@ -165,6 +165,7 @@ class MemoryShape:
         first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
         streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
+        embedding_size: E, of what the language model reads; None: unknown.
     """
 
     layers: int
@@ -179,6 +180,7 @@ class MemoryShape:
     first_layer: int = 0
     frames_per_step: int = 1
     streams: int = 1
+    embedding_size: int | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:
