@@ -25,6 +25,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 import protokv.storage.filesystem as filesystem
+from protokv.core.snapshot import cause_of, system_error
 from protokv.errors import StateError, StateLocked
 
 _HINTS = {
@@ -106,10 +107,14 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        hint = next((hint for hint, numbers in _HINTS.items() if getattr(error, "errno", 0) in numbers), "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=hint) from error
+    except StateError:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, ValueError) else system_error(error)
+        if why is None:
+            raise
+        hint = next((hint for hint, numbers in _HINTS.items() if getattr(why, "errno", 0) in numbers), "")
+        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
 
 
 @contextmanager
@@ -189,5 +194,7 @@ class Lock:
         if self._lock.is_locked or not self.held:
             with suppress(OSError):
                 self.file.unlink()
-        self._lock.release()
+        # The state is written; the system frees the lock at the end of the process in any case.
+        with suppress(OSError):
+            self._lock.release()
         self.held = False

@@ -38,10 +38,11 @@ from protokv.core.snapshot import (
     parse_state_json,
     reading,
     seal,
+    system_error,
     unseal,
     write_safetensors,
 )
-from protokv.errors import StateCorrupt, StateError, shown
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
 from protokv.storage.commit import Lock, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
@@ -127,9 +128,12 @@ class LocalForm(Form):
         def read_whole(seen: tuple[int, ...]) -> T:
             try:
                 found = read(self.open(target))
-            except (StateError, PermissionError):
+            except StateError:
                 raise
             except Exception as error:
+                # A disk that cannot be read, or too little memory, is no damage of the state.
+                if (why := system_error(error)) is not None:
+                    raise why from error
                 raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
             if identify() != seen:
                 raise StateError("it was replaced meanwhile")
@@ -141,11 +145,11 @@ class LocalForm(Form):
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
         target = self.target
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with reading(self.path), suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
-                    with suppress(StateError):
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:
                             yield str(one), header
@@ -180,10 +184,10 @@ class FileForm(LocalForm):
 
     def replace(self, state: State) -> None:
         """Put the file in place."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        check_dtypes(tensors)
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
         with writing(self.path):
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            check_dtypes(tensors)
+            document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
     def open(self, target: Path) -> Stored:
