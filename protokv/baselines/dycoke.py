@@ -121,7 +121,9 @@ class FrameGroup(StatePart):
         """Check that the index lies in the group and the grid has as many cells as there are features."""
         features, size = tensors["merge.reference"].shape
         if features and self._embedding_size not in (None, size):
-            raise StateCorrupt(f"state: tensor merge.reference has features of {size}, the model {self._embedding_size}")
+            raise StateCorrupt(
+                f"state: tensor merge.reference has features of {size}, the model {self._embedding_size}"
+            )
         index, rows, columns = tensors["merge.group"].tolist()
         in_group = 0 <= index < GROUP and (index == 0 or features > 0)
         if not in_group or min(rows, columns) < 0 or rows * columns != features:
