@@ -110,7 +110,7 @@ def bounds_of(spec: TensorSpec, clock: Clock | None) -> tuple[float, float]:
 
     | unit | least | greatest |
     |---|---|---|
-    | tokens, slots | 0 | twice the tokens seen: each enters a bank when it leaves the window, and may open a slot before |
+    | tokens, slots | 0 | twice the tokens seen: one may open a slot twice, early and when it leaves the window |
     | position | 0 | the last position given |
     | step | -1 | the last step |
     | seconds | 0 | the stream time |
