@@ -138,7 +138,7 @@ class MemoryConfig:
 
 
 @cache
-def _hints_of(cls: type[MemoryConfig]) -> dict[str, Any]:
+def _hints_of(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 

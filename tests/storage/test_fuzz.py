@@ -302,7 +302,7 @@ class User:
             found["query"] = self._verdict(self._query)
             found["ingest"] = self._verdict(lambda: self._ingest(form)) if found["query"] == "done" else found["query"]
             # The slowest stage; most of it is what a query does.
-            if form is not None or self._random.random() < 0.25:
+            if form is not None or self._random.random() < 0.1:
                 found["inspect"] = self._verdict(lambda: describe(self.path, values=True))
             else:
                 del found["inspect"]
