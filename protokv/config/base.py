@@ -60,11 +60,12 @@ class MemoryConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hints = _hints_of(type(self))
+        cls: Any = type(self)
+        hints = _hints_of(cls)
         for field in fields(self):
             check_type(field.name, getattr(self, field.name), hints[field.name])
-        for cls in reversed(type(self).__mro__):
-            for name, (low, high) in vars(cls).get("ranges", {}).items():
+        for base in reversed(cls.__mro__):
+            for name, (low, high) in vars(base).get("ranges", {}).items():
                 check_range(name, getattr(self, name), low, high)
         self.check()
 
