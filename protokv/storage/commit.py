@@ -14,6 +14,7 @@ file that stays locked when its owner is killed, is disabled. https://py-fileloc
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -100,6 +101,25 @@ def retire(target: Path, name: Path) -> None:
         filesystem.replace(name, made)
         # Without this a crash could undo the move but not the removal.
         filesystem.sync_folder(target.parent)
+
+
+def go_back(target: Path, kept: Path | None) -> Path | None:
+    """Put a copy of `kept` in place of `target`, or nothing; return the new name of what was there, if anything was.
+
+    That name comes first, so a crash loses nothing. `target` holds the old or the new contents at any time.
+    """
+    aside = None
+    if os.path.lexists(target):
+        names = (f"{target.name}.damaged" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+        aside = next(one for one in map(target.with_name, names) if not os.path.lexists(one))
+    if aside is not None and kept is not None:
+        keep_as(target, aside)
+    if kept is not None:
+        replace(target, lambda made: _link_all(kept, made))
+    elif aside is not None:
+        filesystem.replace(target, aside)
+        filesystem.sync_folder(target.parent)
+    return aside
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import stat
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
@@ -43,7 +43,7 @@ from protokv.core.snapshot import (
     write_safetensors,
 )
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
-from protokv.storage.commit import Lock, keep_as, recover, replace, retire, writing
+from protokv.storage.commit import Lock, go_back, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
 
@@ -166,6 +166,20 @@ class LocalForm(Form):
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
             retire(self.target, Path(at))
+
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """Take the lock."""
+        LocalForm.check_target(self)
+        with Lock(self.path):
+            yield
+
+    def go_back(self, at: str | None) -> str | None:
+        """Link the kept commit to the place of the state, which becomes `STATE.damaged`."""
+        with writing(self.path):
+            aside = go_back(self.target, None if at is None else Path(at))
+        linked = Path(self.path).is_symlink()
+        return None if aside is None else str(aside if linked else Path(self.path).with_name(aside.name))
 
 
 class FileForm(LocalForm):

@@ -104,6 +104,28 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_state(
     assert outcomes[-1] == NEW
 
 
+@pytest.mark.parametrize(("suffix", "every"), [(".safetensors", 2), (".zarr", 23)])
+@pytest.mark.parametrize("keep", [3])
+def test_a_crash_while_going_back_loses_neither_the_damaged_state_nor_the_commit(suffix, every, base, make_state):
+    disk = Recorded(copied(base, "work"))
+    form = form_of(disk.root / f"a{suffix}")
+    before = next(at for at, header in form.kept() if header.clock.steps == 4)
+    with disk, form.repairing():
+        aside = form.go_back(before)
+    seen = []
+    for n in [*range(1, len(disk.calls), every), len(disk.calls)]:
+        for i, luck in enumerate((lambda: 1.0, lambda: 0.0)):
+            place = after_crash(base, disk.root, disk.calls[:n], luck, base.parent / f"after-{n}-{i}")
+            found = form_of(place / f"a{suffix}").read()
+            assert found.clock.steps in (4, OLD)
+            if found.clock.steps == 4:
+                assert found.tensors["near.keys"].eq(4).all()
+                assert form_of(place / f"a{suffix}").read(str(place / Path(aside).name)).clock.steps == OLD
+            assert times(place / f"a{suffix}")[:2] == [3.0, 4.0]
+            seen.append(found.clock.steps)
+    assert (seen[0], seen[-1]) == (OLD, 4)
+
+
 @pytest.mark.parametrize(("suffix", "keep"), [(".safetensors", None)])
 def test_a_commit_that_does_not_sync_is_caught(suffix, keep, base, make_state):
     """The model loses data that was not synced, so the test above fails without the calls of sync."""
