@@ -28,6 +28,10 @@ class NotUnderstood(ConfigError):
     """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
 
 
+class QuestionError(ConfigError):
+    """A question cannot be asked; others can."""
+
+
 class PositionWarning(UserWarning):
     """The stream has left the positions that the model was trained on."""
 

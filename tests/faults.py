@@ -34,32 +34,28 @@ from protokv.errors import ProtoKVError
 LINUX = sys.platform == "linux" and platform.machine() == "x86_64"
 needs_linux = pytest.mark.skipif(not LINUX, reason="the kernel's own interface, of Linux on x86-64")
 
-# Number of each call, and its arguments that name a file: a descriptor, a path, or a folder's descriptor and a path.
-_CALLS: dict[int, tuple[str, tuple[tuple[str, int], ...]]] = {
-    number: (name, places)
-    for name, number, places in [
-        *((name, number, (("fd", 0),)) for name, number in [
-            ("read", 0), ("write", 1), ("fstat", 5), ("lseek", 8), ("pread", 17), ("pwrite", 18), ("writev", 20),
-            ("fcntl", 72), ("flock", 73), ("fsync", 74), ("fdatasync", 75), ("ftruncate", 77), ("fchmod", 91),
-            ("getdents", 217), ("fallocate", 285),
-        ]),
-        *((name, number, (("path", 0),)) for name, number in [
-            ("open", 2), ("stat", 4), ("lstat", 6), ("access", 21), ("truncate", 76), ("mkdir", 83), ("rmdir", 84),
-            ("unlink", 87), ("readlink", 89), ("chmod", 90),
-        ]),
-        *((name, number, (("at", 0),)) for name, number in [
-            ("openat", 257), ("mkdirat", 258), ("newfstatat", 262), ("unlinkat", 263), ("readlinkat", 267),
-            ("faccessat", 269), ("utimensat", 280), ("statx", 332), ("faccessat2", 439),
-        ]),
-        *((name, number, (("path", 0), ("path", 1))) for name, number in [("rename", 82), ("link", 86)]),
-        *((name, number, (("at", 0), ("at", 2))) for name, number in [
-            ("renameat", 264), ("linkat", 265), ("renameat2", 316),
-        ]),
-        ("sendfile", 40, (("fd", 0), ("fd", 1))),
-        ("copy_file_range", 326, (("fd", 0), ("fd", 2))),
-        ("mmap", 9, (("fd", 4),)), ("mprotect", 10, ()), ("brk", 12, ()), ("mremap", 25, ()),
-    ]
+# Calls by the arguments that name their files: a descriptor, a path, or a folder's descriptor and a path.
+_NUMBERS = {
+    (("fd", 0),): {
+        "read": 0, "write": 1, "fstat": 5, "lseek": 8, "pread": 17, "pwrite": 18, "writev": 20, "fcntl": 72,
+        "flock": 73, "fsync": 74, "fdatasync": 75, "ftruncate": 77, "fchmod": 91, "getdents": 217, "fallocate": 285,
+    },
+    (("fd", 4),): {"mmap": 9},
+    (("fd", 0), ("fd", 1)): {"sendfile": 40},
+    (("fd", 0), ("fd", 2)): {"copy_file_range": 326},
+    (("path", 0),): {
+        "open": 2, "stat": 4, "lstat": 6, "access": 21, "truncate": 76, "mkdir": 83, "rmdir": 84, "unlink": 87,
+        "readlink": 89, "chmod": 90,
+    },
+    (("path", 0), ("path", 1)): {"rename": 82, "link": 86},
+    (("at", 0),): {
+        "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "readlinkat": 267, "faccessat": 269,
+        "utimensat": 280, "statx": 332, "faccessat2": 439,
+    },
+    (("at", 0), ("at", 2)): {"renameat": 264, "linkat": 265, "renameat2": 316},
+    (): {"mprotect": 10, "brk": 12, "mremap": 25},
 }  # fmt: skip
+_CALLS = {number: (name, places) for places, named in _NUMBERS.items() for name, number in named.items()}
 
 _WRITES = {"write", "pwrite"}
 # Calls that may take space on a disk.
@@ -93,7 +89,7 @@ class Fault:
 
     Attributes:
         at: number of the call, among those with one of the `names`, if any are given.
-        error: the errno that it ends with; KILL: the process is killed before it.
+        error: the errno that it ends with; KILL: the process is killed before it, or in the middle of a write.
         kind: which calls count.
         lasting: later calls fail like this one.
         names: calls that count.
@@ -130,7 +126,11 @@ def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault()) -> End
         if not child:
             _serve(operation, theirs, fault.kind)
         theirs.close()
-        _, (listener, *_), _, _ = socket.recv_fds(mine, 1, 1)
+        _, received, _, _ = socket.recv_fds(mine, 1, 1)
+        if not received:
+            os.waitpid(child, 0)
+            pytest.skip("the kernel does not let calls be watched here")
+        (listener,) = received
         watched = _Watched(child, os.path.realpath(root), fault)
         try:
             mine.send(b"g")
@@ -261,7 +261,7 @@ class _Watched:
         self.calls.append(name)
         if not fault.at or len(self.calls) < fault.at or (len(self.calls) > fault.at and not fault.lasting):
             return None
-        if name in _WRITES and fault.error == errno.ENOSPC:
+        if name in _WRITES and fault.error in (errno.ENOSPC, KILL):
             self._write_half(thread, arguments)
         return fault.error
 
@@ -298,7 +298,7 @@ class _Watched:
         return found
 
     def _write_half(self, thread: int, arguments: list[int]) -> None:
-        """Write what a disk takes before it is full."""
+        """Write what a disk takes before it is full, or before the process is killed."""
         half = self._read(thread, arguments[1], arguments[2] // 2)
         process = os.pidfd_open(self._child)
         copy = _libc().syscall(438, process, arguments[0] & 0xFFFFFFFF, 0)

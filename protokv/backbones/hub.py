@@ -215,6 +215,8 @@ def translate_errors(name: str) -> Iterator[None]:
         OSError,
         ValueError,
         LookupError,
+        ArithmeticError,
+        AssertionError,
         TypeError,
         AttributeError,
         RuntimeError,
