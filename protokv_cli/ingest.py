@@ -289,15 +289,7 @@ def ingest(
         Path | None,
         typer.Option("--html", metavar="FILE", help="The same table as a page.", rich_help_panel=Panel.MANY),
     ] = None,
-    trust: Annotated[
-        Path | None,
-        typer.Option(
-            "--trust",
-            metavar="KEYS",
-            help="With --append: refuse a state that no public key in this file has signed (minisign).",
-            rich_help_panel=Panel.WATCH,
-        ),
-    ] = None,
+    trust: options.Trust = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,

@@ -171,7 +171,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         metavar="KEYS",
-        help="Refuse a state that no public key in this file has signed (minisign).",
+        help="Refuse a state that no public key in this file has signed (minisign). Of ingest: with --append.",
         rich_help_panel=Panel.MODEL,
     ),
 ]

@@ -305,12 +305,13 @@ class PtForm(FileForm):
 
     def map(self, source: Path | bytes) -> tuple[object, object]:
         """Read the pickle and the tensors."""
-        file = source if isinstance(source, Path) else io.BytesIO(source)
+        mapped = isinstance(source, Path)
         try:
-            _check_pickle(file)
+            _check_pickle(source if isinstance(source, Path) else io.BytesIO(source))
         except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(source, Path))
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(content, dict) or set(content) != {KEY, "tensors"}:
             raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
         return content[KEY], content["tensors"]

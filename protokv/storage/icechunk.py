@@ -25,8 +25,9 @@ from obstore.exceptions import BaseError
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from protokv import object_store
 from protokv.core.snapshot import Header, State, not_found, not_ours, reading
-from protokv.errors import StateCorrupt, StateError, StateLocked, shown
+from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, shown
 from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.form import Form, StatePath, Stored, read_unchanged
@@ -194,14 +195,28 @@ class IcechunkForm(Form):
 
     def write_signature(self, signature: bytes) -> str:
         """Put the signature into an object beside the repository."""
-        store, key = self._signature
-        store.put(key, signature)
+        with self._beside() as (store, key):
+            store.put(key, signature)
         return f"{self._address.rstrip('/')}{SUFFIX}"
 
-    @property
-    def _signature(self) -> tuple[Any, str]:
-        store, prefix = store_of(self._address.rstrip("/"))
-        return store, prefix + SUFFIX
+    def _read_signature(self) -> bytes | None:
+        with suppress(SourceNotFound), self._beside() as (store, key):
+            found = store.get(key)
+            return found.bytes().to_bytes() if found.meta["size"] <= LIMIT_BYTES else b""
+        return None
+
+    @contextmanager
+    def _beside(self) -> Iterator[tuple[Any, str]]:
+        """Yield the store and the key of the signature. SourceNotFound if it is not there."""
+        address = self._address.rstrip("/") + SUFFIX
+        store, key = store_of(address)
+        try:
+            with object_store.explained(address):
+                yield store, key
+        except SourceNotFound:
+            raise
+        except SourceError as error:
+            raise StateError(error.message, hint=error.hint) from error
 
     def _check_signed(self, store: IcechunkStore) -> Stored:
         """Read all objects of a snapshot, and open what was read if it is signed."""
@@ -212,13 +227,9 @@ class IcechunkForm(Form):
             found = {key: await store.get(key, default_buffer_prototype()) for key in keys}
             return {key: b"" if data is None else data.to_bytes() for key, data in found.items()}
 
-        read, (beside, key) = sync(contents()), self._signature
-        try:
-            signature = beside.get(key).bytes().to_bytes()[:LIMIT_BYTES]
-        except FileNotFoundError:
-            signature = None
+        read = sync(contents())
         assert self.guard is not None
-        self.guard(self._address, statement(read), signature)
+        self.guard(self._address, statement(read), self._read_signature())
         return in_memory(read)
 
     def _stored(self, repo: Repository, snapshot: str) -> Stored:

@@ -109,8 +109,10 @@ class ZarrForm(LocalForm):
 
 def in_memory(contents: Mapping[str, bytes]) -> Stored:
     """Open the hierarchy that these objects are."""
-    store = MemoryStore({key: _BUFFERS.buffer.from_bytes(data) for key, data in contents.items()})
-    return Hierarchy(store, lambda keys: {key: len(contents.get(key, b"")) for key in keys})
+    objects = {key: _BUFFERS.buffer.from_bytes(data) for key, data in contents.items()}
+    return Hierarchy(
+        MemoryStore(objects, read_only=True), lambda keys: {key: len(contents.get(key, b"")) for key in keys}
+    )
 
 
 class _NewFolder(LocalStore):
