@@ -34,6 +34,9 @@ BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
 # The times of these begin at 0, and not at some time of a clock.
 FROM_ZERO = {"mov", "matroska", "flv", "ogg"}
 
+# The length that these state is counted from 0, and not from their first frame.
+COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
+
 # Seconds between two frames; less is no frame rate but a damaged clock.
 LEAST_INTERVAL_S = 1e-4
 
@@ -42,6 +45,8 @@ DECLARING = {"avi", "matroska"}
 
 # Ends that are declared twice may differ by this much.
 HONEST_S, HONEST_PART = 0.5, 0.02
+
+NO_FRAME = "its bytes are no frame"
 
 # Packets in a row that may fail before the first frame.
 MOST_FAILURES = 256
@@ -69,6 +74,7 @@ class Probe:
     timeline: Timeline
     stream_id: int = 0  # of the pictures, in the container
     frames: int = 0  # that the header declares; 0: not said
+    clock: float = 1.0  # how long the header says that the file is, over how long a tag says; 1.0: the same
     max_pixels: int = MAX_PIXELS
 
     @property
@@ -104,8 +110,8 @@ class Probe:
         """Return the stream time of the frame that a packet should give; None if none is due or it cannot be told."""
         if packet.pts is None or packet.is_discard or not self.has_pts:
             return None
-        if self.info.codec == "vp8" and not bytes(packet)[0] & 0x10:
-            return None  # a reference frame that is never shown
+        if self.info.codec == "vp8" and bytes(packet)[0] & 0x11 == 1:
+            return None  # a reference frame that is never shown; key frames are
         return self.time_s(packet.pts)
 
 
@@ -143,8 +149,10 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
     origin = _origin(name, stream, first, timeline)
     if not indexed and Follower(walk(path, name, stream.id)).up_to(begin):
         origin = _lost_origin(name, container, stream, origin, whole_s)
-    if promised_s is not None and name == "matroska":
-        promised_s = max(0.0, promised_s - max(0.0, float(origin * base)))  # Matroska counts from 0, not from the start
+    clock = whole_s / tagged_s if whole_s and (tagged_s := _tagged_s(stream)) and name == "matroska" else 1.0
+    late_s = max(0.0, float(origin * base))
+    if promised_s is not None and name in COUNTING_FROM_ZERO and (name == "matroska" or late_s < promised_s):
+        promised_s = max(0.0, promised_s - late_s)  # FLV may count from the start
     return Probe(
         path=path,
         info=replace(info, duration_s=promised_s, size_bytes=path.stat().st_size, fingerprint=fingerprint(path)),
@@ -156,6 +164,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         timeline=timeline,
         stream_id=stream.id,
         frames=stream.frames,
+        clock=clock if abs(clock - 1.0) > 2 * HONEST_PART else 1.0,
         max_pixels=max_pixels,
     )
 
@@ -211,9 +220,7 @@ def _promised_end_s(container: Any, stream: Any, whole_s: float | None) -> float
     if stream.duration:
         own_s = float(stream.duration * stream.time_base)
     else:
-        tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
-        if match := re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag):
-            own_s = int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3])
+        own_s = _tagged_s(stream)
     if own_s is not None and whole_s is not None and container.format.name.startswith("mov"):
         ends_s = [float(((one.start_time or 0) + (one.duration or 0)) * one.time_base) for one in container.streams]
         if whole_s - max(ends_s) > max(HONEST_S, HONEST_PART * whole_s):
@@ -222,6 +229,13 @@ def _promised_end_s(container: Any, stream: Any, whole_s: float | None) -> float
         return own_s if whole_s is None else min(own_s, whole_s)
     # With other streams beside it, the whole may be longer than the video.
     return whole_s if len(container.streams) == 1 else None
+
+
+def _tagged_s(stream: Any) -> float | None:
+    """Return the length that a tag of Matroska states in words."""
+    tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
+    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
+    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None
 
 
 def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: DecodeReport) -> Iterator[Any]:
@@ -259,7 +273,11 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
             _note_break(probe, report, why, seen, packet)
         seen.note(probe, packet)
         yield packet
-    _check_promises(probe, stream, report, seen, follower.up_to(math.inf))
+    broken = follower.up_to(math.inf)
+    if from_s <= 0 and not probe.interlaced and follower.frames > seen.packets:
+        # FFmpeg took the pieces of two frames for one, or dropped one.
+        report.missing(follower.frames - seen.packets, seen.end_s, NO_FRAME)
+    _check_promises(probe, stream, report, seen, broken)
 
 
 @dataclass
@@ -269,7 +287,13 @@ class Seen:
     packets: int = 0
     last_dts: int | None = None
     begin_s: float = math.inf
+    last_s: float = 0.0
     end_s: float = 0.0
+
+    @property
+    def interval_s(self) -> float:
+        """The mean distance of two frames in seconds; 0 before there are two."""
+        return (self.last_s - self.begin_s) / (self.packets - 1) if self.packets > 1 else 0.0
 
     def note(self, probe: Probe, packet: Any) -> None:
         """Count a packet."""
@@ -279,7 +303,7 @@ class Seen:
         ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
         if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
             stated_s = float((packet.duration or 0) * probe.time_base)
-            self.begin_s = min(self.begin_s, time_s)
+            self.begin_s, self.last_s = min(self.begin_s, time_s), max(self.last_s, time_s)
             self.end_s = max(self.end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
 
 
@@ -325,8 +349,11 @@ def _check_promises(probe: Probe, stream: Any, report: DecodeReport, seen: Seen,
     `broken` says how the file is broken behind the last packet, if it is.
     """
     why = broken or "the file ends before the end that it declares"
-    if seen.packets > 2 and seen.end_s - seen.begin_s < seen.packets * LEAST_INTERVAL_S:
-        report.damaged(seen.begin_s, "hardly any time passes between its frames")
+    if seen.packets > 2 and seen.interval_s < LEAST_INTERVAL_S:
+        report.damaged(report.start_s, "hardly any time passes between the frames")
+    elif probe.clock != 1.0 and abs(seen.interval_s * (probe.info.rate_fps or 0.0) / probe.clock - 1.0) < HONEST_PART:
+        # Two statements agree: the length, and the distance of two frames.
+        report.damaged(report.start_s, f"the clock of the file is off by a factor of {probe.clock:.3g}")
     rate = probe.rate_fps
     # Honest files are off by up to half a second, or two frames.
     honest_s = 0.0 if broken else max(HONEST_S, 2.0 / rate)

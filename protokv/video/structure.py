@@ -20,8 +20,9 @@ import numpy as np
 WINDOW, MOST_SUMMED = 1 << 20, 64 << 20
 
 
-# The two frame rates that the header of an AVI states may differ by this much.
-MOST_RATIO = 3.0
+# The two frame rates that the header of an AVI states may differ by this much. Where one of them is shorter than this many
+# microseconds, it is a tick of a clock and not a frame.
+MOST_RATIO, LEAST_FRAME_US = 2.1, 4000
 
 
 class Broken(Exception):
@@ -37,6 +38,7 @@ class Place(NamedTuple):
 
     at: int
     why: str = ""
+    frames: int = 0  # that began up to here; 0 where it is not known
 
 
 NO_ELEMENT, CUT, WRONG_SUM = "bytes that belong to nothing", "the file is cut short", "a checksum is wrong"
@@ -70,9 +72,13 @@ class File:
         return self.size
 
 
+TRACKS, SIMPLE_BLOCK, NUMBERS = b"\x16\x54\xae\x6b", b"\xa3", (b"\xe7", b"\xa7", b"\xab")
+
+
 class Ebml:
     """Matroska and WebM: the segment, its children, and the children of clusters."""
 
+    frames = 0
     begins = re.compile(rb"\x1f\x43\xb6\x75")
     entered = (b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75")
     summed = (b"\x1f\x43\xb6\x75", b"\x15\x49\xa9\x66", b"\x16\x54\xae\x6b")  # cluster, info, tracks
@@ -84,6 +90,8 @@ class Ebml:
 
     def __init__(self, file: File, stream_id: int) -> None:
         self._file, self._cluster_end = file, 0
+        self._tracks: set[int] = set()
+        self._pictures: set[int] = set()
         self.end = 0  # that the segment states
 
     def step(self, at: int) -> int:
@@ -110,6 +118,21 @@ class Ebml:
             raise Broken(CUT, go_on=body if kind in self.entered else self._file.size)
         if len(kind) < 3 and self._cluster_end and at < self._cluster_end < end:
             raise Broken(NO_ELEMENT)
+        if kind == TRACKS:
+            # TrackNumber, then TrackType, with values of one byte; a number that is none does no harm.
+            tracks = self._file.read(body, length).split(b"\xd7\x81")
+            self._tracks = {one[0] for one in tracks[1:] if one}
+            if b"\x83\x81" not in tracks[0]:
+                self._pictures = {one[0] for one in tracks[1:] if b"\x83\x81\x01" in one}
+        if kind in NUMBERS and length > 8:
+            raise Broken(NO_ELEMENT)
+        if kind == SIMPLE_BLOCK:
+            block = self._file.read(body, 4)
+            # Three bits are reserved, and frames of pictures are not laced together.
+            wrong = 0x76 if block[0] & 0x7F in self._pictures else 0x70
+            foreign = self._tracks and (not block[0] & 0x80 or block[0] & 0x7F not in self._tracks)
+            if foreign or block[3] & wrong:
+                raise Broken(NO_ELEMENT, go_on=end)
         go_on = body if kind in self.entered else end
         if kind in self.summed and length <= MOST_SUMMED and self._file.read(body, 2) == b"\xbf\x84":
             data = self._file.read(body, length)
@@ -121,6 +144,7 @@ class Ebml:
 class Boxes:
     """Fragmented MP4: the boxes of the file, of its fragments and of their tracks."""
 
+    frames = 0
     begins = re.compile(rb"....(?:moof|styp|sidx)", re.DOTALL)
     known = frozenset(
         b"ftyp styp moov moof mdat free skip wide sidx ssix prft emsg mfra uuid meta udta pdin pnot "
@@ -150,6 +174,7 @@ class Boxes:
 class Riff:
     """AVI: lists and chunks."""
 
+    frames = 0
     begins = re.compile(rb"\d\d(?:dc|db|wb)|idx1|LIST|RIFF|JUNK")
     known = re.compile(rb"RIFF|LIST|JUNK|idx1|ix\d\d|(\d\d)(?:dc|db|wb|pc|tx|sb|iv)")
 
@@ -161,7 +186,7 @@ class Riff:
         frame_us, stream = int.from_bytes(header[at + 8 : at + 12], "little"), header.find(b"vids", at) + 20
         scale, rate = (int.from_bytes(header[stream + k : stream + k + 4], "little") for k in (0, 4))
         ratio = 1e6 * scale / rate / frame_us if min(at, frame_us, scale, rate) > 0 else 1.0
-        self._two_clocks = not 1 / MOST_RATIO < ratio < MOST_RATIO
+        self._two_clocks = frame_us >= LEAST_FRAME_US and not 1 / MOST_RATIO < ratio < MOST_RATIO
 
     def step(self, at: int) -> int:
         """Return where the chunk at `at` ends, or the first one in a list begins."""
@@ -188,6 +213,7 @@ class Riff:
 class Tags:
     """FLV: the header, and tags with their lengths behind them."""
 
+    frames = 0
     begins = re.compile(rb"[\x08\x09][^\0]?.{6,7}\0\0\0", re.DOTALL)
     end = 0
 
@@ -214,6 +240,7 @@ _TURNED = bytes(int(f"{one:08b}"[::-1], 2) for one in range(256))
 class Pages:
     """Ogg: pages with checksums."""
 
+    frames = 0
     begins = re.compile(rb"OggS\0")
     end = 0
 
@@ -248,6 +275,7 @@ class Packets:
         self._file, self._pid = file, stream_id
         self._count: int | None = None
         self._begun = False  # a table of programs came, with count 0
+        self._stamp, self.frames = b"", 0  # the last time of a frame, and how many there were
         head = np.frombuffer(file.read(0, 204 * 8), np.uint8)
         sizes = [(size, skip) for size, skip in ((188, 0), (192, 4), (204, 0)) if (head[skip::size][:7] == 0x47).all()]
         self._size, self._skip = sizes[0] if sizes else (188, 0)
@@ -294,13 +322,16 @@ class Packets:
         begins = bool(row[1] & 0x40)
         if row[1] & 0x80:
             return "a packet is marked as damaged"
+        start = row[4 + extra : 18 + extra].tobytes()
+        if begins and start[:3] not in (b"\0\0\1", b""):
+            return NO_ELEMENT
+        if begins and start[7:8] >= b"\x80" and start[9:14] != self._stamp:
+            self._stamp, self.frames = start[9:14], self.frames + 1
         if before < 0:
             missing = self._begun and count and not (begins and flags & 0x40)
             return "the first packets of the pictures are missing" if missing else ""
         if count not in (before, (before + 1) & 15) and not flags & 0x80:
             return "packets are missing"
-        if begins and row[4 + extra : 7 + extra].tobytes() not in (b"\0\0\1", b""):
-            return NO_ELEMENT
         return ""
 
 
@@ -331,12 +362,12 @@ def walk(path: Path, container: str, stream_id: int) -> Iterator[Place]:
         while at < file.size:
             try:
                 at = chain.step(at)
-                yield Place(at)
+                yield Place(at, "", chain.frames)
             except Broken as broken:
-                yield Place(at if broken.at is None else broken.at, str(broken))
+                yield Place(at if broken.at is None else broken.at, str(broken), chain.frames)
                 at = file.find(chain.begins, at + 1) if broken.go_on is None else broken.go_on
         if chain.end > file.size:
-            yield Place(file.size, CUT)
+            yield Place(file.size, CUT, chain.frames)
     finally:
         file.close()
 
@@ -350,12 +381,13 @@ class Follower:
 
     def __init__(self, places: Iterator[Place]) -> None:
         self._places, self._at = places, 0
+        self.frames = 0  # that begin in what was walked through; 0 where it is not known
         self._held: list[Place] = []
 
     def up_to(self, at: float) -> str:
         """Walk on to a place; return how the file is broken between it and the place before, or nothing."""
         while self._at < at and (place := next(self._places, None)):
-            self._at = place.at
+            self._at, self.frames = place.at, place.frames
             if place.why:
                 self._held.append(place)
         met = [place.why for place in self._held if place.at < at]
