@@ -46,6 +46,9 @@ DECLARING = {"avi", "matroska"}
 # Ends that are declared twice may differ by this much.
 HONEST_S, HONEST_PART = 0.5, 0.02
 
+# A last frame that is this much later than the one before it and than the declared end has a damaged time.
+LEAP_S = 1.0
+
 NO_FRAME = "its bytes are no frame"
 
 # Packets in a row that may fail before the first frame.
@@ -68,6 +71,7 @@ class Probe:
     path: Path
     info: SourceInfo  # `duration_s` is the stream time of the end that the file declares
     interlaced: bool
+    reordered: bool  # frames are shown in another order than they are decoded in
     time_base: Fraction
     origin: int
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
@@ -158,6 +162,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         info=replace(info, duration_s=promised_s, size_bytes=path.stat().st_size, fingerprint=fingerprint(path)),
         # 0 is unknown, 1 progressive.
         interlaced=bool(first.interlaced_frame) or stream.codec_context.field_order > 1,
+        reordered=bool(stream.codec_context.has_b_frames),
         time_base=base,
         origin=origin,
         indexed=indexed,
@@ -288,6 +293,7 @@ class Seen:
     last_dts: int | None = None
     begin_s: float = math.inf
     last_s: float = 0.0
+    last_gap_s: float = 0.0  # between the last two frames
     end_s: float = 0.0
 
     @property
@@ -303,7 +309,9 @@ class Seen:
         ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
         if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
             stated_s = float((packet.duration or 0) * probe.time_base)
-            self.begin_s, self.last_s = min(self.begin_s, time_s), max(self.last_s, time_s)
+            self.begin_s = min(self.begin_s, time_s)
+            if time_s > self.last_s:
+                self.last_gap_s, self.last_s = time_s - self.last_s, time_s
             self.end_s = max(self.end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
 
 
@@ -354,6 +362,8 @@ def _check_promises(probe: Probe, stream: Any, report: DecodeReport, seen: Seen,
     elif probe.clock != 1.0 and abs(seen.interval_s * (probe.info.rate_fps or 0.0) / probe.clock - 1.0) < HONEST_PART:
         # Two statements agree: the length, and the distance of two frames.
         report.damaged(report.start_s, f"the clock of the file is off by a factor of {probe.clock:.3g}")
+    if min(seen.last_s - (probe.timeline.end_s or math.inf), seen.last_gap_s) > LEAP_S:
+        report.damaged(seen.last_s, "a frame leaps over the end that the file declares")
     rate = probe.rate_fps
     # Honest files are off by up to half a second, or two frames.
     honest_s = 0.0 if broken else max(HONEST_S, 2.0 / rate)

@@ -127,7 +127,7 @@ def decode(
             # A file begins with a key frame, unless it was recorded out of a stream.
             before_key = key_s is None and not drop_leading and probe.info.container in BEGINNING_WITH_KEY
             wanted = before_key or (key_s is not None and due_s is not None and key_s <= due_s)
-            if key_s is not None and due_s is not None and not drop_leading and early_s(probe, stream) < key_s - due_s:
+            if key_s is not None and due_s is not None and not drop_leading and early_s(probe) < key_s - due_s:
                 # Leading frames are few, and only where frames are reordered.
                 report.missing(1, max(0.0, due_s), "time stamps run back")
             elif due_s is not None and wanted and due_s <= probe.timeline.limit_s:
@@ -164,9 +164,9 @@ def decode(
     report.finish()
 
 
-def early_s(probe: Probe, stream: Any) -> float:
+def early_s(probe: Probe) -> float:
     """Return by how much frames may be earlier than a key frame before them."""
-    return MOST_REORDERED / (probe.info.rate_fps or 1.0) if stream.codec_context.has_b_frames else 0.0
+    return MOST_REORDERED / (probe.info.rate_fps or 1.0) if probe.reordered else 0.0
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:

@@ -25,9 +25,6 @@ HOLE_S = 2.0
 # The longest gap between two frames of a file that declares its end, and of one that does not.
 LONGEST_GAP_S, LONGEST_GAP_WITHOUT_END_S = 3600.0, 600.0
 
-# A longer gap in front of a frame that is as much later than the declared end is a leap.
-LEAP_BEYOND_END_S = 1.0
-
 # How far an honest file may run beyond the end that it declares.
 BEYOND_END_S, BEYOND_END_PART = 10.0, 0.1
 
@@ -113,8 +110,6 @@ class Timeline:
     def leaps(self, before_s: float, time_s: float) -> bool:
         """Return True if a frame at `time_s` cannot follow one at `before_s` (0 for the first frame)."""
         longest_s = LONGEST_GAP_WITHOUT_END_S if self.end_s is None else LONGEST_GAP_S
-        if self.end_s is not None and before_s <= self.end_s < time_s - LEAP_BEYOND_END_S:
-            longest_s = LEAP_BEYOND_END_S
         return time_s > self.limit_s or time_s - before_s > longest_s
 
     def duration_s(self, time_s: float, stated_s: float | None) -> float | None:
