@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from protokv.errors import PositionWarning, ProtoKVError
+from protokv.machine import is_out_of_memory, require_address_space
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.process import withheld_stdin
 from protokv_cli.tables import json_text, printable
@@ -151,6 +152,7 @@ class Output:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
         try:
             with self._warnings(), withheld_stdin() as self.stdin:
+                require_address_space()
                 yield
                 self._check_stdout()
         except _StdoutLost:
@@ -168,8 +170,12 @@ class Output:
         except Exception as error:
             if self.debug:
                 raise
-            self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
-            self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
+            if is_out_of_memory(error):
+                self.error("Error: there is not enough memory, or the limit of this process is too low (ulimit -v)")
+                self.error("Hint: free some memory, raise the limit, or use a smaller budget or model")
+            else:
+                self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+                self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
             self._show_notes(error)
             raise typer.Exit(Exit.FAILURE) from error
 

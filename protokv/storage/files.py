@@ -18,7 +18,7 @@ import stat
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
@@ -38,11 +38,12 @@ from protokv.core.snapshot import (
     parse_state_json,
     reading,
     seal,
+    system_error,
     unseal,
     write_safetensors,
 )
-from protokv.errors import StateCorrupt, StateError, shown
-from protokv.storage.commit import Lock, keep_as, recover, replace, retire, writing
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
+from protokv.storage.commit import Lock, go_back, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
 
@@ -127,9 +128,12 @@ class LocalForm(Form):
         def read_whole(seen: tuple[int, ...]) -> T:
             try:
                 found = read(self.open(target))
-            except (StateError, PermissionError):
+            except StateError:
                 raise
             except Exception as error:
+                # A disk that cannot be read, or too little memory, is no damage of the state.
+                if (why := system_error(error)) is not None:
+                    raise why from error
                 raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
             if identify() != seen:
                 raise StateError("it was replaced meanwhile")
@@ -141,11 +145,11 @@ class LocalForm(Form):
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
         target = self.target
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with reading(self.path), suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
-                    with suppress(StateError):
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:
                             yield str(one), header
@@ -162,6 +166,20 @@ class LocalForm(Form):
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
             retire(self.target, Path(at))
+
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """Take the lock."""
+        LocalForm.check_target(self)
+        with Lock(self.path):
+            yield
+
+    def go_back(self, at: str | None) -> str | None:
+        """Link the kept commit to the place of the state, which becomes `STATE.damaged`."""
+        with writing(self.path):
+            aside = go_back(self.target, None if at is None else Path(at))
+        linked = Path(self.path).is_symlink()
+        return None if aside is None else str(aside if linked else Path(self.path).with_name(aside.name))
 
 
 class FileForm(LocalForm):
@@ -180,10 +198,10 @@ class FileForm(LocalForm):
 
     def replace(self, state: State) -> None:
         """Put the file in place."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        check_dtypes(tensors)
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
         with writing(self.path):
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            check_dtypes(tensors)
+            document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
     def open(self, target: Path) -> Stored:

@@ -12,6 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
@@ -125,6 +126,21 @@ class Form(ABC):
     @abstractmethod
     def retire(self, at: str) -> None:
         """Remove a kept commit if possible."""
+
+    @abstractmethod
+    def repairing(self) -> AbstractContextManager[object]:
+        """Take the right to write, even if what is there is no state any more. Raises as `__enter__`."""
+
+    @abstractmethod
+    def go_back(self, at: str | None) -> str | None:
+        """Put the kept commit `at`, or nothing, in place of the current state, within `repairing`.
+
+        What was there stays, under a name that is returned; None if nothing was there.
+
+        Raises:
+            StateLocked: another writer has committed since `repairing` was entered.
+            StateError: it cannot be done; the old state is still there.
+        """
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
         """Read the kept commit `at`, or the current state; see `api.load_state`."""

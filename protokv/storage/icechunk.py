@@ -156,6 +156,30 @@ class IcechunkForm(Form):
         with suppress(IcechunkError):
             self._open_repo.delete_branch(_KEPT + at)
 
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """Open the repository, and remember its newest snapshot without a look into it."""
+        with self._asking("read"):
+            if (repo := open_repository(self._address)) is None:
+                raise not_found(self._address)
+            self._repo, self._base = repo, repo.lookup_branch(MAIN)
+        yield
+        self._repo = None
+
+    def go_back(self, at: str | None) -> str | None:
+        """Move the main branch to the kept commit; a branch of its own holds the damaged snapshot."""
+        aside = f"damaged-{self._base}"
+        with self._asking("write"):
+            if self._base != EMPTY and aside not in self._open_repo.list_branches():
+                self._open_repo.create_branch(aside, self._base)
+            try:
+                self._open_repo.reset_branch(MAIN, at or EMPTY, from_snapshot_id=self._base)
+            except IcechunkError as error:
+                if self._open_repo.lookup_branch(MAIN) != self._base:
+                    raise self._lost() from error
+                raise
+        return None if self._base == EMPTY else f"{self._address} (branch {aside})"
+
     @property
     def _open_repo(self) -> Repository:
         assert self._repo is not None, "enter the form before writing"
