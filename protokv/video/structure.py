@@ -84,8 +84,27 @@ class Ebml:
     summed = (b"\x1f\x43\xb6\x75", b"\x15\x49\xa9\x66", b"\x16\x54\xae\x6b")  # cluster, info, tracks
     known = frozenset(
         bytes.fromhex(one)
-        for one in "1a45dfa3 18538067 114d9b74 1549a966 1654ae6b 1043a770 1f43b675 1c53bb6b 1941a469 1254c367 ec bf "
-        "e7 5854 a7 ab a3 a0 af".split()
+        for one in [
+            "1a45dfa3",
+            "18538067",
+            "114d9b74",
+            "1549a966",
+            "1654ae6b",
+            "1043a770",
+            "1f43b675",
+            "1c53bb6b",
+            "1941a469",
+            "1254c367",
+            "ec",
+            "bf",
+            "e7",
+            "5854",
+            "a7",
+            "ab",
+            "a3",
+            "a0",
+            "af",
+        ]
     )
 
     def __init__(self, file: File, stream_id: int) -> None:
