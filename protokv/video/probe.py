@@ -221,11 +221,7 @@ def _lost_origin(name: str, container: Any, stream: Any, origin: int, whole_s: f
 
 
 def _promised_end_s(container: Any, stream: Any, whole_s: float | None) -> float | None:
-    own_s: float | None = None
-    if stream.duration:
-        own_s = float(stream.duration * stream.time_base)
-    else:
-        own_s = _tagged_s(stream)
+    own_s = float(stream.duration * stream.time_base) if stream.duration else _tagged_s(stream)
     if own_s is not None and whole_s is not None and container.format.name.startswith("mov"):
         ends_s = [float(((one.start_time or 0) + (one.duration or 0)) * one.time_base) for one in container.streams]
         if whole_s - max(ends_s) > max(HONEST_S, HONEST_PART * whole_s):

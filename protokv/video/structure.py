@@ -20,8 +20,8 @@ import numpy as np
 WINDOW, MOST_SUMMED = 1 << 20, 64 << 20
 
 
-# The two frame rates that the header of an AVI states may differ by this much. Where one of them is shorter than this many
-# microseconds, it is a tick of a clock and not a frame.
+# The two frame rates that the header of an AVI states may differ by this much. A frame that is shorter than this many
+# microseconds is a tick of a clock.
 MOST_RATIO, LEAST_FRAME_US = 2.1, 4000
 
 
@@ -82,30 +82,12 @@ class Ebml:
     begins = re.compile(rb"\x1f\x43\xb6\x75")
     entered = (b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75")
     summed = (b"\x1f\x43\xb6\x75", b"\x15\x49\xa9\x66", b"\x16\x54\xae\x6b")  # cluster, info, tracks
-    known = frozenset(
-        bytes.fromhex(one)
-        for one in [
-            "1a45dfa3",
-            "18538067",
-            "114d9b74",
-            "1549a966",
-            "1654ae6b",
-            "1043a770",
-            "1f43b675",
-            "1c53bb6b",
-            "1941a469",
-            "1254c367",
-            "ec",
-            "bf",
-            "e7",
-            "5854",
-            "a7",
-            "ab",
-            "a3",
-            "a0",
-            "af",
-        ]
-    )
+    # fmt: off
+    known = frozenset(map(bytes.fromhex, (
+        "1a45dfa3", "18538067", "114d9b74", "1549a966", "1654ae6b", "1043a770", "1f43b675", "1c53bb6b", "1941a469",
+        "1254c367", "ec", "bf", "e7", "5854", "a7", "ab", "a3", "a0", "af",
+    )))
+    # fmt: on
 
     def __init__(self, file: File, stream_id: int) -> None:
         self._file, self._cluster_end = file, 0

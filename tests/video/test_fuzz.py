@@ -1,7 +1,7 @@
 """Damaged videos are watched whole, or give a clean report or a SourceError, in bounded memory, and can be resumed.
 
-`python -m tests.video.test_fuzz FOLDER FIRST LAST DECODER` reads cases and prints the outcome of each as a line of JSON. Its
-memory is limited: a decoder that dies or grows ends that process and not the tests.
+`python -m tests.video.test_fuzz FOLDER FIRST LAST DECODER` reads cases and prints the outcome of each as a line of
+JSON. Its memory is limited: a decoder that dies or grows ends that process and not the tests.
 """
 
 from __future__ import annotations
