@@ -23,12 +23,17 @@ import typer
 
 from protokv.errors import PositionWarning, ProtoKVError
 from protokv.machine import is_out_of_memory, require_address_space
+from protokv.texts import cut
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.process import withheld_stdin
 from protokv_cli.tables import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+# Of a message: what a user or a file gave may be in it.
+MOST_CHARACTERS = 2000
 
 
 class Format(StrEnum):
@@ -124,7 +129,7 @@ class Output:
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = printable(text)
+            line = cut(printable(text), MOST_CHARACTERS)
             if sys.stderr.isatty():
                 width = shutil.get_terminal_size().columns - 1
                 line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
