@@ -24,6 +24,10 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class OutOfMemory(ProtoKVError):
+    """This process may not have the memory, or the threads, that it needs."""
+
+
 class NotUnderstood(ConfigError):
     """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
 
