@@ -31,7 +31,7 @@ def test_every_command_that_reads_refuses_what_is_not_signed(
     assert protokv("ingest", video, "-o", state, "--budget", "24").code == 0
     append = ("ingest", more, "-o", state, "--budget", "24", "--append")
     served: list[object] = []
-    monkeypatch.setattr("uvicorn.Server.run", served.append)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: served.append(server))
     reading = [("query", state, "what is first ?"), ("inspect", state), ("inspect", state, "-o", "b.pt")]
     commands = [*reading, ("serve", "states"), append]
     for command in commands:
