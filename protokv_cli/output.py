@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from protokv.errors import PositionWarning, ProtoKVError
+from protokv.errors import PositionWarning, ProtoKVError, is_out_of_memory
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.process import withheld_stdin
 from protokv_cli.tables import json_text, printable
@@ -168,8 +168,12 @@ class Output:
         except Exception as error:
             if self.debug:
                 raise
-            self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
-            self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
+            if is_out_of_memory(error):
+                self.error("Error: there is not enough memory")
+                self.error("Hint: what was committed is there; free some memory, or choose a smaller --budget")
+            else:
+                self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+                self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
             self._show_notes(error)
             raise typer.Exit(Exit.FAILURE) from error
 

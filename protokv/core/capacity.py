@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from protokv.core.tensors import TensorSpec
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, is_out_of_memory
 from protokv.machine import memory_bytes
 
 
@@ -47,8 +47,7 @@ def allocating(budget: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # The CPU allocator raises a plain RuntimeError.
-        if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)):
+        if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise
         raise DoesNotFit(
             f"budget: {budget} tokens of this model take more memory than is free",
