@@ -27,6 +27,10 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class OutOfMemory(ProtoKVError):
+    """This process may not have the memory, or the threads, that it needs."""
+
+
 class NotUnderstood(ConfigError):
     """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
 
@@ -135,9 +139,3 @@ def cause_of(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return os.strerror(errno.ENOMEM)
     return getattr(error, "strerror", None) or str(error)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return True if an allocation failed, or a thread could not begin, which takes memory too."""
-    told = any(one in str(error) for one in ("can't allocate memory", "can't start new thread"))
-    return told or isinstance(error, MemoryError) or getattr(system_error(error), "errno", None) == errno.ENOMEM

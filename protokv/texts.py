@@ -21,8 +21,10 @@ def admit_question(question: str, where: str = "the question") -> str:
     """Return a question that a tokenizer can be given. Costs nothing for a long one.
 
     Raises:
-        QuestionError: it is too long, or has characters that are none; the message begins with `where`.
+        QuestionError: it is empty, too long, or has characters that are none; the message begins with `where`.
     """
+    if not question or question.isspace():
+        raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")
     if len(question) > MOST_QUESTION_CHARACTERS:
         size = f"{len(question):,} characters; the most is {MOST_QUESTION_CHARACTERS:,}"
         raise QuestionError(f"{where} has {size}", hint="ask something shorter")

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from protokv.core.tensors import TensorSpec
-from protokv.errors import ConfigError, is_out_of_memory
-from protokv.machine import memory_bytes
+from protokv.errors import ConfigError
+from protokv.machine import is_out_of_memory, memory_bytes
 
 
 class DoesNotFit(ConfigError):
@@ -47,7 +47,7 @@ def allocating(budget: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
+        if not is_out_of_memory(error):
             raise
         raise DoesNotFit(
             f"budget: {budget} tokens of this model take more memory than is free",

@@ -350,7 +350,7 @@ class Session:
         With room, the logits are those of the last token alone: all of a long question would take gigabytes.
         """
         backbone, placement = self.backbone, self.parts.placement
-        ids = self._ids_of(question) if isinstance(question, str) else question
+        ids = read_ids(backbone, question) if isinstance(question, str) else question
         self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
@@ -370,13 +370,6 @@ class Session:
         logits = backbone.logits(hidden[-1:] if room else hidden)
         return Reading(logits, context, local_kv, start + len(ids), read_again)
 
-    def _ids_of(self, question: str) -> list[int]:
-        ids = self.backbone.suffix_ids(admit_question(question))
-        if len(ids) > MOST_QUESTION_TOKENS:
-            size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
-            raise QuestionError(f"the question has {size}", hint="ask something shorter")
-        return ids
-
     def tensors(self) -> Mapping[str, Tensor]:
         """Return everything the memory holds, by the names of the snapshot."""
         self._tell_listeners()
@@ -385,6 +378,15 @@ class Session:
     def _tell_listeners(self) -> None:
         for listener in self.parts.listeners:
             listener.before_read(self)
+
+
+def read_ids(backbone: Backbone, question: str) -> list[int]:
+    """Return the tokens of a question. QuestionError, as of `Session.stream`."""
+    ids = backbone.suffix_ids(admit_question(question))
+    if len(ids) > MOST_QUESTION_TOKENS:
+        size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
+        raise QuestionError(f"the question has {size}", hint="ask something shorter")
+    return ids
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:

@@ -3,7 +3,7 @@
 A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
 names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
 readers and writers call, moves it back if a crash came between the two moves. The next commit removes the
-files of a killed commit.
+files of a killed commit. Names beside the path have a random part: no file of a user has such a name.
 
 `Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it (`flock`; `LockFile`
 on Windows) and frees it when the process ends, however it ends, so a leftover lock file locks nothing. Readers ignore
@@ -47,20 +47,20 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     """
     recover(path)
     sweep(path)
+    aside = _name_beside(path, "previous")
     with _partial(path) as made:
         write(made)
         # The system refuses to move a file over a folder, and a folder over a file.
         if not (path.is_dir() and made.is_dir()):
             filesystem.replace(made, path)
         elif not filesystem.exchange(made, path):
-            _discard(_aside(path))
-            filesystem.replace(path, _aside(path))
+            filesystem.replace(path, aside)
             try:
                 filesystem.replace(made, path)
             finally:
                 recover(path)
         filesystem.sync_folder(path.parent)
-    _discard(_aside(path))
+    _discard(aside)
 
 
 def recover(target: Path) -> None:
@@ -68,19 +68,25 @@ def recover(target: Path) -> None:
 
     This does no harm to a writer between its two moves: the second move fails, and the old state stays.
     """
-    aside = _aside(target)
-    if not os.path.lexists(target) and aside.is_dir() and not aside.is_symlink():
-        # Another process may do the same; a reader that may not write here finds no state.
-        with suppress(OSError):
-            filesystem.replace(aside, target)
+    if os.path.lexists(target):
+        return
+    # Another process may do the same; a reader that may not write here finds no state.
+    with suppress(OSError):
+        moved = [one for one in _ours_beside(target, "previous") if one.is_dir() and not one.is_symlink()]
+        if moved:
+            filesystem.replace(max(moved, key=lambda one: one.stat().st_mtime_ns), target)
 
 
 def sweep(target: Path) -> None:
     """Remove the temporary files of killed commits to `target`, and nothing that belongs to another state."""
-    ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{8}\.partial")
-    for stale in target.parent.iterdir():
-        if ours.fullmatch(stale.name):
-            filesystem.remove(stale)
+    for stale in _ours_beside(target, "partial|previous"):
+        filesystem.remove(stale)
+
+
+def _ours_beside(target: Path, kind: str) -> list[Path]:
+    """Return what is there under a name of `_name_beside`."""
+    ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
+    return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
 
 
 def keep_as(target: Path, name: Path) -> None:
@@ -139,16 +145,16 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """Yield a hidden temporary path beside `target`; remove its file or folder at the end."""
-    # The name is unique, so two writers never share a file.
-    path = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    path = _name_beside(target, "partial")
     try:
         yield path
     finally:
         _discard(path)
 
 
-def _aside(target: Path) -> Path:
-    return target.parent / f".{target.name}.previous"
+def _name_beside(target: Path, kind: str) -> Path:
+    """Return a hidden path beside `target` that nothing has: two writers never share a file."""
+    return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}"
 
 
 def _discard(path: Path) -> None:

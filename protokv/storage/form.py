@@ -23,6 +23,7 @@ from torch import Tensor
 from protokv.core.snapshot import Admit, Found, Header, State
 from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
+from protokv.texts import find_broken
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -191,9 +192,12 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
 
     Raises:
-        UnknownForm: the suffix names no form, or it is that of a video.
+        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
         StateError: a package that the form needs is not installed.
     """
+    if find_broken(str(path)) is not None:
+        # Found out by the libraries of the forms only when a whole video is watched.
+        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
     suffix = suffix_of(path) or ""
     if to_read and not suffix and not is_url(path):
         _refuse_video(path)

@@ -40,7 +40,17 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from protokv.core.digest import DTYPES, bytes_digest, check_dtypes
-from protokv.core.snapshot import KEY, Found, State, check_tensor_names, not_ours, parse_state_json, seal, unseal
+from protokv.core.snapshot import (
+    KEY,
+    Found,
+    State,
+    check_tensor_names,
+    not_found,
+    not_ours,
+    parse_state_json,
+    seal,
+    unseal,
+)
 from protokv.errors import StateCorrupt, shown
 from protokv.storage import filesystem
 from protokv.storage.commit import replace, writing
@@ -95,6 +105,9 @@ class ZarrForm(LocalForm):
 
     def open(self, target: Path) -> Stored:
         """Open the folder after a look at all of its files."""
+        if not any(target.iterdir()):
+            # A user may make the folder first.
+            raise not_found(self.path)
         sizes = _file_sizes(target)
         return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
 
