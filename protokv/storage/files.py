@@ -41,11 +41,10 @@ from protokv.core.snapshot import (
     parse_state_json,
     reading,
     seal,
-    system_error,
     unseal,
     write_safetensors,
 )
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, StateUntrusted, shown
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, StateUntrusted, shown, system_error
 from protokv.storage.commit import Lock, go_back, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
