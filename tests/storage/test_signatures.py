@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,13 @@ def test_a_changed_signature_is_refused(tmp_path: Path, mine: Keys, other: Keys)
         flipped = bytearray(line)
         flipped[n] = ord("B") if flipped[n] == ord("A") else ord("A")
         changed[f"letter {n}"] = b"\n".join((told, bytes(flipped), trusted, last, end))
+    accepted = []
     for what, data in changed.items():
         file.write_bytes(data)
-        with trusting(mine.file), pytest.raises(StateUntrusted):
+        with trusting(mine.file), suppress(StateUntrusted):
             load_state(path)
-            pytest.fail(what)
+            accepted.append(what)
+    assert not accepted
     # Nobody signs the first comment, and nobody reads it.
     file.write_bytes(good.replace(told, b"untrusted comment: \x1b[31mtrust me"))
     with trusting(mine.file):
