@@ -32,6 +32,9 @@ from protokv.serve.states import States
 from protokv.storage.watched import meaningless
 from protokv.texts import cut
 
+# The most of a request that is read before it is refused, in times of what it may have.
+_DROPPED = 16
+
 
 class TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
@@ -206,16 +209,17 @@ class _Server:
 
     async def _body(self, request: WebRequest) -> bytes:
         body, most = bytearray(), self._limits.body_bytes
-        long = int(request.headers.get("content-length", 0)) > most
+        size = declared = int(request.headers.get("content-length", 0))
         try:
-            # What is declared as too long is not even read.
+            # Many clients read no answer before they have sent all, so what is somewhat too long is read and dropped.
             parts = request.stream()
-            while not long and (part := await anext(parts, None)) is not None:
-                body += part
-                long = len(body) > most
+            while size <= _DROPPED * most and (part := await anext(parts, None)) is not None:
+                size += 0 if declared else len(part)
+                if size <= most:
+                    body += part
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        if long:
+        if size > most:
             raise HTTPException(413, f"a request has at most {most:,} bytes")
         return bytes(body)
 

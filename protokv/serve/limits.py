@@ -27,4 +27,4 @@ class Limits:
     head_s: float = 10.0
     body_s: float = 30.0
     read_s: float = 60.0
-    parsing_s: float = 0.1
+    parsing_s: float = 0.25
