@@ -17,12 +17,13 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -40,7 +41,8 @@ from protokv.inspection.states import convert, describe
 from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import admit, from_state, to_state
 from protokv.storage.form import FORMS
-from protokv.storage.watched import next_segment
+from protokv.storage.watched import Gap, WallClockLog, next_segment
+from protokv.video import Damage
 from tests.conftest import random_frames
 from tests.storage.conftest import limited_memory, same
 from tests.storage.mutations import change_document, joined, resealed, split, unzipped, zipped
@@ -53,7 +55,8 @@ NUMBERS = [0, 1, -1, 2, 3, 7, 2**15, 4_000_000, 2**24, 2**31, 2**40, 2**53, 2**6
 FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, -3e38, 1e308, float("nan"), float("inf"), -float("inf"), 2.0**24 + 2]
 # Replacements for any value of a header.
 STRANGE = [
-    *NUMBERS, 2**32 - 1, 2**39, 2**63, 2**64, 10**30, 1e308, -0.5, None, True, "", "..", "../../../etc/passwd", "\x00",
+    *NUMBERS, 2**32 - 1, 2**39, 2**48 - 1, 2**63, 2**64, 10**30, 10**400,
+    1e308, -0.5, None, True, "", "..", "../../../etc/passwd", "\x00",
     "\u202e", "F32", "U8", [], {}, [[]], [2**39], "0" * 64,
 ]  # fmt: skip
 
@@ -168,7 +171,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def good_states(backbone: Any) -> list[State]:
     """Return a state of every memory after evictions, with its thumbnails, and two of empty memories."""
     found = []
+    live = {**msgspec.to_builtins(WallClockLog(anchors=[(0.0, 1.7e9)], gaps=[Gap(1.0, 2.0, "why")])), "gaps_in_all": 1}
     source = {"name": "a.mp4", "fingerprint": "f", "duration_s": 9.5, "first_step": 0, "start_s": 0.0, "earlier": []}
+    source |= {"live": live, "damage": asdict(Damage(frames_lost=3, message="lost")), "decoders": {"pyav": 8}}
     for name, settings in SETTINGS.items():
         config = MemoryConfig.of(re.split(" |,", name)[0], budget=24).with_fields(settings)
         session = Session.start(backbone, config, fps=2.0)
