@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds,
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
+from protokv_cli.signing import sign_all, trusting
 from protokv_cli.tables import printable
 
 
@@ -60,6 +62,11 @@ def inspect(
             help="Go back from a damaged state to its newest whole commit; of a folder, list the videos to run again.",
         ),
     ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KEY", help="Sign the state with this secret key of minisign: STATE.minisig."),
+    ] = None,
+    trust: options.Trust = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show the state again after every commit.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -86,10 +93,12 @@ def inspect(
       protokv inspect monday.safetensors tuesday.safetensors
       protokv inspect states/
       protokv inspect video.safetensors --repair
+      protokv inspect video.safetensors --sign KEY
+      protokv inspect video.safetensors --trust KEYS
       protokv inspect states/ --repair | protokv ingest --from - -o states/
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         if at is not None and (other is not None or output is not None):
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if watch and (other is not None or output is not None or at is not None):
@@ -104,6 +113,11 @@ def inspect(
             from protokv_cli.repair import repair_one, repair_place
 
             (repair_place if is_place(state) else repair_one)(out, state)
+            return
+        if key is not None:
+            if other is not None or output is not None or at is not None or verify is False or watch:
+                raise ConfigError("--sign stands alone", hint="leave the other options out")
+            sign_all(out, state, key)
             return
         if is_place(state):
             if other is not None or output is not None or at is not None or verify or watch:

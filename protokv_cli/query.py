@@ -23,6 +23,7 @@ from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import Question, Refusals, read_questions, typed_questions
+from protokv_cli.signing import trusting
 from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def query(
     ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
+    trust: options.Trust = None,
     top: Annotated[
         int | None,
         typer.Option(
@@ -195,7 +197,7 @@ def query(
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         state, texts = _split(arguments or [], named)
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))

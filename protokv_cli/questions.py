@@ -28,6 +28,7 @@ PROMPT = "? "
 HISTORY_LINES = 1000
 # A question has at most 65,536 characters, and each may be six in JSON.
 MOST_LINE = 1 << 20
+_HINT = 'write {"question": "..."} or the bare question, one a line'
 HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
 Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 """
@@ -119,14 +120,11 @@ def _parse(line: str, where: str) -> Question:
         return Question(line, where=where)
     try:
         row = read_json(line)
-        question, expected = row["question"], row.get("answer")
-    except (ValueError, KeyError) as error:
-        raise QuestionError(
-            f"not a JSON object with the key question: {error}",
-            hint='write {"question": "..."} or the bare question, one a line',
-        ) from error
+        question, expected = row.get("question"), row.get("answer")
+    except ValueError as error:
+        raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
     if not isinstance(question, str) or not isinstance(expected, str | None):
-        raise QuestionError("question and answer must be text", hint="put them in quotes")
+        raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
     return Question(question, expected, where)
 
 

@@ -16,6 +16,7 @@ from protokv.texts import cut
 from protokv_cli import options
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
+from protokv_cli.signing import trusting
 
 
 def serve(
@@ -49,6 +50,7 @@ def serve(
     ] = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
+    trust: options.Trust = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     debug: options.Debug = False,
@@ -68,7 +70,7 @@ def serve(
       PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     """
     out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         if token is None and not _is_loopback(host):
             raise ConfigError(f"{host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
         if not states.is_dir():

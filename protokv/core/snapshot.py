@@ -28,7 +28,7 @@ from torch import Tensor
 from protokv.core.digest import NAMES, canonical, document_digest, tensor_bytes
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
 from protokv.version import __version__
 
 FORMAT_VERSION = 1
@@ -282,24 +282,6 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise not_found(path) from None
         raise StateError(f"cannot read the state {where}: {cause_of(error)}") from error
-
-
-def system_error(error: Exception) -> Exception | None:
-    """Return the system's error that an exception is or tells in words; None if it tells another.
-
-    Libraries turn a failed call into text, such as "Input/output error (os error 5)" or "Cannot allocate memory (12)".
-    """
-    if isinstance(error, (OSError, MemoryError)):
-        return error
-    text = str(error)
-    named = [int(one) for one in re.findall(r"\b\d{1,3}\b", text)]
-    return next((OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None)
-
-
-def cause_of(error: Exception) -> str:
-    """Return the words of a system's error, without a path."""
-    words = getattr(error, "strerror", None) or str(error)
-    return os.strerror(errno.ENOMEM) if isinstance(error, MemoryError) else words
 
 
 def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:

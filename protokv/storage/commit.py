@@ -26,8 +26,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 import protokv.storage.filesystem as filesystem
-from protokv.core.snapshot import cause_of, system_error
-from protokv.errors import StateError, StateLocked
+from protokv.errors import StateError, StateLocked, cause_of, system_error
 
 _HINTS = {
     "free some space, or write elsewhere": (errno.ENOSPC, errno.EDQUOT),

@@ -11,6 +11,8 @@ members, a long pickle, and a pickle that names more than tensors need.
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickletools
 import re
@@ -22,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -38,14 +41,14 @@ from protokv.core.snapshot import (
     parse_state_json,
     reading,
     seal,
-    system_error,
     unseal,
     write_safetensors,
 )
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, StateUntrusted, shown, system_error
 from protokv.storage.commit import Lock, go_back, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
+from protokv.storage.signatures import LIMIT_BYTES, SUFFIX, check_fits_memory
 
 T = TypeVar("T")
 
@@ -77,6 +80,10 @@ class LocalForm(Form):
     @abstractmethod
     def open(self, target: Path) -> Stored:
         """Open the state at a path. Exceptions of a library mean that it is no state."""
+
+    @abstractmethod
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read everything at a path into memory; return what is signed of it, and how to open what was read."""
 
     @property
     def target(self) -> Path:
@@ -125,9 +132,17 @@ class LocalForm(Form):
                 raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
             return found.st_dev, found.st_ino, found.st_mtime_ns
 
-        def read_whole(seen: tuple[int, ...]) -> T:
+        def open_guarded() -> Stored:
+            if self.guard is None:
+                return self.open(target)
+            message, opened = self.read_whole(target)
+            beside = _signature_of(target)
+            self.guard(os.fspath(path), message, _read_start(beside, LIMIT_BYTES) if beside.is_file() else None)
+            return opened()
+
+        def read_same(seen: tuple[int, ...]) -> T:
             try:
-                found = read(self.open(target))
+                found = read(open_guarded())
             except StateError:
                 raise
             except Exception as error:
@@ -140,7 +155,7 @@ class LocalForm(Form):
             return found
 
         with reading(path):
-            return read_unchanged(path, identify, read_whole)
+            return read_unchanged(path, identify, read_same)
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
@@ -149,7 +164,7 @@ class LocalForm(Form):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
-                    with suppress(StateNotFound, StateCorrupt, StateMismatch):
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch, StateUntrusted):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:
                             yield str(one), header
@@ -166,6 +181,12 @@ class LocalForm(Form):
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
             retire(self.target, Path(at))
+
+    def write_signature(self, signature: bytes) -> str:
+        """Put the signature into `STATE.minisig`."""
+        with writing(self.path):
+            replace(_signature_of(self.target), lambda path: write_file(path, lambda file: file.write(signature)))
+        return f"{os.fspath(self.path)}{SUFFIX}"
 
     @contextmanager
     def repairing(self) -> Iterator[None]:
@@ -190,8 +211,8 @@ class FileForm(LocalForm):
         """Write the document and contiguous CPU tensors. StateError if the header would be too long to read."""
 
     @abstractmethod
-    def map(self, target: Path) -> tuple[object, object]:
-        """Return the document and the memory-mapped tensors by name, as the format's library reads them.
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Return the document and the tensors by name, as the format's library reads them; those of a file are mapped.
 
         The caller checks both. Nothing may be allocated because the file claims a size.
         """
@@ -207,6 +228,12 @@ class FileForm(LocalForm):
     def open(self, target: Path) -> Stored:
         """Map the file."""
         return _File(*self.map(target), target.stat().st_size)
+
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read the file; all of it is signed."""
+        check_fits_memory(size := target.stat().st_size)
+        data = _read_start(target, size)
+        return data, lambda: _File(*self.map(data), len(data))
 
 
 class _File(Stored):
@@ -252,9 +279,12 @@ class SafetensorsForm(FileForm):
         """Write the document and the tensors."""
         write_safetensors(file, document, tensors)
 
-    def map(self, target: Path) -> tuple[object, object]:
-        """Return the document and the memory-mapped tensors."""
-        return map_safetensors(target)
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Return the document and the tensors."""
+        if isinstance(source, Path):
+            return map_safetensors(source)
+        head = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+        return head["__metadata__"][KEY], safetensors.torch.load(source)
 
 
 class PtForm(FileForm):
@@ -272,21 +302,33 @@ class PtForm(FileForm):
             # torch hides the error of the file behind its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
-    def map(self, target: Path) -> tuple[object, object]:
-        """Read the pickle and map the tensors."""
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Read the pickle and the tensors."""
+        mapped = isinstance(source, Path)
         try:
-            _check_pickle(target)
+            _check_pickle(source if isinstance(source, Path) else io.BytesIO(source))
         except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
-        content = torch.load(target, map_location="cpu", weights_only=True, mmap=True)
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(content, dict) or set(content) != {KEY, "tensors"}:
             raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
         return content[KEY], content["tensors"]
 
 
-def _check_pickle(target: Path) -> None:
+def _signature_of(target: Path) -> Path:
+    return target.with_name(target.name + SUFFIX)
+
+
+def _read_start(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _check_pickle(file: Path | BinaryIO) -> None:
     """Raise ValueError if the file could make torch.load allocate memory."""
-    with zipfile.ZipFile(target) as archive:
+    with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS or any(one.compress_type or one.flag_bits & 1 for one in members):
             raise ValueError("a member is compressed or encrypted")

@@ -23,6 +23,7 @@ from torch import Tensor
 from protokv.core.snapshot import Admit, Found, Header, State
 from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
+from protokv.storage.signatures import Guard, current_guard
 from protokv.texts import find_broken
 
 S = TypeVar("S")
@@ -81,6 +82,7 @@ class Form(ABC):
 
     Attributes:
         path: where the state is.
+        guard: checks the signature of what is read, before it is opened; None: nothing does.
         locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
             a file system without locks.
     """
@@ -90,6 +92,7 @@ class Form(ABC):
     def __init__(self, path: StatePath) -> None:
         """Touch nothing yet."""
         self.path = path
+        self.guard: Guard | None = None
 
     @abstractmethod
     def check_target(self) -> None:
@@ -142,6 +145,10 @@ class Form(ABC):
             StateLocked: another writer has committed since `repairing` was entered.
             StateError: it cannot be done; the old state is still there.
         """
+
+    @abstractmethod
+    def write_signature(self, signature: bytes) -> str:
+        """Put a signature of the current state beside it, atomically; return where. StateError if it cannot."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
         """Read the kept commit `at`, or the current state; see `api.load_state`."""
@@ -216,6 +223,8 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
             f"{path} is in an object store, and {error.name or 'a package for it'} is not installed",
             hint="pip install 'protokv[object-store]'",
         ) from error
+    if to_read:
+        form.guard = current_guard()
     return form
 
 

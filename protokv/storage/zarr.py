@@ -56,6 +56,7 @@ from protokv.storage import filesystem
 from protokv.storage.commit import replace, writing
 from protokv.storage.files import LocalForm
 from protokv.storage.form import Stored
+from protokv.storage.signatures import check_fits_memory, statement
 
 # The metadata file of a group or an array.
 ROOT = "zarr.json"
@@ -110,6 +111,21 @@ class ZarrForm(LocalForm):
             raise not_found(self.path)
         sizes = _file_sizes(target)
         return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
+
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read all files."""
+        sizes = _file_sizes(target)
+        check_fits_memory(sum(sizes.values()))
+        contents = {key: (target / key).read_bytes() for key in sizes}
+        return statement(contents), lambda: in_memory(contents)
+
+
+def in_memory(contents: Mapping[str, bytes]) -> Stored:
+    """Open the hierarchy that these objects are."""
+    objects = {key: _BUFFERS.buffer.from_bytes(data) for key, data in contents.items()}
+    return Hierarchy(
+        MemoryStore(objects, read_only=True), lambda keys: {key: len(contents.get(key, b"")) for key in keys}
+    )
 
 
 class _NewFolder(LocalStore):

@@ -194,7 +194,7 @@ def at_hand(
         shutil.copy(short_state, folder / "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
     monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     return protokv
 
 

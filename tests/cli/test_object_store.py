@@ -15,6 +15,8 @@ pytest.importorskip("moto.server")
 
 from tests.storage.s3 import S3Server
 
+minisign = pytest.importorskip("minisign")
+
 SMALL = ("--budget", "24", "--json")
 
 
@@ -50,12 +52,20 @@ def test_a_state_is_written_asked_inspected_and_repaired_there_as_on_disk(
     assert protokv("inspect", url, "-o", "back.zarr").code == 0
     assert protokv("inspect", "back.zarr", url).code == 0
     assert protokv("inspect", url, "--repair").rows()[0]["damage"] is None
+    pair = minisign.KeyPair.generate()
+    Path("mine.key").write_bytes(bytes(pair.secret_key))
+    Path("mine.pub").write_bytes(bytes(pair.public_key))
+    assert "is not signed" in protokv("inspect", url, "--trust", "mine.pub").err
+    assert protokv("inspect", url, "--sign", "mine.key").rows()[0]["signature"] == f"{url}.minisig"
+    trusted = protokv("query", url, "what is first ?", "--trust", "mine.pub")
+    assert (trusted.code, trusted.rows()[0]["stream_time_s"]) == (0, 12.0)
     # What the second commit has added.
     for key in store.objects("shelf/clip/chunks").keys() - first:
         store.delete(key)
     assert protokv("inspect", url).code == Exit.CORRUPT
     (row,) = protokv("inspect", url, "--repair", "--json").rows()
     assert (row["stream_time_s"], row["lost_s"]) == (6.0, 6.0)
+    assert protokv("inspect", url, "--trust", "mine.pub").code == Exit.UNTRUSTED
     assert row["damaged"].startswith(f"{url} (branch damaged-")
     assert protokv("ingest", video, "-o", url, *SMALL, "--keep", "2").code == 0
     assert protokv("inspect", "back.zarr", url).code == 0

@@ -53,7 +53,7 @@ class Killer:
         """Kill some operations, most of them more than once in a row."""
         enough = self.kills + kills
         while self.kills < enough:
-            n = min(enough - self.kills, random.randint(1, 3))
+            n = min(enough - self.kills, random.randint(2, 6))
             name = random.choice(["start", "resume", "append", "convert", "fleet"])
             if name == "fleet":
                 self._kill_fleet(random, n)
