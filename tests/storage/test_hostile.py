@@ -163,6 +163,7 @@ def test_a_stream_of_many_days_passes(name, tiny, tmp_path):
     assert all(again.tensors[one].equal(tensor) for one, tensor in moved.items())
 
 
+@pytest.mark.filterwarnings("ignore::protokv.errors.PositionWarning")
 @pytest.mark.parametrize("field", ["steps", "tokens_seen"])
 def test_a_stream_at_the_end_of_what_a_state_can_count_leaves_none_that_does_not_load(field, tiny, tmp_path):
     session = Session.start(tiny, MEMORIES["sliding-window"], fps=2.0)
