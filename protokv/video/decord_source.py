@@ -87,13 +87,12 @@ class DecordSource(PyAVSource):
         self._decord = _load()
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
-        report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
-        listed = self._listed(report)
+        listed = self._listed()
         reader = self._reader(listed) if listed else None
         if listed is None or reader is None:
             yield from super()._read(wanted)
             return
-        self._report = report
+        self._report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
         keep = _looked_at(listed, wanted)
         size = self.info.width * self.info.height * 3
         first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
@@ -119,13 +118,14 @@ class DecordSource(PyAVSource):
                 yield Frame(one.time_s, images.pop(i), one.duration_s, "decord")
             first = end
 
-    def _listed(self, report: DecodeReport) -> list[Shown] | None:
+    def _listed(self) -> list[Shown] | None:
         """Return every frame of the file in order of presentation; None if decord may count or time them otherwise.
 
-        That is so where packets and frames are not one to one, where a frame after a key frame is shown before it, and
-        where time stamps leap.
+        That is so where the file is damaged, where packets and frames are not one to one, where a frame after a key
+        frame is shown before it, and where time stamps leap.
         """
         listed: list[Shown] = []
+        report = DecodeReport()
         key_s = float("-inf")
         with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
             for packet in packets(self.probe, container, stream, 0.0, report):
@@ -138,7 +138,7 @@ class DecordSource(PyAVSource):
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
                 listed.append(Shown(time_s, duration_s))
         listed.sort()
-        return listed if all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
+        return listed if report.damage.ok and all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
 
     def _reader(self, listed: list[Shown]) -> Any | None:
         """Return decord's reader if it counts the same frames at the same times, else None."""

@@ -46,6 +46,9 @@ DECLARING = {"avi", "matroska"}
 # Ends that are declared twice may differ by this much.
 HONEST_S, HONEST_PART = 0.5, 0.02
 
+# Frames that a codec can hold back, or that lead a key frame.
+MOST_REORDERED = 32
+
 # A last frame that is this much later than the one before it and than the declared end has a damaged time.
 LEAP_S = 1.0
 
@@ -110,12 +113,16 @@ class Probe:
         """Return the presentation ticks of a decoded frame; None if it has none."""
         return _stamp(self.info.container, frame)
 
+    def hides(self, packet: Any) -> bool:
+        """Return True for a reference frame of VP8 that is never shown. Key frames are."""
+        return self.info.codec == "vp8" and bytes(packet)[0] & 0x11 == 1
+
     def expected_s(self, packet: Any) -> float | None:
         """Return the stream time of the frame that a packet should give; None if none is due or it cannot be told."""
         if packet.pts is None or packet.is_discard or not self.has_pts:
             return None
-        if self.info.codec == "vp8" and bytes(packet)[0] & 0x11 == 1:
-            return None  # a reference frame that is never shown; key frames are
+        if self.hides(packet):
+            return None
         return self.time_s(packet.pts)
 
 
@@ -272,6 +279,12 @@ def packets(probe: Probe, container: Any, stream: Any, from_s: float, report: De
         why = follower.up_to(packet.pos) if packet.pos is not None else ""
         if why and (seen.packets or from_s <= 0):
             _note_break(probe, report, why, seen, packet)
+        if packet.is_discard and seen.gap_s(probe, packet.pts) > max(LEAP_S, MOST_REORDERED / probe.rate_fps):
+            # An edit list cuts beginnings and ends away. A damaged time puts a frame there.
+            report.missing(1, seen.end_s, "a time stamp jumps out of the file")
+        elif probe.hides(packet) and seen.gap_s(probe, packet.pts) > 0.5 / probe.rate_fps:
+            # Frames that are not shown have the time of the frame before them.
+            report.missing(1, seen.end_s, "a frame says that it is not shown")
         seen.note(probe, packet)
         yield packet
     broken = follower.up_to(math.inf)
@@ -287,6 +300,7 @@ class Seen:
 
     packets: int = 0
     last_dts: int | None = None
+    last_pts: int | None = None
     begin_s: float = math.inf
     last_s: float = 0.0
     last_gap_s: float = 0.0  # between the last two frames
@@ -297,9 +311,13 @@ class Seen:
         """The mean distance of two frames in seconds; 0 before there are two."""
         return (self.last_s - self.begin_s) / (self.packets - 1) if self.packets > 1 else 0.0
 
+    def gap_s(self, probe: Probe, pts: int | None) -> float:
+        """Return how far this time is from that of the last packet, in seconds; 0 where one of them has none."""
+        return 0.0 if self.last_pts is None or pts is None else float(abs(pts - self.last_pts) * probe.time_base)
+
     def note(self, probe: Probe, packet: Any) -> None:
         """Count a packet."""
-        self.packets += 1
+        self.packets, self.last_pts = self.packets + 1, packet.pts
         if packet.dts is not None:
             self.last_dts = packet.dts
         ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
@@ -358,7 +376,8 @@ def _check_promises(probe: Probe, stream: Any, report: DecodeReport, seen: Seen,
     elif probe.clock != 1.0 and abs(seen.interval_s * (probe.info.rate_fps or 0.0) / probe.clock - 1.0) < HONEST_PART:
         # Two statements agree: the length, and the distance of two frames.
         report.damaged(report.start_s, f"the clock of the file is off by a factor of {probe.clock:.3g}")
-    if min(seen.last_s - (probe.timeline.end_s or math.inf), seen.last_gap_s) > LEAP_S:
+    declared_s = probe.timeline.end_s or (probe.info.duration_s if probe.info.container == "flv" else 0.0) or math.inf
+    if min(seen.last_s - declared_s, seen.last_gap_s) > LEAP_S:
         report.damaged(seen.last_s, "a frame leaps over the end that the file declares")
     rate = probe.rate_fps
     # Honest files are off by up to half a second, or two frames.

@@ -12,17 +12,13 @@ from typing import Any
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import opened, reason, to_rgb
-from protokv.video.probe import BEGINNING_WITH_KEY, WITHOUT_INDEX, Probe, packets, skip_to_key
+from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
-
-
-# Frames that a codec can hold back, or that lead a key frame.
-MOST_REORDERED = 32
 
 
 class PyAVSource(Source):

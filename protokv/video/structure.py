@@ -220,17 +220,24 @@ class Tags:
 
     def __init__(self, file: File, stream_id: int) -> None:
         self._file = file
+        self._codec: int | None = None
 
     def step(self, at: int) -> int:
         """Return where the next tag begins."""
         if at == 0:
             return int.from_bytes(self._file.read(5, 4), "big") + 4
-        head = self._file.read(at, 11)
+        head = self._file.read(at, 12)
         if len(head) < 11 or head[0] & 0xDF not in (8, 9, 18) or head[8:11] != b"\0\0\0":
             raise Broken(NO_ELEMENT)
         end = at + 11 + int.from_bytes(head[1:4], "big") + 4
         if end > self._file.size:
             raise Broken(CUT, go_on=self._file.size)
+        if head[0] == 9 and head[11:] and not head[11] & 0x80:
+            # Tags of pictures name the codec in four bits; only new ones, with the highest bit, do not.
+            codec = head[11] & 0x0F
+            if self._codec not in (None, codec):
+                raise Broken(NO_ELEMENT, go_on=end)
+            self._codec = codec
         return end
 
 
