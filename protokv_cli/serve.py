@@ -14,6 +14,7 @@ import typer
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.texts import cut
 from protokv_cli import options
+from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.signing import trusting
@@ -100,7 +101,11 @@ def serve(
         for name in ("asyncio", "uvicorn", "protokv.serve"):
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
-        Server(server.configure(app, limits, host, port)).run()
+        try:
+            Server(server.configure(app, limits, host, port)).run()
+        except SystemExit:
+            # uvicorn has said why, and ends with a code of its own.
+            raise typer.Exit(Exit.FAILURE) from None
 
 
 class _Log(logging.Handler):

@@ -157,10 +157,16 @@ def _write_folder(state: State, root: Path) -> None:
         filesystem.sync_folder(folder)
 
 
+def _fail(error: OSError) -> None:
+    # A folder that cannot be listed is not an empty one.
+    raise error
+
+
 def _file_sizes(root: Path) -> dict[str, int]:
     """Return the bytes of every file by its path from the root. Links and other special files are refused."""
     sizes: dict[str, int] = {}
-    for n, path in enumerate(root.rglob("*")):
+    walk = os.walk(root, onerror=_fail)
+    for n, path in enumerate(Path(where, name) for where, folders, files in walk for name in (*folders, *files)):
         key, status = path.relative_to(root).as_posix(), path.lstat()
         if stat.S_ISREG(status.st_mode):
             sizes[key] = status.st_size
@@ -180,7 +186,7 @@ def _find_foreign(target: Path) -> str:
     if not ours or f'"{KEY}"'.encode() not in root.read_bytes():
         return ROOT
     # os.walk does not enter a link to a folder; the link goes with the state.
-    for folder, _, files in os.walk(target):
+    for folder, _, files in os.walk(target, onerror=_fail):
         for name in files:
             if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
                 return str(Path(folder, name).relative_to(target))

@@ -194,7 +194,8 @@ SOME = [
     ("commit", ".pt", errno.ENOSPC, 13),
     ("commit", ".zarr", errno.EIO, 601),
     ("commit", ".zarr", errno.ENOSPC, 301),
-    ("load", ".safetensors", errno.ENOMEM, 5),
+    # How often an operation asks the system for memory depends on what the process holds already.
+    ("load", ".safetensors", errno.ENOMEM, 2),
 ]
 EVERYTHING = [
     pytest.param(name, suffix, error, 1, marks=SLOW)
