@@ -1,12 +1,15 @@
 """Every error that a user can cause, as one tree below `ProtoKVError`.
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these and never
-prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message, and
-`use_one_of` is the hint for a name that is none of a list.
+prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message,
+`use_one_of` is the hint for a name that is none of a list, and `system_error` finds what the system refused.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -24,8 +27,16 @@ class ConfigError(ProtoKVError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
+class OutOfMemory(ProtoKVError):
+    """This process may not have the memory, or the threads, that it needs."""
+
+
 class NotUnderstood(ConfigError):
     """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
+
+
+class QuestionError(ConfigError):
+    """A question cannot be asked; others can."""
 
 
 class PositionWarning(UserWarning):
@@ -84,6 +95,10 @@ class StateCorrupt(StateError):
     """The bytes of the state are damaged, or were never a state."""
 
 
+class StateUntrusted(StateError):
+    """No key that is trusted has signed the state."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if none is."""
     names = {one.lower(): one for one in known}
@@ -109,3 +124,22 @@ def use_one_of(name: object, known: Iterable[str], *, others: str = "") -> str:
 def shown(text: object, length: int = 80) -> str:
     """Return text from a file or a library, fit for a message: ASCII, one line, from at most `length` characters."""
     return ascii(str(text)[:length])[1:-1]
+
+
+def system_error(error: Exception) -> OSError | MemoryError | None:
+    """Return the system's error that an exception is or tells in words; None if it tells another.
+
+    Libraries turn a failed call into text, such as "Input/output error (os error 5)" or "Cannot allocate memory (12)".
+    """
+    if isinstance(error, (OSError, MemoryError)):
+        return error
+    text = str(error)
+    named = [int(one) for one in re.findall(r"\b\d{1,3}\b", text)]
+    return next((OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the words of a system's error, without a path."""
+    if isinstance(error, MemoryError):
+        return os.strerror(errno.ENOMEM)
+    return getattr(error, "strerror", None) or str(error)

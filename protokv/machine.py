@@ -1,10 +1,13 @@
-"""The main memory of this machine, or of the container."""
+"""The main memory of this machine, of the container, or of the process, and the errors of too little of it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
+
+from protokv.errors import OutOfMemory
 
 # The limit of a container and what it uses (control groups, version 2).
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
@@ -12,16 +15,69 @@ _USED = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
 
 
+# torch, numpy and a decoder take most of this much address space. With less, their libraries end the process.
+_LEAST_ADDRESS_SPACE = 1 << 30
+
+# What allocators, the loader of libraries and threads say.
+_NO_ROOM = re.compile(
+    "can't allocate memory|not enough memory|cannot allocate memory|out of memory|failed to map segment"
+    "|can't start new thread|unable to mmap",
+    re.IGNORECASE,
+)
+
+
 def memory_bytes() -> int | None:
-    """Return the bytes of main memory, used or free; None if the system does not tell."""
+    """Return the bytes of main memory that this process may have, used or free; None if the system does not tell."""
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+    size = min(size, address_space_bytes() or size)
     try:
         return min(size, int(_CONTAINER.read_text()))
     except (OSError, ValueError):
         return size
+
+
+def address_space_bytes() -> int | None:
+    """Return the address space that this process may have (`ulimit -v`); None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def require_address_space() -> None:
+    """Prepare for a limit of address space, before numpy is imported.
+
+    Raises:
+        OutOfMemory: no command could go on with so little.
+    """
+    limit = address_space_bytes()
+    if limit is None:
+        return
+    # OpenBLAS takes 40 MB for each core, and ends the process if it cannot have them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if limit < _LEAST_ADDRESS_SPACE:
+        raise OutOfMemory(
+            f"this process may have {limit >> 20} MiB of address space, and needs {_LEAST_ADDRESS_SPACE >> 20} MiB",
+            hint="raise the limit: ulimit -v unlimited",
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error, or what it came from, tells that there was no memory, or no thread, to have."""
+    told: BaseException | None = error
+    while told is not None:
+        # By its name, because torch may not be imported yet.
+        if isinstance(told, MemoryError) or type(told).__name__ == "OutOfMemoryError":
+            return True
+        if getattr(told, "errno", None) == errno.ENOMEM or _NO_ROOM.search(str(told)):
+            return True
+        told = told.__cause__ or told.__context__
+    return False
 
 
 def free_memory_bytes() -> int | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protokv.texts import cut
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import timings_key
-from protokv_cli.questions import Question, surviving_errors
+from protokv_cli.questions import Question, Refusals, surviving_errors
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
@@ -61,29 +62,30 @@ class Answers:
         asking: QueryOptions,
         decoding: Decoding,
         clock: Timings,
+        refusals: Refusals,
         *,
         excerpts: Excerpts | None = None,
     ) -> None:
         """Ask nothing yet."""
         self._excerpts = excerpts
         self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
-        self._warned_of_words = False
+        self._refusals, self._warned_of_words = refusals, False
 
     def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
         """Ask every question, and note how many answers were as expected.
 
-        `age_s` is that of the last commit of a live stream. A refused question at the prompt does not end the loop.
+        `age_s` is that of the last commit of a live stream. A refused question does not end the loop.
         """
         asked = right = 0
         for question in questions:
-            with surviving_errors(self._out, self._asking.at_prompt):
+            with surviving_errors(self._out, self._asking.at_prompt), self._refusals.at(question.where):
                 row = self._ask(session, question, age_s)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
                 if self._out.format is Format.JSON:
                     self._out.json(row)
                 elif self._out.format is Format.TABLE and row.get("correct") is False:
-                    self._out.table(f"  expected: {question.expected}", style="yellow")
+                    self._out.table(f"  expected: {cut(question.expected or '')}", style="yellow")
         if asked:
             self._out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
@@ -116,7 +118,7 @@ class Answers:
 
     def _stream(self, session: Session, question: str) -> Answer:
         if self._out.format is Format.TABLE and not self._asking.alone:
-            self._out.table(question, style="cyan", end=" ")
+            self._out.table(cut(question), style="cyan", end=" ")
         pieces = session.stream(question, self._decoding, evidence=self._asking.evidence)
         while True:
             try:
@@ -142,7 +144,7 @@ class Answers:
         name = session.backbone.identity.name
         who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
-            f"Note: {who} does not know the word{'s' * (len(words) > 1)} {', '.join(words)}. "
+            f"Note: {who} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
             f"For other videos name a real model when ingesting: {model_option()}"
         )
 

@@ -30,6 +30,7 @@ from protokv_cli.parsing import (
 )
 from protokv_cli.process import stopping, uncollected
 from protokv_cli.progress import downloads_shown
+from protokv_cli.signing import trusting, warn_of_stale_signature
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
@@ -288,6 +289,7 @@ def ingest(
         Path | None,
         typer.Option("--html", metavar="FILE", help="The same table as a page.", rich_help_panel=Panel.MANY),
     ] = None,
+    trust: options.Trust = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -409,7 +411,7 @@ def ingest(
         if dry_run:
             _dry_run(out, sources[0], chosen)
         else:
-            _ingest_one(out, sources[0], state, chosen, clock)
+            _ingest_one(out, sources[0], state, chosen, clock, trust if append else None)
 
 
 def _memory_config(name: str, budget: str, settings: list[str], seed: int, positions: str | None) -> MemoryConfig:
@@ -432,7 +434,9 @@ def _is_stream(sources: list[str]) -> bool:
     return len(sources) == 1 and kind_of(sources[0]) != "file"
 
 
-def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
+def _ingest_one(
+    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, trust: Path | None
+) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Started, Summary, ingest
     from protokv.video.address import told
@@ -444,8 +448,10 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
         events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
         # Closing the generator commits what was watched if something fails here.
         with closing(events):
-            with uncollected():
+            with uncollected(), trusting(trust):
                 started = next(events)
+            if chosen.append and target is not None:
+                warn_of_stale_signature(out, target)
             argument = "-" if source == "-" else name
             for event in chain((started,), events):
                 if isinstance(event, Started):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds,
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
+from protokv_cli.signing import sign_all, trusting
 from protokv_cli.tables import printable
 
 
@@ -53,6 +55,18 @@ def inspect(
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
     ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Go back from a damaged state to its newest whole commit; of a folder, list the videos to run again.",
+        ),
+    ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KEY", help="Sign the state with this secret key of minisign: STATE.minisig."),
+    ] = None,
+    trust: options.Trust = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show the state again after every commit.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -63,6 +77,9 @@ def inspect(
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
     and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
+
+    With --repair: a whole state stays as it is. A damaged one is kept as STATE.damaged, and the newest commit of --keep
+    that is whole takes its place. In a pipe, a folder gives a list for ingest --from.
 
     \b
     Examples:
@@ -75,9 +92,13 @@ def inspect(
       protokv inspect video.safetensors -o video.zarr
       protokv inspect monday.safetensors tuesday.safetensors
       protokv inspect states/
+      protokv inspect video.safetensors --repair
+      protokv inspect video.safetensors --sign KEY
+      protokv inspect video.safetensors --trust KEYS
+      protokv inspect states/ --repair | protokv ingest --from - -o states/
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         if at is not None and (other is not None or output is not None):
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if watch and (other is not None or output is not None or at is not None):
@@ -86,6 +107,18 @@ def inspect(
             raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
         from protokv.fleet.plan import is_place
 
+        if repair:
+            if other is not None or output is not None or at is not None or verify is not None or watch:
+                raise ConfigError("--repair stands alone", hint="leave the other options out")
+            from protokv_cli.repair import repair_one, repair_place
+
+            (repair_place if is_place(state) else repair_one)(out, state)
+            return
+        if key is not None:
+            if other is not None or output is not None or at is not None or verify is False or watch:
+                raise ConfigError("--sign stands alone", hint="leave the other options out")
+            sign_all(out, state, key)
+            return
         if is_place(state):
             if other is not None or output is not None or at is not None or verify or watch:
                 raise ConfigError(

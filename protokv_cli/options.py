@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from glob import escape as glob_escape
 from glob import glob
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -163,6 +164,15 @@ Settings = Annotated[
         metavar="NAME=VALUE",
         help="A constant of the memory, such as split=1:5; repeatable.",
         rich_help_panel=Panel.MEMORY,
+    ),
+]
+Trust = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        metavar="KEYS",
+        help="Refuse a state that no public key in this file has signed (minisign). Of ingest: with --append.",
+        rich_help_panel=Panel.MODEL,
     ),
 ]
 OutputFormat = Annotated[

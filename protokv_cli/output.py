@@ -22,12 +22,18 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from protokv.errors import PositionWarning, ProtoKVError
+from protokv.machine import is_out_of_memory, require_address_space
+from protokv.texts import cut
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.process import withheld_stdin
 from protokv_cli.tables import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+# Of a message: what a user or a file gave may be in it.
+MOST_CHARACTERS = 2000
 
 
 class Format(StrEnum):
@@ -123,7 +129,7 @@ class Output:
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = printable(text)
+            line = cut(printable(text), MOST_CHARACTERS)
             if sys.stderr.isatty():
                 width = shutil.get_terminal_size().columns - 1
                 line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -151,6 +157,7 @@ class Output:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
         try:
             with self._warnings(), withheld_stdin() as self.stdin:
+                require_address_space()
                 yield
                 self._check_stdout()
         except _StdoutLost:
@@ -168,8 +175,12 @@ class Output:
         except Exception as error:
             if self.debug:
                 raise
-            self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
-            self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
+            if is_out_of_memory(error):
+                self.error("Error: there is not enough memory, or the limit of this process is too low (ulimit -v)")
+                self.error("Hint: free some memory, raise the limit, or use a smaller budget or model")
+            else:
+                self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+                self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
             self._show_notes(error)
             raise typer.Exit(Exit.FAILURE) from error
 

@@ -123,7 +123,7 @@ def withheld_stdin() -> Iterator[IO[str] | None]:
         # Another descriptor means that a program which calls this one has replaced stdin.
         if _descriptor_of(mine) == 0:
             kept = stack.enter_context(_descriptor_0_replaced(empty.fileno()))
-            real = stack.enter_context(open(kept, encoding="utf-8", errors="replace", closefd=False))
+            real = stack.enter_context(open(kept, encoding="utf-8", errors="surrogateescape", closefd=False))
         sys.stdin = empty
         try:
             yield real

@@ -22,7 +22,8 @@ from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
-from protokv_cli.questions import Question, read_questions, typed_questions
+from protokv_cli.questions import Question, Refusals, read_questions, typed_questions
+from protokv_cli.signing import trusting
 from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def query(
     ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
+    trust: options.Trust = None,
     top: Annotated[
         int | None,
         typer.Option(
@@ -175,7 +177,8 @@ def query(
     Without a question on a terminal there is a prompt, with history; Ctrl-D ends it.
 
     A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it has "answer" too,
-    the answers are compared and the score is shown at the end.
+    the answers are compared and the score is shown at the end. A question has at most 65,536 characters and 4,096
+    tokens. One that cannot be asked is named, the others are answered, and the exit code is 2.
 
     For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
     --top shows the surest answers first, so that a person finds the video among a thousand.
@@ -194,13 +197,14 @@ def query(
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         state, texts = _split(arguments or [], named)
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))
             out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
         at_prompt = not texts and file is None and out.stdin is not None and out.stdin.isatty()
-        questions = _open_questions(out, texts, file, at_prompt)
+        refusals = Refusals(out)
+        questions = _open_questions(out, texts, file, at_prompt, refusals)
         clock = Timings()
         clock.add("start", time.process_time())
         with uncollected(), clock.stage("imports"):
@@ -233,13 +237,15 @@ def query(
         if video is not None and not asking.excerpts:
             raise ConfigError("--video is where --frames and --clip look", hint="add one of them")
         if many:
-            _query_many(out, state, [question.text for question in questions], asking)
+            _query_many(out, state, questions, asking, refusals)
             return
         if top is not None:
             raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
         if watch is not None and fmt is Format.AUTO:
             out.format = Format.JSON
-        _query_one(out, state, questions, asking, clock)
+        _query_one(out, state, questions, asking, clock, refusals)
+        if not asking.at_prompt:
+            refusals.check()
 
 
 def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
@@ -251,18 +257,28 @@ def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
     return arguments[0], arguments[1:]
 
 
-def _open_questions(out: Output, texts: list[str], file: Path | None, at_prompt: bool) -> Iterator[Question]:
-    """Return the questions. The first is read now, so that a mistake in it is found before a model is loaded."""
+def _open_questions(
+    out: Output, texts: list[str], file: Path | None, at_prompt: bool, refusals: Refusals
+) -> Iterator[Question]:
+    """Return the questions. The first is read now, so that no model is loaded if there is none."""
     if at_prompt and out.stdin is not None:
-        return typed_questions(out.stdin)
-    questions = read_questions(texts or ([] if file else ["-"]), out.stdin, file)
+        return typed_questions(out.stdin, refusals)
+    questions = read_questions(texts or ([] if file else ["-"]), out.stdin, file, refusals)
     first = next(questions, None)
     if first is None:
+        refusals.check()
         raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
     return chain((first,), questions)
 
 
-def _query_one(out: Output, state: str, questions: Iterator[Question], asking: QueryOptions, clock: Timings) -> None:
+def _query_one(
+    out: Output,
+    state: str,
+    questions: Iterator[Question],
+    asking: QueryOptions,
+    clock: Timings,
+    refusals: Refusals,
+) -> None:
     """Load a state once, at the commit that is asked for, and print the answers."""
     if asking.watch_s is not None:
         with interruptible():
@@ -287,7 +303,7 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
         decoding = Decoding(**asking.sampling)
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
     warn_of_answers(out, session.beyond_model)
-    answers = Answers(out, state, asking, decoding, clock, excerpts=excerpts)
+    answers = Answers(out, state, asking, decoding, clock, refusals, excerpts=excerpts)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():
@@ -307,18 +323,24 @@ def _query_one(out: Output, state: str, questions: Iterator[Question], asking: Q
         show_timings(out, clock.seconds)
 
 
-def _query_many(out: Output, place: str, questions: list[str], asking: QueryOptions) -> None:
+def _query_many(out: Output, place: str, given: Iterator[Question], asking: QueryOptions, refusals: Refusals) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
+    from protokv.core.session import read_ids
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import ask_all, load_backbone_for, surest
 
-    for option, given in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
-        if given:
+    for option, wanted in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
+        if wanted:
             raise ConfigError(f"{option} told of one state", hint="name the state itself")
     at_s = None if asking.at is None else parse_duration(asking.at)
     states, decoding = find_states(place), Decoding(**asking.sampling)
     backbone = load_backbone_for(states, asking.model, **asking.placement)
+    questions: list[str] = []
+    for one in given:
+        with refusals.at(one.where):
+            read_ids(backbone, one.text)
+            questions.append(one.text)
     answered: list[Reply] = []
     failed = 0
     beyond: dict[str, None] = {}
@@ -344,6 +366,7 @@ def _query_many(out: Output, place: str, questions: list[str], asking: QueryOpti
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
+    refusals.check()
 
 
 def _show_ranked(out: Output, ranked: Iterable[tuple[int, Reply]], *, with_question: bool) -> None:

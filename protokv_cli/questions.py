@@ -1,26 +1,34 @@
 """Questions as users give them: arguments, lines or JSON lines from stdin or a file, or typed at a prompt.
 
+One that cannot be asked is told with its place, and the others are answered.
+
 The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. `exit`, `quit` and
 Ctrl-D end the prompt, `help` tells of it, and Ctrl-C drops the line that is being typed.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from protokv.errors import ConfigError, ProtoKVError
+import typer
+
+from protokv.errors import ConfigError, ProtoKVError, QuestionError
+from protokv.texts import admit_question, read_json
+from protokv_cli.exits import Exit
 from protokv_cli.output import Output
 from protokv_cli.process import lent_stdin
 
 PROMPT = "? "
 HISTORY_LINES = 1000
+# A question has at most 65,536 characters, and each may be six in JSON.
+MOST_LINE = 1 << 20
+_HINT = 'write {"question": "..."} or the bare question, one a line'
 HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
 Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 """
@@ -28,58 +36,99 @@ Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, and the expected answer if there is one."""
+    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text."""
 
     text: str
     expected: str | None = None
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        admit_question(self.text)
 
 
-def read_questions(arguments: Sequence[str], stdin: IO[str] | None, file: Path | None) -> Iterator[Question]:
+class Refusals:
+    """The questions that cannot be asked."""
+
+    def __init__(self, out: Output) -> None:
+        """Count from zero."""
+        self._out, self._hints, self._count = out, set[str](), 0
+
+    @contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        """Tell of a question that is refused in this block, and go on. A hint is told once."""
+        try:
+            yield
+        except QuestionError as error:
+            self._count += 1
+            self._out.error(f"Error: {where}{': ' if where else ''}{error.message}")
+            if error.hint and error.hint not in self._hints:
+                self._hints.add(error.hint)
+                self._out.error(f"Hint: {error.hint}")
+
+    def check(self) -> None:
+        """End the command with the code for usage if a question was refused."""
+        if self._count:
+            raise typer.Exit(Exit.USAGE)
+
+
+def read_questions(
+    arguments: Sequence[str], stdin: IO[str] | None, file: Path | None, refusals: Refusals
+) -> Iterator[Question]:
     """Yield the questions of a file, then the arguments in order; `-` stands for the lines of stdin.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no question; the line is named.
+        ConfigError: the file cannot be read.
     """
     if file is not None:
-        yield from _parse_lines(_read_lines(file), str(file))
-    for argument in arguments:
+        try:
+            with file.open(encoding="utf-8", errors="surrogateescape") as lines:
+                yield from _parse_lines(lines, str(file), refusals)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
+    for number, argument in enumerate(arguments, start=1):
         if argument == "-":
-            yield from _parse_lines(stdin or (), "stdin")
-        else:
-            yield Question(argument)
+            yield from _parse_lines(stdin, "stdin", refusals) if stdin else ()
+            continue
+        found, where = None, f"question {number}" if len(arguments) > 1 else ""
+        with refusals.at(where):
+            found = Question(argument, where=where)
+        if found is not None:
+            yield found
 
 
-def _read_lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
-
-
-def _parse_lines(lines: Iterable[str], place: str) -> Iterator[Question]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield _parse(line.strip(), f"line {number} of {place}")
+def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Question]:
+    number = 0
+    while line := lines.readline(MOST_LINE):
+        number += 1
+        found, where, whole = None, f"line {number} of {place}", line
+        # The rest of a line that is too long is left out.
+        while len(line) == MOST_LINE and not line.endswith("\n"):
+            line = lines.readline(MOST_LINE)
+        with refusals.at(where):
+            if len(whole) == MOST_LINE:
+                raise QuestionError(f"it has {MOST_LINE:,} characters or more", hint="ask something shorter")
+            # Windows marks UTF-8 so.
+            text = whole.removeprefix("\ufeff").strip()
+            found = _parse(text, where) if text else None
+        if found is not None:
+            yield found
 
 
 def _parse(line: str, where: str) -> Question:
     if not line.startswith("{"):
-        return Question(line)
+        return Question(line, where=where)
     try:
-        row = json.loads(line)
-        question, expected = row["question"], row.get("answer")
-    except (ValueError, KeyError, RecursionError) as error:
-        raise ConfigError(
-            f"{where} is not a JSON object with the key question: {error}",
-            hint='write {"question": "..."} or the bare question, one a line',
-        ) from error
+        row = read_json(line)
+        question, expected = row.get("question"), row.get("answer")
+    except ValueError as error:
+        raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
     if not isinstance(question, str) or not isinstance(expected, str | None):
-        raise ConfigError(f"{where}: question and answer must be text", hint="put them in quotes")
-    return Question(question, expected)
+        raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
+    return Question(question, expected, where)
 
 
-def typed_questions(stdin: IO[str]) -> Iterator[Question]:
+def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
     """Yield the lines that a user types at the prompt, without empty ones."""
     with _history():
         while True:
@@ -92,6 +141,7 @@ def typed_questions(stdin: IO[str]) -> Iterator[Question]:
             except KeyboardInterrupt:
                 sys.stderr.write("\n")
                 continue
+            found = None
             match line.strip().lower().rstrip("()"):
                 case "":
                     continue
@@ -100,7 +150,10 @@ def typed_questions(stdin: IO[str]) -> Iterator[Question]:
                 case "help" | "?":
                     sys.stderr.write(HELP)
                 case _:
-                    yield Question(line.strip())
+                    with refusals.at(""):
+                        found = Question(line.strip())
+            if found is not None:
+                yield found
 
 
 def _read_line() -> str:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.texts import cut
 from protokv_cli import options
+from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
+from protokv_cli.signing import trusting
 
 
 def serve(
@@ -45,6 +51,7 @@ def serve(
     ] = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
+    trust: options.Trust = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     debug: options.Debug = False,
@@ -64,13 +71,13 @@ def serve(
       PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     """
     out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
-    with out.errors():
+    with out.errors(), trusting(trust):
         if token is None and not _is_loopback(host):
             raise ConfigError(f"{host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
         if not states.is_dir():
             raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
         try:
-            import uvicorn
+            from uvicorn import Server
 
             from protokv import serve as server
         except ImportError as error:
@@ -90,7 +97,51 @@ def serve(
             server.States(states, backbone), token=token, limits=limits, videos=(videos or states,), name=host
         )
         out.note(f"states of {states} on http://{host}:{port}/ and, for clients of OpenAI, http://{host}:{port}/v1")
-        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+        log = _Log(out)
+        for name in ("asyncio", "uvicorn", "protokv.serve"):
+            logging.getLogger(name).addHandler(log)
+            logging.getLogger(name).propagate = False
+        try:
+            Server(server.configure(app, limits, host, port)).run()
+        except SystemExit:
+            # uvicorn has said why, and ends with a code of its own.
+            raise typer.Exit(Exit.FAILURE) from None
+
+
+class _Log(logging.Handler):
+    """Writes a line for the first record of a cause, and for the tenth, the hundredth and so on.
+
+    What clients do must not fill a disk: a cause is known by the first line of its message, without a traceback.
+    """
+
+    def __init__(self, out: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._out, self._counts = out, Counter[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count a record, and perhaps write it."""
+        error = record.exc_info[1] if record.exc_info else None
+        parts = [record.getMessage().strip().partition("\n")[0], *([] if error is None else [_describe(error)])]
+        line = cut(": ".join(parts), 300)
+        # A cause that has a client's text in it would be another one each time.
+        line = line if line in self._counts or len(self._counts) < 100 else "something else went wrong"
+        self._counts[line] += 1
+        times = str(self._counts[line])
+        if times.strip("0") != "1":
+            return
+        kind = "Error" if record.levelno >= logging.ERROR else "Warning"
+        self._out.warn(f"{kind}: {line}{'' if times == '1' else f' ({times} times)'}")
+        if error is not None and self._out.debug:
+            for part in traceback.format_exception(error):
+                for text in part.splitlines():
+                    self._out.warn(text)
+
+
+def _describe(error: BaseException) -> str:
+    """Return the kind, the text and the place of an error in one line."""
+    place = next(iter(traceback.extract_tb(error.__traceback__)[-1:]), None)
+    where = "" if place is None else f" ({Path(place.filename).name}:{place.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
 def _find_states(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
@@ -116,6 +117,7 @@ def _options(command: Command) -> Iterator[Option]:
         yield Option(name, parameter, get_args(kind)[0] if repeatable else kind, repeatable, info)
 
 
+@cache
 def _variables(command: Command) -> set[str]:
     """Return all variables that a command reads: those of its options and of its arguments."""
     hints = get_type_hints(command, include_extras=True).values()

@@ -22,10 +22,11 @@ from protokv.video import open_source
 from tests.backbones.tiny import write_qwen2_5_vl
 
 settings.register_profile(
-    "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("ci", settings.get_profile("quick"), max_examples=40)
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -20,7 +20,7 @@ from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
-from protokv.errors import ConfigError, ModelError
+from protokv.errors import ModelError, QuestionError
 
 
 class Adapter(Backbone):
@@ -205,7 +205,7 @@ class ChatPrompt:
         """Return the token ids behind the video.
 
         Raises:
-            ConfigError: the question is empty or spells a control token.
+            QuestionError: the question is empty or spells a control token.
         """
         check_question(question, self._control)
         text = f"{self._opening}{question.strip()}{self._closing}"
@@ -214,9 +214,9 @@ class ChatPrompt:
 
 
 def check_question(question: str, control: Iterable[str]) -> None:
-    """Refuse an empty question, or one that spells a control token. ConfigError."""
+    """Refuse an empty question, or one that spells a control token. QuestionError."""
     if not question.strip():
-        raise ConfigError("the question is empty", hint="ask something, for example: What shape appeared first?")
+        raise QuestionError("the question is empty", hint="ask something, for example: What shape appeared first?")
     for token in control:
         if token in question:
-            raise ConfigError(f"the question contains the control token {token}", hint="leave it out")
+            raise QuestionError(f"the question contains the control token {token}", hint="leave it out")

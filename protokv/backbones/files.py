@@ -1,7 +1,8 @@
 """The files of a model folder: find, read, check and hash them. Needs no torch and no transformers.
 
 Only safetensors weights are accepted, and an incomplete checkpoint is refused: transformers would fill in random
-weights and warn. The digest of the weights covers each file's header, its size and evenly spaced samples, because
+weights and warn. A config is held against the headers of the weight files before anything of its size is built. The
+digest of the weights covers each file's header, its size and evenly spaced samples, because
 reading all weights of a large model takes longer than loading a state.
 """
 
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,20 +28,28 @@ _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
 _VOLATILE: Final = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
 _DOWNLOAD_AGAIN: Final = "download the model again"
+# The index of a model of a terabyte takes a tenth of this.
+_JSON_BYTES: Final = 1 << 26
+# The safetensors library reads no longer header.
+_HEADER_BYTES: Final = 100_000_000
+# Settings by which transformers repeats a module, as each family calls them.
+_REPEATED: Final = re.compile(r"^(?!max_).*(layers?|depths?|blocks|experts)$")
 
 
 def read_json(path: str, filename: str) -> dict[str, Any]:
     """Read a JSON file of a model folder; return an empty dictionary if there is none.
 
     Raises:
-        ModelError: it is not JSON.
+        ModelError: it is not JSON, or too long.
     """
     file = Path(path) / filename
     if not file.is_file():
         return {}
+    if file.stat().st_size > _JSON_BYTES:
+        raise ModelError(f"{file} has {file.stat().st_size} bytes; the most is {_JSON_BYTES}", hint=_DOWNLOAD_AGAIN)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}", hint=_DOWNLOAD_AGAIN) from error
     return content if isinstance(content, dict) else {}
 
@@ -85,8 +97,16 @@ def weight_files(path: str) -> list[str]:
     return names
 
 
-def check_weights(path: str) -> None:
-    """Refuse a folder whose weights are missing, incomplete or pickles.
+class Stored(NamedTuple):
+    """What weight files hold: tensors, their elements, and the bytes of these."""
+
+    tensors: int
+    elements: int
+    nbytes: int
+
+
+def check_weights(path: str) -> Stored:
+    """Refuse a folder whose weights are missing, incomplete or pickles; return what they hold, by their headers.
 
     Raises:
         ModelError: naming the file.
@@ -108,17 +128,67 @@ def check_weights(path: str) -> None:
             f"{len(missing)} of {len(names)} weight files are missing in {path}, first of all {missing[0]}",
             hint=_DOWNLOAD_AGAIN,
         )
+    tensors = elements = nbytes = 0
     for name in names:
         file = folder / name
         try:
             # This reads the header, and compares it with the length of the file.
-            with safe_open(file, framework="numpy"):
-                pass
+            with safe_open(file, framework="numpy") as library:
+                shapes = [library.get_slice(key).get_shape() for key in library.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"the weights file {file} is truncated or damaged: it has {file.stat().st_size} bytes ({error})",
                 hint=_DOWNLOAD_AGAIN,
             ) from error
+        tensors, elements = tensors + len(shapes), elements + sum(map(math.prod, shapes))
+        nbytes += file.stat().st_size
+    return Stored(tensors, elements, nbytes)
+
+
+def check_repeats(path: str) -> None:
+    """Refuse a config with more layers than the weights have tensors, as reading it takes memory for each layer.
+
+    Raises:
+        ModelError: naming the setting; or as `check_weights`.
+    """
+    most = check_weights(path).tensors
+    for name, number in _repeats(read_json(path, "config.json")):
+        if number > most:
+            raise ModelError(
+                f"its config.json has {name} {number}, and its weight files hold {most} tensors", hint=_DOWNLOAD_AGAIN
+            )
+
+
+def _repeats(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield name and number of each setting, at any depth, by which a module is repeated."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _repeats(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _repeats(inner, name)
+    elif isinstance(value, int | float) and _REPEATED.match(name):
+        yield name, value
+
+
+def check_size(path: str, weights: int) -> None:
+    """Refuse a config of a model with far more weights than the weight files hold, before such a model is built.
+
+    Args:
+        path: the folder.
+        weights: elements of the parameters that the config asks for.
+
+    Raises:
+        ModelError: naming both numbers; or as `check_weights`.
+    """
+    stored = check_weights(path)
+    # A file may leave out what is tied to another tensor; and packed weights take one bit at least.
+    most = 8 * stored.nbytes if "quantization_config" in read_json(path, "config.json") else 2 * stored.elements
+    if weights > most:
+        raise ModelError(
+            f"its config.json asks for {weights:,} weights, and its weight files hold {stored.elements:,}",
+            hint=_DOWNLOAD_AGAIN,
+        )
 
 
 def digest_weights(path: str) -> str:
@@ -133,7 +203,7 @@ def digest_weights(path: str) -> str:
         digest.update(size.to_bytes(8, "little"))
         with file.open("rb") as stream:
             header = int.from_bytes(stream.read(8), "little")
-            digest.update(stream.read(min(header, size)))
+            digest.update(stream.read(min(header, size, _HEADER_BYTES)))
             for i in range(_SAMPLES):
                 stream.seek((size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0)
                 digest.update(stream.read(_SAMPLE_BYTES))

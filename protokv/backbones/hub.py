@@ -17,6 +17,7 @@ from typing import Any
 from protokv.backbones.files import weight_files
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, did_you_mean
+from protokv.machine import is_out_of_memory
 from protokv.mini import EMBEDDED, EMBEDDED_ORDER
 
 # The files of a model besides its weights. No code, and no weights in other formats.
@@ -176,8 +177,6 @@ def commit_of(folder: str | Path) -> str | None:
 _ABSENT = "there is no such model on the hub"
 _UNREACHED = "it is not in the local cache, and the hub cannot be reached"
 _NO_NAME = "it is neither a folder nor a name on the hub"
-# Parts of the messages of allocators on hosts and devices.
-_NO_ROOM = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory")
 
 
 @contextmanager
@@ -215,6 +214,8 @@ def translate_errors(name: str) -> Iterator[None]:
         OSError,
         ValueError,
         LookupError,
+        ArithmeticError,
+        AssertionError,
         TypeError,
         AttributeError,
         RuntimeError,
@@ -238,9 +239,7 @@ def _explain(error: Exception) -> tuple[str, str]:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     text = str(error).strip()
-    # By its name, because torch may not be imported yet.
-    no_room = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if no_room or any(part in text.lower() for part in _NO_ROOM):
+    if is_out_of_memory(error):
         return (
             "it does not fit into memory",
             "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model",

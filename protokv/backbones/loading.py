@@ -1,6 +1,7 @@
 """Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows no family.
 
-No code of a checkpoint is run. `files` checks the weights before transformers reads them.
+No code of a checkpoint is run. `files` checks the weights before transformers reads them, and holds the config against
+them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any, Final
 
 import torch
 
-from protokv.backbones.files import check_weights, digest_weights, hash_config, read_template
+from protokv.backbones.files import check_size, digest_weights, hash_config, read_template
 from protokv.backbones.hub import commit_of
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
 from protokv.errors import ConfigError, ModelError, use_one_of
+from protokv.machine import memory_bytes
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
@@ -112,11 +114,13 @@ def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool =
     """Load a model of transformers class `kind` for inference: text with this package's attention, vision with sdpa.
 
     Raises:
-        ModelError: files are missing, damaged or pickles, tensors are missing in them, or a package that the placement
-            needs is not installed.
+        ModelError: files are missing, damaged or pickles, tensors are missing in them, the config asks for more than
+            they or the machine hold, or a package that the placement needs is not installed.
     """
     register()
-    check_weights(path)
+    weights = _count_weights(kind, path)
+    check_size(path, weights)
+    _check_memory(weights, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
         settings["quantization_config"] = _quantization_config(placement)
@@ -141,6 +145,22 @@ def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool =
     if not settings and getattr(model, "hf_quantizer", None) is None:
         model.to(placement.device)
     return model.eval().requires_grad_(False)
+
+
+def _count_weights(kind: Any, path: str) -> int:
+    """Return how many weights the config of a folder asks for. Allocates none."""
+    config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        # A tied parameter comes once.
+        return sum(parameter.numel() for parameter in kind(config).parameters())
+
+
+def _check_memory(weights: int, placement: Placement) -> None:
+    """Refuse more weights than the main memory of this machine holds; a file may be sparse. MemoryError."""
+    whole = placement.device.type == "cpu" and placement.quantization is None and placement.device_map is None
+    available = memory_bytes()
+    if whole and available is not None and weights * placement.dtype.itemsize > available:
+        raise MemoryError
 
 
 def _quantization_config(placement: Placement) -> Any:

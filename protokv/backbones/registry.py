@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from protokv.backbones.files import read_json
+from protokv.backbones.files import check_repeats, read_json
 from protokv.errors import ConfigError, ModelError, ModelNotFound
 from protokv.mini import EMBEDDED, is_embedded, weights_folder
 
@@ -131,6 +131,7 @@ def _resolved(
             path = str(fetch(name, _check_family, revision))
         else:
             _check_family(Path(path))
+        check_repeats(path)
         with quiet_transformers():
             from transformers import AutoConfig
 

@@ -87,7 +87,7 @@ class FrameGroup(StatePart):
     promise: ClassVar[str] = "group of frames: its index and its grid fit the features kept"
 
     def __init__(self, shape: MemoryShape) -> None:
-        self._device = shape.device
+        self._device, self._embedding_size = shape.device, shape.embedding_size
         self._reference = torch.zeros((0, 0), dtype=shape.dtype, device=shape.device)
         self._grid = (0, 0)
         self._index = 0
@@ -119,7 +119,11 @@ class FrameGroup(StatePart):
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Check that the index lies in the group and the grid has as many cells as there are features."""
-        features = len(tensors["merge.reference"])
+        features, size = tensors["merge.reference"].shape
+        if features and self._embedding_size not in (None, size):
+            raise StateCorrupt(
+                f"state: tensor merge.reference has features of {size}, the model {self._embedding_size}"
+            )
         index, rows, columns = tensors["merge.group"].tolist()
         in_group = 0 <= index < GROUP and (index == 0 or features > 0)
         if not in_group or min(rows, columns) < 0 or rows * columns != features:

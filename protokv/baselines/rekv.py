@@ -211,7 +211,8 @@ class Archive(StatePart):
         if not in_bounds or int(lengths.sum()) != n:
             raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
         following, highest = int(tensors["archive.next_position"]), int(tensors["archive.positions"].max()) if n else -1
-        if following < max(self._shape.sink_tokens, highest + 1):
+        behind = following if clock is None else clock.next_position
+        if not max(self._shape.sink_tokens, highest + 1) <= following <= behind:
             raise StateCorrupt(f"state: tensor archive.next_position is {following}, after a token at {highest}")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError, did_you_mean, use_one_of
@@ -59,11 +60,12 @@ class MemoryConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        cls: Any = type(self)
+        hints = _hints_of(cls)
         for field in fields(self):
             check_type(field.name, getattr(self, field.name), hints[field.name])
-        for cls in reversed(type(self).__mro__):
-            for name, (low, high) in vars(cls).get("ranges", {}).items():
+        for base in reversed(cls.__mro__):
+            for name, (low, high) in vars(base).get("ranges", {}).items():
                 check_range(name, getattr(self, name), low, high)
         self.check()
 
@@ -134,6 +136,11 @@ class MemoryConfig:
             raise ConfigError(f"there is no memory {shorten(name)}", hint=use_one_of(name, CONFIGS))
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
+
+
+@cache
+def _hints_of(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class PrototypeBank(StatePart):
             TensorSpec("bank.position", (*slot, "component"), (*slots, P), f64, "its rotary anchor", "position"),
             TensorSpec("bank.last_step", slot, slots, i64, touched, "step", fill=-1),
             *(
-                TensorSpec(f"bank.{name}", head, heads, i64, meaning, "tokens" if "tokens" in meaning else "")
+                TensorSpec(f"bank.{name}", head, heads, i64, meaning, "tokens" if "tokens" in meaning else "slots")
                 for name, meaning in COUNTERS.items()
             ),
         )
@@ -228,7 +228,8 @@ class PrototypeBank(StatePart):
         if "bank.covariance" in tensors:
             _check_covariance(tensors["bank.covariance"])
         came = tensors["bank.opened"] + tensors["bank.absorbed"]
-        if (mass.sum(-1) > came + tensors["bank.recycled"]).any():
+        # In float64: an integer that millions of slots add up to could wrap.
+        if (mass.double().sum(-1) > came + tensors["bank.recycled"]).any():
             raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
         if clock is None or not mass.shape[2]:
             return

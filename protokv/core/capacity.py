@@ -13,7 +13,7 @@ import torch
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError
-from protokv.machine import memory_bytes
+from protokv.machine import is_out_of_memory, memory_bytes
 
 
 class DoesNotFit(ConfigError):
@@ -47,8 +47,7 @@ def allocating(budget: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # The CPU allocator raises a plain RuntimeError.
-        if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)):
+        if not is_out_of_memory(error):
             raise
         raise DoesNotFit(
             f"budget: {budget} tokens of this model take more memory than is free",

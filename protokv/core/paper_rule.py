@@ -175,7 +175,7 @@ def _costs(
     B, T, D = directions.shape
     K = bank.mass.shape[2]
     idle = step - bank.last_step > config.idle_steps
-    constant = (config.idle_weight * idle).masked_fill_(bank.mass == 0, -torch.inf).view(B, K)
+    constant = (float(config.idle_weight) * idle).masked_fill_(bank.mass == 0, -torch.inf).view(B, K)
     keys = held.view(B, K, -1)[:, :, :D]
     cost = torch.empty(B, T, K, device=held.device)
     for head in range(B):

@@ -75,7 +75,7 @@ class Reading:
     """A question that was forwarded.
 
     Attributes:
-        logits: `[n, vocabulary]` float32 of its tokens.
+        logits: `[n, vocabulary]` float32 of its tokens, or of the last one if an answer follows.
         context: what it attended to.
         local_kv: its keys and values, after those of steps that were read again.
         next_position: position of the first token of the answer.

@@ -26,7 +26,8 @@ from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import MemoryShape, StatePart
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import QuestionError, StateCorrupt
+from protokv.texts import admit_question
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
@@ -288,8 +289,8 @@ class Session:
         stream times that it stands on.
 
         Raises:
-            ConfigError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens; or
-                evidence is wanted and the memory does not know the positions of its slots.
+            QuestionError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
+            ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
         decoding = decoding or Decoding()
         began = time.perf_counter()
@@ -344,9 +345,12 @@ class Session:
 
     @torch.inference_mode()
     def read_question(self, question: str | list[int], room: int, finder: EvidenceFinder | None = None) -> Reading:
-        """Forward a question, or token ids as they are, behind the memory, with room for an answer of `room` tokens."""
+        """Forward a question, or token ids as they are, behind the memory, with room for an answer of `room` tokens.
+
+        With room, the logits are those of the last token alone: all of a long question would take gigabytes.
+        """
         backbone, placement = self.backbone, self.parts.placement
-        ids = self._ids_of(question) if isinstance(question, str) else question
+        ids = read_ids(backbone, question) if isinstance(question, str) else question
         self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
@@ -363,18 +367,8 @@ class Session:
         where = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), where, context, local_kv)
         read_again = torch.cat(positions) if prelude else where[:0]
-        return Reading(backbone.logits(hidden), context, local_kv, start + len(ids), read_again)
-
-    def _ids_of(self, question: str) -> list[int]:
-        # A token seldom has more than ten characters, and splitting a long text into tokens takes time.
-        long = len(question) > 16 * MOST_QUESTION_TOKENS
-        ids = [] if long else self.backbone.suffix_ids(question)
-        if long or len(ids) > MOST_QUESTION_TOKENS:
-            size = f"{len(question)} characters" if long else f"{len(ids)} tokens"
-            raise ConfigError(
-                f"the question has {size}; the most is {MOST_QUESTION_TOKENS} tokens", hint="ask something shorter"
-            )
-        return ids
+        logits = backbone.logits(hidden[-1:] if room else hidden)
+        return Reading(logits, context, local_kv, start + len(ids), read_again)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return everything the memory holds, by the names of the snapshot."""
@@ -384,6 +378,15 @@ class Session:
     def _tell_listeners(self) -> None:
         for listener in self.parts.listeners:
             listener.before_read(self)
+
+
+def read_ids(backbone: Backbone, question: str) -> list[int]:
+    """Return the tokens of a question. QuestionError, as of `Session.stream`."""
+    ids = backbone.suffix_ids(admit_question(question))
+    if len(ids) > MOST_QUESTION_TOKENS:
+        size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
+        raise QuestionError(f"the question has {size}", hint="ask something shorter")
+    return ids
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:
@@ -398,4 +401,5 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         device=backbone.device,
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
+        embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
     )

@@ -28,7 +28,7 @@ from torch import Tensor
 from protokv.core.digest import NAMES, canonical, document_digest, tensor_bytes
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
 from protokv.version import __version__
 
 FORMAT_VERSION = 1
@@ -91,8 +91,11 @@ class Header:
                 what = "the field is missing" if odd[0] in expected else "unknown field"
                 raise StateCorrupt(f"{f'{place}.'.lstrip('.')}{shown(odd[0])}: {what}")
         for name in ("memory", "source", "settings"):
-            if isinstance(data, dict) and _depth(data[name]) > _DEEPEST:
-                raise StateCorrupt(f"{name}: nested more than {_DEEPEST} levels deep")
+            for value, depth in _values(data[name]) if isinstance(data, dict) else ():
+                if depth > _DEEPEST:
+                    raise StateCorrupt(f"{name}: nested more than {_DEEPEST} levels deep")
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    raise StateCorrupt(f"{name}: an integer of more than 64 bits, {shown(value)}")
         try:
             return msgspec.convert(data, Header)
         except msgspec.ValidationError as error:
@@ -151,10 +154,12 @@ def check_tensor_names(names: Iterable[str]) -> None:
         raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
 
 
-def _depth(value: object) -> int:
-    """Return how deep lists and objects are nested in a JSON value; 0 for a plain value."""
+def _values(value: object, depth: int = 0) -> Iterator[tuple[object, int]]:
+    """Yield a JSON value and all in it, each with the number of lists and objects around it; no deeper than refused."""
+    yield value, depth
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inside), default=-1)
+    for one in inside if depth <= _DEEPEST else ():
+        yield from _values(one, depth + 1)
 
 
 def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
@@ -270,14 +275,13 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.message.startswith(where):
             raise
         raise type(error)(f"{where}: {error.message}", hint=error.hint or _NOT_A_STATE) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         number = getattr(error, "errno", None)
         if number == errno.ELOOP:
             raise StateCorrupt(f"{where}: a link that leads to itself", hint=_NOT_A_STATE) from error
         if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise not_found(path) from None
-        why = getattr(error, "strerror", None) or str(error)
-        raise StateError(f"cannot read the state {where}: {why}") from error
+        raise StateError(f"cannot read the state {where}: {cause_of(error)}") from error
 
 
 def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:

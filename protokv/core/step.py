@@ -7,7 +7,7 @@ where the stream stands. All are plain records: they know no model and no memory
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 from msgspec import Meta
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 
-# Counts far beyond any stream, and low enough that sums and products of them stay in 64 bits.
-Count = Annotated[int, Meta(ge=0, lt=2**48)]
+MOST_COUNT: Final = 2**48
+"""More than any stream has steps, tokens or positions, and so few that sums and products of two stay in 64 bits."""
+
+Count = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class StreamClock:
     """
 
     steps: Count
-    stream_time_s: Annotated[float, Meta(ge=0, lt=2**48)]
+    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]
     next_position: Count
     tokens_seen: Count
     fps: Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -129,7 +131,10 @@ class StreamClock:
         return self.frames_per_step / self.fps
 
     def check(self) -> None:
-        """Raise StateCorrupt if the fields contradict each other."""
+        """Raise StateCorrupt if the fields contradict each other, or the stream is longer than a state can tell."""
+        reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)
+        if reached >= MOST_COUNT:
+            raise StateCorrupt(f"clock: a stream that has come to {reached:g} is at the end of what a state can count")
         if not (self.tokens_seen > 0) == (self.steps > 0) == (self.stream_time_s > 0):
             raise StateCorrupt(
                 f"clock: {self.steps} steps, {self.tokens_seen} tokens and {self.stream_time_s} s contradict each other"

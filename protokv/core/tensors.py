@@ -18,7 +18,7 @@ from typing import ClassVar, Final, Literal, Protocol
 import torch
 from torch import Tensor
 
-Unit = Literal["", "tokens", "position", "step", "share of the image"]
+Unit = Literal["", "tokens", "slots", "position", "step", "seconds", "share of the image"]
 
 LAYER: Final = "layer"
 
@@ -38,8 +38,7 @@ class TensorSpec:
         shape: size of each axis; None if it grows with the stream. Axes of one name have one size in all tensors.
         dtype: of its elements.
         meaning: what it holds, in a few words.
-        unit: of its elements. It bounds them: a position is below the next one, a step below the number of steps
-            (-1: none), a share of the image from 0 to 1.
+        unit: of its elements. It bounds them: `protokv.core.validation` has the table.
         fill: the value before the stream begins, and in slots that are free again.
         optional: the tensor may be absent; it then holds `fill` throughout.
     """
@@ -87,6 +86,10 @@ class Clock(Protocol):
     @property
     def next_position(self) -> int:
         """Stream position of the next token."""
+
+    @property
+    def stream_time_s(self) -> float:
+        """Stream time at the end of the last step."""
 
 
 class StatePart(ABC):
@@ -162,6 +165,7 @@ class MemoryShape:
         first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
         streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
+        embedding_size: E, of what the language model reads; None: unknown.
     """
 
     layers: int
@@ -176,6 +180,7 @@ class MemoryShape:
     first_layer: int = 0
     frames_per_step: int = 1
     streams: int = 1
+    embedding_size: int | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:

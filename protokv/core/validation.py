@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import SLOTS, Clock, MemoryShape, TensorSpec, Unit
+from protokv.core.sanitize import LARGEST
+from protokv.core.step import MOST_COUNT
+from protokv.core.tensors import SLOTS, Clock, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
 if TYPE_CHECKING:
     from protokv.core.step import StepKV
+
+MOST_NUMBER: Final = 4 * LARGEST
+"""The largest number in a state: a difference of two keys or values of `LARGEST`, rotated."""
 
 
 def check_step(step: StepKV, shape: MemoryShape) -> None:
@@ -70,38 +75,64 @@ def _may_have(dim: str, want: int | None, size: int) -> bool:
 
 
 def check_values(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], clock: Clock | None) -> None:
-    """Check that all numbers are finite and within the bounds of their unit.
+    """Check that all numbers are finite and within the bounds of `bounds_of`, before any of them is added up.
 
     Takes one pass over each tensor and one wait for the device.
 
     Raises:
         StateCorrupt: naming the tensor.
     """
-    bounded = [
-        spec
-        for spec in specs
-        if spec.name in tensors and tensors[spec.name].numel() and (spec.dtype.is_floating_point or spec.unit)
-    ]
+    bounded = [spec for spec in specs if spec.name in tensors and tensors[spec.name].numel() and _is_bounded(spec)]
     if not bounded:
         return
-    # In float64: exact for every whole number that a stream can reach, and for NaN.
+    # In float64: exact for every whole number that is allowed, and for NaN.
     ends = [torch.stack(tensors[spec.name].aminmax()).double().cpu() for spec in bounded]
     for spec, (low, high) in zip(bounded, torch.stack(ends).tolist(), strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
             raise StateCorrupt(f"state: tensor {spec.name} holds a number that is not finite")
-        least, most = _bounds_of(spec.unit, clock)
+        least, most = bounds_of(spec, clock)
         if low < least or high > most:
             raise StateCorrupt(
                 f"state: tensor {spec.name} holds {low:g} to {high:g}, the stream allows {least:g} to {most:g}"
             )
 
 
-def _bounds_of(unit: Unit, clock: Clock | None) -> tuple[float, float]:
-    if unit == "share of the image":
-        return 0.0, 1.0 + 1e-6
-    if unit == "position":
-        # An empty window holds zeros before the first position is given.
-        return 0.0, math.inf if clock is None else max(clock.next_position - 1, 0)
-    if unit == "step":
-        return -1.0, math.inf if clock is None else clock.steps - 1
-    return (0.0, math.inf) if unit == "tokens" else (-math.inf, math.inf)
+# Bits, bytes and codes in 8 bits mean something else in each memory, which checks them itself.
+_WIDE: Final = (torch.int32, torch.int64)
+
+
+def _is_bounded(spec: TensorSpec) -> bool:
+    return bool(spec.unit) or spec.dtype.is_floating_point or spec.dtype in _WIDE
+
+
+def bounds_of(spec: TensorSpec, clock: Clock | None) -> tuple[float, float]:
+    """Return the least and the greatest number that a stream up to `clock` can leave in a tensor.
+
+    | unit | least | greatest |
+    |---|---|---|
+    | tokens, slots | 0 | twice the tokens seen: one may open a slot twice, early and when it leaves the window |
+    | position | 0 | the last position given |
+    | step | -1 | the last step |
+    | seconds | 0 | the stream time |
+    | share of the image | 0 | 1, and rounding |
+    | none, a float | -`MOST_NUMBER` | `MOST_NUMBER` |
+    | none, an integer | -1 | `MOST_COUNT` |
+
+    Without a clock, a stream is as long as a state can tell: `MOST_COUNT` tokens, positions, steps and seconds. In
+    int32 there is room for one more step, of at most 2**24 tokens.
+    """
+    match spec.unit:
+        case "tokens" | "slots":
+            least, most = 0.0, 2.0 * (MOST_COUNT if clock is None else clock.tokens_seen)
+        case "position":
+            # An empty window holds zeros before the first position is given.
+            least, most = 0.0, MOST_COUNT if clock is None else max(clock.next_position - 1, 0)
+        case "step":
+            least, most = -1.0, MOST_COUNT if clock is None else clock.steps - 1
+        case "seconds":
+            least, most = 0.0, MOST_COUNT if clock is None else clock.stream_time_s
+        case "share of the image":
+            least, most = 0.0, 1.0 + 1e-6
+        case _:
+            least, most = (-MOST_NUMBER, MOST_NUMBER) if spec.dtype.is_floating_point else (-1.0, MOST_COUNT)
+    return least, most if spec.dtype != torch.int32 else min(most, 2**31 - 2**24)

@@ -92,8 +92,9 @@ class RecentSteps(StatePart):
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Check that the rows describe the tokens, and are the last steps of the stream."""
         rows = tensors["recent.steps"].tolist()
-        total = tensors["recent.embeddings"].shape[0]
+        total, size = tensors["recent.embeddings"].shape
         sound = len(rows) <= self._most and sum(row[0] for row in rows) == total
+        sound &= not total or self._shape.embedding_size in (None, size)
         for tokens, height, width, first, last, step in rows:
             sound &= 0 <= first < last <= tokens and last - first <= height * width and step >= 0
         steps = [row[5] for row in rows]

@@ -70,7 +70,7 @@ class Thumbnails(StatePart):
             spec(_ENDS, "thumbnail", many, torch.int64, "where each of these files ends"),
             spec(_JPEG, "thumbnail_byte", (many[0] * MOST_BYTES,), torch.uint8, "JPEG files of some steps"),
             spec(_STEP, "thumbnail", many, torch.int64, "their steps", "step"),
-            spec(_TIME, "thumbnail", many, torch.float64, "their stream times, in seconds"),
+            spec(_TIME, "thumbnail", many, torch.float64, "their stream times", "seconds"),
         )
 
     @classmethod

@@ -158,7 +158,7 @@ def _parse(text: str, where: str) -> tuple[str, str | None]:
         return text, None
     try:
         row = msgspec.json.decode(text, type=_Row)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}", hint='write {"source": "...", "key": "..."}, or the path') from error
     if row.key is not None and not _is_key(row.key):
         raise ConfigError(

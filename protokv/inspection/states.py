@@ -58,7 +58,7 @@ def describe(
         "state": str(path),
         "format_version": state.format_version,
         "created_by": state.created_by,
-        "written": _written(path) if at_s is None else None,
+        "written": written_at(path) if at_s is None else None,
         "digests": digests,
         "complete": state.complete,
         "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
@@ -117,6 +117,11 @@ def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
     ]
 
 
+def check_whole(state: State) -> None:
+    """Check everything that must hold in a loaded state. Raises as `verify`."""
+    verify(state, *_restore(state))
+
+
 def _check_budget(state: State, config: MemoryConfig, memory: Memory) -> Iterator[str]:
     if not memory.bounded:
         return
@@ -135,7 +140,7 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(held), float(held.min()) * state.clock.step_seconds if len(held) else state.clock.stream_time_s
 
 
-def _written(path: StatePath) -> str | None:
+def written_at(path: StatePath) -> str | None:
     """Return when the state was last written, ISO 8601 with the local offset; None if the place does not tell."""
     try:
         return datetime.fromtimestamp(Path(path).stat().st_mtime).astimezone().isoformat(timespec="seconds")

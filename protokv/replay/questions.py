@@ -8,7 +8,6 @@ but for case, spaces and a full stop, or by their shared words.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from protokv.errors import ConfigError, SourceNotFound
+from protokv.texts import admit_question, read_json
 
 Reference = Literal["evidence", "query", "end"]
 
@@ -75,11 +75,12 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    # Bytes that are not UTF-8 are refused with their line.
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = read_json(line)
         except ValueError as error:
             raise ConfigError(f"{file.name} line {number} is not JSON: {error}", hint="one object per line") from error
         if not isinstance(row, dict):
@@ -91,6 +92,7 @@ def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Qu
     for name in ("question", "answer"):
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise ConfigError(f"{where}: {name} must be text", hint='write {"question": ..., "answer": ..., ...}')
+    admit_question(row["question"], f"{where}: the question")
     evidence = row.get("evidence_s")
     time = evidence if evidence is not None else next((row[name] for name in _TIMES if row.get(name) is not None), None)
     if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time) or time < 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from protokv.serve.app import Limits, build_app
+from protokv.serve.app import build_app
+from protokv.serve.connections import configure
+from protokv.serve.limits import Limits
 from protokv.serve.states import States
 
-__all__ = ["Limits", "States", "build_app"]
+__all__ = ["Limits", "States", "build_app", "configure"]

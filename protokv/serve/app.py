@@ -1,4 +1,4 @@
-"""The web application: routes, the token, and limits. Knows neither how states are read nor how questions are parsed.
+"""The web application: routes, and errors as OpenAI has them. Knows neither how states are read nor what is asked.
 
 There is one model, so one thread answers, one question after another. A question beyond the limits is refused at once;
 an answer that takes too long is cut off.
@@ -7,12 +7,10 @@ an answer that takes too long is cut off.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +24,16 @@ from starlette.routing import Route
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, SourceNotFound, StateNotFound
 from protokv.serve import chat, responses
+from protokv.serve.access import Access
 from protokv.serve.footage import Footage
+from protokv.serve.limits import Limits
 from protokv.serve.page import Page
 from protokv.serve.states import States
 from protokv.storage.watched import meaningless
+from protokv.texts import cut
 
-# By these names nobody else can reach a server that listens on loopback.
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a server.
-
-    Attributes:
-        body_bytes: the most of a request.
-        waiting: the most questions that are being answered or wait.
-        answer_s: the longest time for an answer, waiting included.
-    """
-
-    body_bytes: int = 1 << 20
-    waiting: int = 16
-    answer_s: float = 120.0
+# The most of a request that is read before it is refused, in times of what it may have.
+_DROPPED = 16
 
 
 class TooMuch(ProtoKVError):
@@ -70,8 +56,11 @@ def build_app(
         limits: of the server.
         videos: folders whose videos the page may show, if a state has watched them.
         name: by which the server is reached besides the names of this machine; counts without a token only.
+
+    Raises:
+        ConfigError: no client could send the token.
     """
-    server = _Server(states, token, limits or Limits(), name)
+    server = _Server(states, Access(token, name), limits or Limits())
     page = Page(states, Footage(videos), token is not None)
     return Starlette(
         routes=[
@@ -88,7 +77,7 @@ def build_app(
             Route("/v1/chat/completions", server.answering(chat), methods=["POST"]),
             Route("/v1/responses", server.answering(responses), methods=["POST"]),
         ],
-        exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http},
+        exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http, Exception: _fail},
         lifespan=server.lifespan,
     )
 
@@ -97,9 +86,8 @@ Handler = Callable[[WebRequest], Awaitable[Response]]
 
 
 class _Server:
-    def __init__(self, states: States, token: str | None, limits: Limits, name: str | None) -> None:
-        self._states, self._token, self._limits = states, token, limits
-        self._names = {*_LOOPBACK, name}
+    def __init__(self, states: States, access: Access, limits: Limits) -> None:
+        self._states, self._access, self._limits = states, access, limits
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0
 
@@ -126,7 +114,7 @@ class _Server:
         """Return a handler that answers only those who may ask."""
 
         async def guarded(request: WebRequest) -> Response:
-            self._authorise(request)
+            self._access.check(request.headers)
             return await handler(request)
 
         return guarded
@@ -139,7 +127,7 @@ class _Server:
             path = self._states.find(asked.model)
             if self._waiting >= self._limits.waiting:
                 raise TooMuch("too many questions at once; ask again later")
-            pieces, reply = self._ask(asked, path), dialect.Reply(asked)
+            pieces, reply = self._ask(asked, path, request), dialect.Reply(asked)
             # Errors come before the first piece, so they have their HTTP status in a stream too.
             first = await anext(pieces)
             if asked.stream:
@@ -152,8 +140,11 @@ class _Server:
 
         return self.guard(answer)
 
-    async def _ask(self, asked: chat.Request, path: Path) -> AsyncIterator[str | Answer]:
-        """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised."""
+    async def _ask(self, asked: chat.Request, path: Path, request: WebRequest) -> AsyncIterator[str | Answer]:
+        """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised.
+
+        It ends when the client leaves: nobody waits for an answer that nobody reads.
+        """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | Answer | BaseException]()
         until_s = time.monotonic() + self._limits.answer_s
         left = False
@@ -161,8 +152,19 @@ class _Server:
         def tell(item: str | Answer | BaseException) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            queue.put_nowait(HTTPException(400, "the client has left"))
+
+        def release(_: object) -> None:
+            # A client that reads slowly takes nobody's turn.
+            loop.call_soon_threadsafe(self._release)
+
         self._waiting += 1
         work = self._pool.submit(self._answer, asked, path, tell, lambda: left or time.monotonic() > until_s)
+        work.add_done_callback(release)
+        watcher = asyncio.create_task(watch())
         try:
             while True:
                 try:
@@ -177,7 +179,10 @@ class _Server:
         finally:
             left = True
             work.cancel()
-            self._waiting -= 1
+            watcher.cancel()
+
+    def _release(self) -> None:
+        self._waiting -= 1
 
     def _answer(
         self,
@@ -203,25 +208,20 @@ class _Server:
             tell(error)
 
     async def _body(self, request: WebRequest) -> bytes:
-        body = b""
+        body, most = bytearray(), self._limits.body_bytes
+        size = declared = int(request.headers.get("content-length", 0))
         try:
-            async for part in request.stream():
-                body += part
-                if len(body) > self._limits.body_bytes:
-                    raise HTTPException(413, f"a request has at most {self._limits.body_bytes} bytes")
+            # Many clients read no answer before they have sent all, so what is somewhat too long is read and dropped.
+            parts = request.stream()
+            while size <= _DROPPED * most and (part := await anext(parts, None)) is not None:
+                size += 0 if declared else len(part)
+                if size <= most:
+                    body += part
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        return body
-
-    def _authorise(self, request: WebRequest) -> None:
-        """Refuse who lacks the token; without one, a name that is not ours: a page elsewhere may point it here."""
-        if self._token is None:
-            if request.url.hostname not in self._names:
-                raise HTTPException(403, "this server is not known by that name; use a token, or localhost")
-            return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise HTTPException(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        if size > most:
+            raise HTTPException(413, f"a request has at most {most:,} bytes")
+        return bytes(body)
 
 
 async def _events(reply: Any, first: str | Answer, pieces: AsyncIterator[str | Answer]) -> AsyncIterator[str]:
@@ -250,7 +250,7 @@ def _status(error: ProtoKVError) -> int:
 
 def _error(message: str, status: int, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": " ".join(message.split()), "type": kind, "param": None, "code": code}
+    return {"message": cut(" ".join(message.split())), "type": kind, "param": None, "code": code}
 
 
 async def _refuse(_: WebRequest, error: Exception) -> Response:
@@ -262,3 +262,8 @@ async def _refuse(_: WebRequest, error: Exception) -> Response:
 async def _refuse_http(_: WebRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": _error(error.detail, error.status_code)}, error.status_code, error.headers)
+
+
+async def _fail(_: WebRequest, error: Exception) -> Response:
+    """Answer for a fault of the server; what it was is in its log alone."""
+    return JSONResponse({"error": _error("the server made a mistake; its log says which", 500)}, 500)

@@ -16,6 +16,7 @@ from typing import Any
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import ConfigError
+from protokv.texts import admit_question, find_broken, read_json
 
 MOST_TOKENS = 1024
 
@@ -79,15 +80,15 @@ def read_object(body: bytes, unused: Mapping[str, tuple[Any, ...]]) -> dict[str,
         ConfigError: it is something else, or asks for what a state cannot do.
     """
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ConfigError("the body is not JSON") from None
+        data = read_json(body)
+    except ValueError as error:
+        raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
     for name, allowed in unused.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: a state cannot do that")
-    if not isinstance(data.get("model"), str):
+    if not isinstance(data.get("model"), str) or find_broken(data["model"]) is not None:
         raise ConfigError("model: expected the name of a state")
     return data
 
@@ -114,10 +115,11 @@ def question_of(messages: object, field: str, kind: str) -> str:
     if isinstance(content, list):
         if not all(isinstance(one, dict) and one.get("type") == kind for one in content):
             raise ConfigError(f"{field}: a state answers questions in text and takes no pictures")
-        content = "\n".join(str(one.get("text")) for one in content)
-    if not isinstance(content, str) or not content.strip():
-        raise ConfigError(f"{field}: the question is empty")
-    return content
+        texts = [one.get("text") for one in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{field}: a part has no text")
+        content = "\n".join(texts)
+    return admit_question(content if isinstance(content, str) else "", f"{field}: the question")
 
 
 def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:

@@ -9,25 +9,31 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from starlette.concurrency import run_in_threadpool
+import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from protokv.core.snapshot import Header
 from protokv.errors import ProtoKVError
+from protokv.extras.thumbnails import Thumbnail
 from protokv.serve.footage import Footage
 from protokv.serve.openapi import describe
 from protokv.serve.states import States
 from protokv.storage.api import read_thumbnails
 from protokv.storage.watched import WallClockLog, beyond_model, sources_of
+
+T = TypeVar("T")
 
 _HTML = Path(__file__).with_name("page.html")
 
@@ -41,6 +47,8 @@ class Page:
     def __init__(self, states: States, footage: Footage, tickets: bool) -> None:
         """Read the file. With `tickets`, a video is shown only at an address that `videos` gave."""
         self._states, self._footage, self._tickets = states, footage, tickets
+        # Looking for videos starts processes, so only so many requests do at once.
+        self._few = anyio.CapacityLimiter(2)
         self._secret = secrets.token_bytes(32)
         self._html = _HTML.read_text(encoding="utf-8")
         self._headers = {"Content-Security-Policy": _policy(self._html), **_PRIVATE}
@@ -56,7 +64,7 @@ class Page:
     async def state(self, request: Request) -> Response:
         """Return what the page shows of a state."""
         name, path = self._find(request)
-        header, pictures = await run_in_threadpool(read_thumbnails, path)
+        header, pictures = await self._run(self._read, path)
         shown = [{"time_s": one.time_s, "src": _data_url(one.jpeg)} for one in pictures]
         committed = self._states.created(path)
         return JSONResponse({"name": name, "committed": committed, **_facts(header), "thumbnails": shown})
@@ -66,14 +74,14 @@ class Page:
         name, path = self._find(request)
 
         def find() -> list[dict[str, Any]]:
-            header, _ = read_thumbnails(path)
+            header, _ = self._read(path)
             return [
                 {**one.original.span, "src": self._address(name, i)}
                 for i, one in enumerate(self._footage.find(header, self._states.below(path)))
             ]
 
         try:
-            return JSONResponse({"videos": await run_in_threadpool(find), "why": None})
+            return JSONResponse({"videos": await self._run(find), "why": None})
         except ProtoKVError as error:
             return JSONResponse({"videos": [], "why": error.message, "hint": error.hint})
 
@@ -86,19 +94,26 @@ class Page:
             until.isascii()
             and until.isdigit()
             and time.time() < int(until[:12])
-            and hmac.compare_digest(proof, self._proof(name, number, until))
+            and hmac.compare_digest(proof.encode(), self._proof(name, number, until).encode())
         ):
             raise HTTPException(401, "the address of the video has expired")
 
         def find() -> Any:
-            header, _ = read_thumbnails(path)
+            header, _ = self._read(path)
             found = dict(enumerate(self._footage.find(header, self._states.below(path))))
             return found.get(int(number)) if re.fullmatch(r"[0-9]{1,6}", number) else None
 
-        found = await run_in_threadpool(find)
+        found = await self._run(find)
         if found is None:
             raise HTTPException(404, "the state has no such video")
-        return FileResponse(found.original.path, media_type=found.media_type, headers=_PRIVATE)
+        return _OpenFile(found.open(), found.media_type)
+
+    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._few)
+
+    def _read(self, path: Path) -> tuple[Header, list[Thumbnail]]:
+        self._states.check(path)
+        return read_thumbnails(path)
 
     def _find(self, request: Request) -> tuple[str, Path]:
         name = request.query_params.get("name", "")
@@ -113,6 +128,20 @@ class Page:
 
     def _proof(self, name: str, source: str, until: str) -> str:
         return hmac.new(self._secret, f"{name}\n{source}\n{until}".encode(), hashlib.sha256).hexdigest()
+
+
+class _OpenFile(FileResponse):
+    """An open file, whole or a range of it; closed afterwards. What else gets its name meanwhile is not sent."""
+
+    def __init__(self, number: int, media_type: str) -> None:
+        self._number = number
+        super().__init__(f"/dev/fd/{number}", media_type=media_type, headers=_PRIVATE, stat_result=os.fstat(number))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._number)
 
 
 _PRIVATE = {

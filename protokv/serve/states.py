@@ -1,11 +1,13 @@
 """The states of a folder by name, and the sessions that answer for them, from the last commit of each state.
 
-A name is looked up among the states that exist, so no request leads out of the folder. Knows no web.
+A name is looked up among the states that exist, so no request leads out of the folder, and neither does a link. Knows
+no web.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections import OrderedDict
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class States:
     def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = MOST_SESSIONS) -> None:
         """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to keep."""
         self._folder, self._backbone, self._most = Path(folder), backbone, most
+        self._root = self._folder.resolve()
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
 
     def names(self) -> dict[str, Path]:
@@ -34,7 +37,8 @@ class States:
             found = [Path(one) for one in find_states(str(self._folder))]
         except StateNotFound:
             return {}
-        below = [one.relative_to(self._folder).as_posix() for one in found]
+        found = [one for one in found if self._is_here(one)]
+        below = [_text(one.relative_to(self._folder)) for one in found]
         stems = [one.removesuffix(Path(one).suffix) for one in below]
         return {
             stem if stems.count(stem) == 1 else whole: one for stem, whole, one in zip(stems, below, found, strict=True)
@@ -51,6 +55,22 @@ class States:
         """Return where a state is below the folder."""
         return path.relative_to(self._folder)
 
+    def _is_here(self, path: Path) -> bool:
+        """Return True for a file or folder that is no link out of the folder; a pipe would be waited for."""
+        try:
+            mode = path.stat().st_mode
+            outside = path.is_symlink() and not path.resolve().is_relative_to(self._root)
+        except OSError:
+            return False
+        return (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and not outside
+
+    def check(self, path: Path) -> None:
+        """Refuse a state that has become, or has in it, a link out of the folder or a pipe. StateNotFound."""
+        inside = (Path(where, name) for where, folders, names in os.walk(path) for name in (*folders, *names))
+        parents = path.parent.resolve().is_relative_to(self._root)
+        if not parents or not all(self._is_here(one) for one in (path, *inside)):
+            raise StateNotFound(f"{path.name} is not in the folder of the states; it has a link that leads elsewhere")
+
     def created(self, path: Path) -> int:
         """Return when a state was last committed, in seconds since 1970; 0 if it is gone."""
         try:
@@ -65,6 +85,7 @@ class States:
             StateNotFound: it is gone.
             StateError: it cannot be read, or another model made it.
         """
+        self.check(path)
         version = _version(path)
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
@@ -73,6 +94,11 @@ class States:
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
         return known[1]
+
+
+def _text(path: Path) -> str:
+    """Return a path as text; bytes that are not UTF-8 are escaped."""
+    return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from protokv.core.snapshot import Admit, Header, State
 from protokv.core.validation import check_shapes
-from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
+from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.extras.thumbnails import Thumbnail, Thumbnails
 from protokv.storage.form import Form, StatePath, Stored, form_of, is_url, read_unchanged
 from protokv.storage.watched import fingerprints, is_before
@@ -122,12 +122,13 @@ def check_replaceable(target: StatePath, state: Header) -> None:
 
     Raises:
         StateMismatch: something else is there.
+        StateError: it cannot be read at the moment.
     """
     try:
         there = fingerprints(read_header(target))
     except StateNotFound:
         return
-    except StateError:
+    except (StateCorrupt, StateMismatch):
         there = ()
     if not there or None in there or there != fingerprints(state):
         what = "the state of another stream" if there else "no state that can be read"

@@ -96,6 +96,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         StateCorrupt: no stream leaves such a memory: a fault of this program or of the machine.
     """
     tensors, specs = session.tensors(), session.memory.specs()
+    session.clock.check()
     session.memory.check(session.clock, tensors)
     beside = {} if session.beside is None else session.beside.held()
     return State(

@@ -3,7 +3,7 @@
 A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
 names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
 readers and writers call, moves it back if a crash came between the two moves. The next commit removes the
-files of a killed commit.
+files of a killed commit. Names beside the path have a random part: no file of a user has such a name.
 
 `Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it (`flock`; `LockFile`
 on Windows) and frees it when the process ends, however it ends, so a leftover lock file locks nothing. Readers ignore
@@ -14,6 +14,7 @@ file that stays locked when its owner is killed, is disabled. https://py-fileloc
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 import protokv.storage.filesystem as filesystem
-from protokv.errors import StateError, StateLocked
+from protokv.errors import StateError, StateLocked, cause_of, system_error
 
 _HINTS = {
     "free some space, or write elsewhere": (errno.ENOSPC, errno.EDQUOT),
@@ -46,20 +47,20 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     """
     recover(path)
     sweep(path)
+    aside = _name_beside(path, "previous")
     with _partial(path) as made:
         write(made)
         # The system refuses to move a file over a folder, and a folder over a file.
         if not (path.is_dir() and made.is_dir()):
             filesystem.replace(made, path)
         elif not filesystem.exchange(made, path):
-            _discard(_aside(path))
-            filesystem.replace(path, _aside(path))
+            filesystem.replace(path, aside)
             try:
                 filesystem.replace(made, path)
             finally:
                 recover(path)
         filesystem.sync_folder(path.parent)
-    _discard(_aside(path))
+    _discard(aside)
 
 
 def recover(target: Path) -> None:
@@ -67,19 +68,25 @@ def recover(target: Path) -> None:
 
     This does no harm to a writer between its two moves: the second move fails, and the old state stays.
     """
-    aside = _aside(target)
-    if not os.path.lexists(target) and aside.is_dir() and not aside.is_symlink():
-        # Another process may do the same; a reader that may not write here finds no state.
-        with suppress(OSError):
-            filesystem.replace(aside, target)
+    if os.path.lexists(target):
+        return
+    # Another process may do the same; a reader that may not write here finds no state.
+    with suppress(OSError):
+        moved = [one for one in _ours_beside(target, "previous") if one.is_dir() and not one.is_symlink()]
+        if moved:
+            filesystem.replace(max(moved, key=lambda one: one.stat().st_mtime_ns), target)
 
 
 def sweep(target: Path) -> None:
     """Remove the temporary files of killed commits to `target`, and nothing that belongs to another state."""
-    ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{8}\.partial")
-    for stale in target.parent.iterdir():
-        if ours.fullmatch(stale.name):
-            filesystem.remove(stale)
+    for stale in _ours_beside(target, "partial|previous"):
+        filesystem.remove(stale)
+
+
+def _ours_beside(target: Path, kind: str) -> list[Path]:
+    """Return what is there under a name of `_name_beside`."""
+    ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
+    return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
 
 
 def keep_as(target: Path, name: Path) -> None:
@@ -101,30 +108,53 @@ def retire(target: Path, name: Path) -> None:
         filesystem.sync_folder(target.parent)
 
 
+def go_back(target: Path, kept: Path | None) -> Path | None:
+    """Put a copy of `kept` in place of `target`, or nothing; return the new name of what was there, if anything was.
+
+    That name comes first, so a crash loses nothing. `target` holds the old or the new contents at any time.
+    """
+    aside = None
+    if os.path.lexists(target):
+        names = (f"{target.name}.damaged" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+        aside = next(one for one in map(target.with_name, names) if not os.path.lexists(one))
+    if aside is not None and kept is not None:
+        keep_as(target, aside)
+    if kept is not None:
+        replace(target, lambda made: _link_all(kept, made))
+    elif aside is not None:
+        filesystem.replace(target, aside)
+        filesystem.sync_folder(target.parent)
+    return aside
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        hint = next((hint for hint, numbers in _HINTS.items() if getattr(error, "errno", 0) in numbers), "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {why}", hint=hint) from error
+    except StateError:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, ValueError) else system_error(error)
+        if why is None:
+            raise
+        hint = next((hint for hint, numbers in _HINTS.items() if getattr(why, "errno", 0) in numbers), "")
+        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
 
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """Yield a hidden temporary path beside `target`; remove its file or folder at the end."""
-    # The name is unique, so two writers never share a file.
-    path = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    path = _name_beside(target, "partial")
     try:
         yield path
     finally:
         _discard(path)
 
 
-def _aside(target: Path) -> Path:
-    return target.parent / f".{target.name}.previous"
+def _name_beside(target: Path, kind: str) -> Path:
+    """Return a hidden path beside `target` that nothing has: two writers never share a file."""
+    return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}"
 
 
 def _discard(path: Path) -> None:
@@ -189,5 +219,7 @@ class Lock:
         if self._lock.is_locked or not self.held:
             with suppress(OSError):
                 self.file.unlink()
-        self._lock.release()
+        # The state is written; the system frees the lock at the end of the process in any case.
+        with suppress(OSError):
+            self._lock.release()
         self.held = False

@@ -11,6 +11,8 @@ members, a long pickle, and a pickle that names more than tensors need.
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickletools
 import re
@@ -18,10 +20,11 @@ import stat
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -41,10 +44,11 @@ from protokv.core.snapshot import (
     unseal,
     write_safetensors,
 )
-from protokv.errors import StateCorrupt, StateError, shown
-from protokv.storage.commit import Lock, keep_as, recover, replace, retire, writing
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, StateUntrusted, shown, system_error
+from protokv.storage.commit import Lock, go_back, keep_as, recover, replace, retire, writing
 from protokv.storage.filesystem import write_file
 from protokv.storage.form import MOMENT, Form, Stored, read_unchanged
+from protokv.storage.signatures import LIMIT_BYTES, SUFFIX, check_fits_memory
 
 T = TypeVar("T")
 
@@ -76,6 +80,10 @@ class LocalForm(Form):
     @abstractmethod
     def open(self, target: Path) -> Stored:
         """Open the state at a path. Exceptions of a library mean that it is no state."""
+
+    @abstractmethod
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read everything at a path into memory; return what is signed of it, and how to open what was read."""
 
     @property
     def target(self) -> Path:
@@ -124,28 +132,39 @@ class LocalForm(Form):
                 raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
             return found.st_dev, found.st_ino, found.st_mtime_ns
 
-        def read_whole(seen: tuple[int, ...]) -> T:
+        def open_guarded() -> Stored:
+            if self.guard is None:
+                return self.open(target)
+            message, opened = self.read_whole(target)
+            beside = _signature_of(target)
+            self.guard(os.fspath(path), message, _read_start(beside, LIMIT_BYTES) if beside.is_file() else None)
+            return opened()
+
+        def read_same(seen: tuple[int, ...]) -> T:
             try:
-                found = read(self.open(target))
-            except (StateError, PermissionError):
+                found = read(open_guarded())
+            except StateError:
                 raise
             except Exception as error:
+                # A disk that cannot be read, or too little memory, is no damage of the state.
+                if (why := system_error(error)) is not None:
+                    raise why from error
                 raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
             if identify() != seen:
                 raise StateError("it was replaced meanwhile")
             return found
 
         with reading(path):
-            return read_unchanged(path, identify, read_whole)
+            return read_unchanged(path, identify, read_same)
 
     def kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
         target = self.target
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with reading(self.path), suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
-                    with suppress(StateError):
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch, StateUntrusted):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:
                             yield str(one), header
@@ -163,6 +182,26 @@ class LocalForm(Form):
         with suppress(OSError):
             retire(self.target, Path(at))
 
+    def write_signature(self, signature: bytes) -> str:
+        """Put the signature into `STATE.minisig`."""
+        with writing(self.path):
+            replace(_signature_of(self.target), lambda path: write_file(path, lambda file: file.write(signature)))
+        return f"{os.fspath(self.path)}{SUFFIX}"
+
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """Take the lock."""
+        LocalForm.check_target(self)
+        with Lock(self.path):
+            yield
+
+    def go_back(self, at: str | None) -> str | None:
+        """Link the kept commit to the place of the state, which becomes `STATE.damaged`."""
+        with writing(self.path):
+            aside = go_back(self.target, None if at is None else Path(at))
+        linked = Path(self.path).is_symlink()
+        return None if aside is None else str(aside if linked else Path(self.path).with_name(aside.name))
+
 
 class FileForm(LocalForm):
     """A form that is one file: the document, with a digest of every tensor, and the tensors."""
@@ -172,23 +211,29 @@ class FileForm(LocalForm):
         """Write the document and contiguous CPU tensors. StateError if the header would be too long to read."""
 
     @abstractmethod
-    def map(self, target: Path) -> tuple[object, object]:
-        """Return the document and the memory-mapped tensors by name, as the format's library reads them.
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Return the document and the tensors by name, as the format's library reads them; those of a file are mapped.
 
         The caller checks both. Nothing may be allocated because the file claims a size.
         """
 
     def replace(self, state: State) -> None:
         """Put the file in place."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        check_dtypes(tensors)
-        document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
         with writing(self.path):
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            check_dtypes(tensors)
+            document = seal(state, HEADER_LIMIT_BYTES, tensor_digests(tensors))
             replace(self.target, lambda path: write_file(path, lambda file: self.fill(file, document, tensors)))
 
     def open(self, target: Path) -> Stored:
         """Map the file."""
         return _File(*self.map(target), target.stat().st_size)
+
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read the file; all of it is signed."""
+        check_fits_memory(size := target.stat().st_size)
+        data = _read_start(target, size)
+        return data, lambda: _File(*self.map(data), len(data))
 
 
 class _File(Stored):
@@ -234,9 +279,12 @@ class SafetensorsForm(FileForm):
         """Write the document and the tensors."""
         write_safetensors(file, document, tensors)
 
-    def map(self, target: Path) -> tuple[object, object]:
-        """Return the document and the memory-mapped tensors."""
-        return map_safetensors(target)
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Return the document and the tensors."""
+        if isinstance(source, Path):
+            return map_safetensors(source)
+        head = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+        return head["__metadata__"][KEY], safetensors.torch.load(source)
 
 
 class PtForm(FileForm):
@@ -254,21 +302,33 @@ class PtForm(FileForm):
             # torch hides the error of the file behind its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
-    def map(self, target: Path) -> tuple[object, object]:
-        """Read the pickle and map the tensors."""
+    def map(self, source: Path | bytes) -> tuple[object, object]:
+        """Read the pickle and the tensors."""
+        mapped = isinstance(source, Path)
         try:
-            _check_pickle(target)
+            _check_pickle(source if isinstance(source, Path) else io.BytesIO(source))
         except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
-        content = torch.load(target, map_location="cpu", weights_only=True, mmap=True)
+        file = source if isinstance(source, Path) else io.BytesIO(source)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(content, dict) or set(content) != {KEY, "tensors"}:
             raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
         return content[KEY], content["tensors"]
 
 
-def _check_pickle(target: Path) -> None:
+def _signature_of(target: Path) -> Path:
+    return target.with_name(target.name + SUFFIX)
+
+
+def _read_start(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _check_pickle(file: Path | BinaryIO) -> None:
     """Raise ValueError if the file could make torch.load allocate memory."""
-    with zipfile.ZipFile(target) as archive:
+    with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS or any(one.compress_type or one.flag_bits & 1 for one in members):
             raise ValueError("a member is compressed or encrypted")

@@ -12,6 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
@@ -22,6 +23,8 @@ from torch import Tensor
 from protokv.core.snapshot import Admit, Found, Header, State
 from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
+from protokv.storage.signatures import Guard, current_guard
+from protokv.texts import find_broken
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -79,6 +82,7 @@ class Form(ABC):
 
     Attributes:
         path: where the state is.
+        guard: checks the signature of what is read, before it is opened; None: nothing does.
         locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
             a file system without locks.
     """
@@ -88,6 +92,7 @@ class Form(ABC):
     def __init__(self, path: StatePath) -> None:
         """Touch nothing yet."""
         self.path = path
+        self.guard: Guard | None = None
 
     @abstractmethod
     def check_target(self) -> None:
@@ -125,6 +130,25 @@ class Form(ABC):
     @abstractmethod
     def retire(self, at: str) -> None:
         """Remove a kept commit if possible."""
+
+    @abstractmethod
+    def repairing(self) -> AbstractContextManager[object]:
+        """Take the right to write, even if what is there is no state any more. Raises as `__enter__`."""
+
+    @abstractmethod
+    def go_back(self, at: str | None) -> str | None:
+        """Put the kept commit `at`, or nothing, in place of the current state, within `repairing`.
+
+        What was there stays, under a name that is returned; None if nothing was there.
+
+        Raises:
+            StateLocked: another writer has committed since `repairing` was entered.
+            StateError: it cannot be done; the old state is still there.
+        """
+
+    @abstractmethod
+    def write_signature(self, signature: bytes) -> str:
+        """Put a signature of the current state beside it, atomically; return where. StateError if it cannot."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
         """Read the kept commit `at`, or the current state; see `api.load_state`."""
@@ -175,9 +199,12 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
 
     Raises:
-        UnknownForm: the suffix names no form, or it is that of a video.
+        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
         StateError: a package that the form needs is not installed.
     """
+    if find_broken(str(path)) is not None:
+        # Found out by the libraries of the forms only when a whole video is watched.
+        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
     suffix = suffix_of(path) or ""
     if to_read and not suffix and not is_url(path):
         _refuse_video(path)
@@ -196,6 +223,8 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
             f"{path} is in an object store, and {error.name or 'a package for it'} is not installed",
             hint="pip install 'protokv[object-store]'",
         ) from error
+    if to_read:
+        form.guard = current_guard()
     return form
 
 

@@ -22,14 +22,17 @@ from typing import Any, Self, TypeVar
 import icechunk
 from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session, SnapshotInfo, Storage
 from obstore.exceptions import BaseError
+from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from protokv import object_store
 from protokv.core.snapshot import Header, State, not_found, not_ours, reading
-from protokv.errors import StateCorrupt, StateError, StateLocked, shown
+from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, shown
 from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.form import Form, StatePath, Stored, read_unchanged
-from protokv.storage.zarr import ROOT, Hierarchy, write_state
+from protokv.storage.signatures import LIMIT_BYTES, SUFFIX, check_fits_memory, statement
+from protokv.storage.zarr import ROOT, Hierarchy, in_memory, write_state
 
 T = TypeVar("T")
 
@@ -156,6 +159,30 @@ class IcechunkForm(Form):
         with suppress(IcechunkError):
             self._open_repo.delete_branch(_KEPT + at)
 
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """Open the repository, and remember its newest snapshot without a look into it."""
+        with self._asking("read"):
+            if (repo := open_repository(self._address)) is None:
+                raise not_found(self._address)
+            self._repo, self._base = repo, repo.lookup_branch(MAIN)
+        yield
+        self._repo = None
+
+    def go_back(self, at: str | None) -> str | None:
+        """Move the main branch to the kept commit; a branch of its own holds the damaged snapshot."""
+        aside = f"damaged-{self._base}"
+        with self._asking("write"):
+            if self._base != EMPTY and aside not in self._open_repo.list_branches():
+                self._open_repo.create_branch(aside, self._base)
+            try:
+                self._open_repo.reset_branch(MAIN, at or EMPTY, from_snapshot_id=self._base)
+            except IcechunkError as error:
+                if self._open_repo.lookup_branch(MAIN) != self._base:
+                    raise self._lost() from error
+                raise
+        return None if self._base == EMPTY else f"{self._address} (branch {aside})"
+
     @property
     def _open_repo(self) -> Repository:
         assert self._repo is not None, "enter the form before writing"
@@ -166,10 +193,52 @@ class IcechunkForm(Form):
         with reading(self._address), explained(self._address, doing):
             yield
 
+    def write_signature(self, signature: bytes) -> str:
+        """Put the signature into an object beside the repository."""
+        with self._beside() as (store, key):
+            store.put(key, signature)
+        return f"{self._address.rstrip('/')}{SUFFIX}"
+
+    def _read_signature(self) -> bytes | None:
+        with suppress(SourceNotFound), self._beside() as (store, key):
+            found = store.get(key)
+            return found.bytes().to_bytes() if found.meta["size"] <= LIMIT_BYTES else b""
+        return None
+
+    @contextmanager
+    def _beside(self) -> Iterator[tuple[Any, str]]:
+        """Yield the store and the key of the signature. SourceNotFound if it is not there."""
+        address = self._address.rstrip("/") + SUFFIX
+        store, key = store_of(address)
+        try:
+            with object_store.explained(address):
+                yield store, key
+        except SourceNotFound:
+            raise
+        except SourceError as error:
+            raise StateError(error.message, hint=error.hint) from error
+
+    def _check_signed(self, store: IcechunkStore) -> Stored:
+        """Read all objects of a snapshot, and open what was read if it is signed."""
+
+        async def contents() -> dict[str, bytes]:
+            keys = [key async for key in store.list()]
+            check_fits_memory(sum([await store.getsize(key) for key in keys]))
+            found = {key: await store.get(key, default_buffer_prototype()) for key in keys}
+            return {key: b"" if data is None else data.to_bytes() for key, data in found.items()}
+
+        read = sync(contents())
+        assert self.guard is not None
+        self.guard(self._address, statement(read), self._read_signature())
+        return in_memory(read)
+
     def _stored(self, repo: Repository, snapshot: str) -> Stored:
-        """Open a snapshot after a check of its decompressed size."""
+        """Open a snapshot after a check of its decompressed size, and of its signature if it needs one."""
         self._limit.check_snapshot(snapshot)
         store = repo.readonly_session(snapshot_id=snapshot).store
+        if self.guard is not None:
+            self._limit.check_manifests(repo.lookup_snapshot(snapshot))
+            return self._check_signed(store)
 
         def sizes(keys: Collection[str]) -> dict[str, int]:
             if set(keys) != {ROOT}:

@@ -80,8 +80,11 @@ def next_segment(header: Header) -> Segment:
 
 
 def records_of(header: Header) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of all sources of a state, in order. Raises as `segment_of`."""
-    return (*segment_of(header).earlier, header.source or {})
+    """Return the records of all sources of a state, in order. Raises as `segment_of` and `WallClockLog.of`."""
+    records = (*segment_of(header).earlier, header.source or {})
+    for one in records:
+        WallClockLog.of(one)
+    return records
 
 
 def fingerprints(header: Header) -> tuple[object, ...]:

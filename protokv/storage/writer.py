@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from protokv.core.snapshot import State
-from protokv.errors import ConfigError, StateError
+from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.storage.form import Form, StatePath, form_of
 from protokv.storage.watched import is_before, same_stream
 
@@ -31,7 +31,7 @@ def commit(form: Form, state: State, keep: int | None = None) -> None:
     if keep is not None and keep > 1:
         try:
             before = form.read_header()
-        except StateError:
+        except (StateNotFound, StateCorrupt, StateMismatch):
             before = None
         if before is not None and is_before(before, state):
             form.keep(before)

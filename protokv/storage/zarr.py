@@ -40,12 +40,23 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from protokv.core.digest import DTYPES, bytes_digest, check_dtypes
-from protokv.core.snapshot import KEY, Found, State, check_tensor_names, not_ours, parse_state_json, seal, unseal
+from protokv.core.snapshot import (
+    KEY,
+    Found,
+    State,
+    check_tensor_names,
+    not_found,
+    not_ours,
+    parse_state_json,
+    seal,
+    unseal,
+)
 from protokv.errors import StateCorrupt, shown
 from protokv.storage import filesystem
 from protokv.storage.commit import replace, writing
 from protokv.storage.files import LocalForm
 from protokv.storage.form import Stored
+from protokv.storage.signatures import check_fits_memory, statement
 
 # The metadata file of a group or an array.
 ROOT = "zarr.json"
@@ -95,8 +106,26 @@ class ZarrForm(LocalForm):
 
     def open(self, target: Path) -> Stored:
         """Open the folder after a look at all of its files."""
+        if not any(target.iterdir()):
+            # A user may make the folder first.
+            raise not_found(self.path)
         sizes = _file_sizes(target)
         return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
+
+    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
+        """Read all files."""
+        sizes = _file_sizes(target)
+        check_fits_memory(sum(sizes.values()))
+        contents = {key: (target / key).read_bytes() for key in sizes}
+        return statement(contents), lambda: in_memory(contents)
+
+
+def in_memory(contents: Mapping[str, bytes]) -> Stored:
+    """Open the hierarchy that these objects are."""
+    objects = {key: _BUFFERS.buffer.from_bytes(data) for key, data in contents.items()}
+    return Hierarchy(
+        MemoryStore(objects, read_only=True), lambda keys: {key: len(contents.get(key, b"")) for key in keys}
+    )
 
 
 class _NewFolder(LocalStore):
@@ -128,10 +157,16 @@ def _write_folder(state: State, root: Path) -> None:
         filesystem.sync_folder(folder)
 
 
+def _fail(error: OSError) -> None:
+    # A folder that cannot be listed is not an empty one.
+    raise error
+
+
 def _file_sizes(root: Path) -> dict[str, int]:
     """Return the bytes of every file by its path from the root. Links and other special files are refused."""
     sizes: dict[str, int] = {}
-    for n, path in enumerate(root.rglob("*")):
+    walk = os.walk(root, onerror=_fail)
+    for n, path in enumerate(Path(where, name) for where, folders, files in walk for name in (*folders, *files)):
         key, status = path.relative_to(root).as_posix(), path.lstat()
         if stat.S_ISREG(status.st_mode):
             sizes[key] = status.st_size
@@ -151,7 +186,7 @@ def _find_foreign(target: Path) -> str:
     if not ours or f'"{KEY}"'.encode() not in root.read_bytes():
         return ROOT
     # os.walk does not enter a link to a folder; the link goes with the state.
-    for folder, _, files in os.walk(target):
+    for folder, _, files in os.walk(target, onerror=_fail):
         for name in files:
             if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
                 return str(Path(folder, name).relative_to(target))

@@ -1,8 +1,9 @@
 """Connect to a stream with PyAV: a network address, a device, a pipe, or a file that grows.
 
 FFmpeg may speak only the protocols of the kind of address, so a playlist or a session description cannot name a file of
-this machine. A user's own options go to FFmpeg unchanged. Errors show the address without its secrets. A pipe or a
-growing file cannot seek, so `Incoming.check` refuses an MP4 whose index comes after its pictures.
+this machine; pipes and growing files are held to the formats of files. A user's own options go to FFmpeg unchanged.
+Errors show the address without its secrets. A pipe or a growing file cannot seek, so `Incoming.check` refuses an MP4
+whose index comes after its pictures.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ import av
 
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
-from protokv.video.container import REFUSED, limit_decoder, reason
+from protokv.video.container import FORMATS, limit_decoder, reason
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
 _RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
+
+# What an address may give besides the formats of files; WebVTT is the subtitles of HLS.
+_STREAMED = ",".join(sorted(FORMATS | {"hls", "dash", "rtsp", "rtp", "sdp", "webvtt"}))
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,6 @@ def connected(
     with ExitStack() as held:
         container = _open(source, name, extra, timeout_s, max_pixels, follow, held)
         held.enter_context(container)
-        if container.format.name.split(",")[0] in REFUSED - {"hls", "rtsp"}:
-            raise SourceUnreadable(
-                f"expected a video, {name} gives text ({container.format.name})", hint="check the address"
-            )
         stream = next((one for one in container.streams.video if one.codec_context is not None), None)
         if stream is None:
             raise SourceUnreadable(f"{name} has no pictures", hint="check the address")
@@ -124,10 +124,12 @@ def _open(
             held.callback(incoming.close)
             incoming.check()
             # No protocol: the incoming bytes cannot name another file.
-            options["protocol_whitelist"] = "none"
+            options |= {"protocol_whitelist": "none", "format_whitelist": ",".join(sorted(FORMATS))}
             return av.open(incoming, "r", options={**options, **extra}, metadata_errors="surrogateescape")
         how = KINDS[kind]
         options |= {"protocol_whitelist": how.protocols, "analyzeduration": ANALYSE_US, **how.options, **extra}
+        if how.format is None:
+            options.setdefault("format_whitelist", _STREAMED)
         if "listen" in options.get("rtsp_flags", ""):
             # FFmpeg 8 refuses its own default, which is to wait without end.
             options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
@@ -153,7 +155,7 @@ def _open(
         ) from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
         said = explain_failure(error, timeout_s)
-        if kind == address.PIPE and isinstance(error, av.error.InvalidDataError):
+        if kind == address.PIPE and isinstance(error, av.error.InvalidDataError | av.error.ArgumentError):
             raise SourceUnreadable(
                 f"{name} is not a video: FFmpeg knows no format that begins like it",
                 hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
@@ -165,6 +167,8 @@ def _open(
             ) from None
         if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
             said = f"no X display answers at {where}"
+        elif isinstance(error, av.error.ArgumentError):
+            said += " (or it gives text, or a list of files)"
         elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):
             said += " (without its SDP only MPEG-TS in RTP can be read)"
         raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(kind)) from None

@@ -1,10 +1,12 @@
 """PyAV: open a video file with limits on its demultiplexer and decoder, describe it, and convert its frames.
 
-FFmpeg may read only the named file: no network, no playlists, no other files.
+FFmpeg gets an open descriptor and no name, speaks no protocol that takes one, and may use only the formats of
+`FORMATS`. So it reads the one file, whatever the file and its name say.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,20 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.video.source import Image, SourceInfo
 
-# Demultiplexers that make pictures of text, or open other files than the named one.
-REFUSED = {"tty", "bin", "xbin", "adf", "idf", "hls", "concat", "dash", "sdp", "rtsp", "imf", "ffmetadata"}
+# The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
+# those of playlists, scripts, sequences of images, MLV and VobSub do.
+# fmt: off
+FORMATS = frozenset((
+    "mov", "matroska", "avi", "mpegts", "mpeg", "flv", "live_flv", "kux", "ogg", "asf", "rm", "wtv", "nut", "mxf",
+    "gxf", "dv", "nsv", "nuv", "pva", "swf", "dhav", "lxf", "ivf", "ty", "film_cpk", "yuv4mpegpipe", "gif", "apng",
+    "ser", "cine",
+    "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1",
+    "vc1test", "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
+    "jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe",
+    # Without pictures; named so that the error says what they are, and for the sound beside the pictures of HLS.
+    "aac", "ac3", "eac3", "flac", "mp3", "wav",
+))
+# fmt: on
 
 # These decoders show old memory where a frame is cut short, unless they are told to refuse such frames.
 SHOWING_MEMORY = {"mjpeg"}
@@ -33,27 +47,37 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
     Raises:
         SourceUnreadable: it is no video file, or its frames have more than `max_pixels`.
     """
-    options = {"protocol_whitelist": "file", "max_pixels": str(max_pixels)}
     try:
-        # Tags in another encoding than UTF-8 are no reason to refuse a file.
-        container = av.open("file:" + str(path), options=options, metadata_errors="surrogateescape")
+        container = _open(path, {"format_whitelist": ",".join(sorted(FORMATS)), "max_pixels": str(max_pixels)})
+    except av.error.ArgumentError as error:
+        raise SourceUnreadable(
+            f"expected a video file, {path} has a format that is not read: text, a playlist or a list of files",
+            hint="name the video file itself",
+        ) from error
     except Exception as error:
         raise SourceUnreadable(
             f"expected a video file, cannot open {path}: {reason(error)}",
             hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
         ) from error
     with container:
-        if container.format.name.split(",")[0] in REFUSED:
-            raise SourceUnreadable(
-                f"expected a video file, {path} is text or a playlist ({container.format.name})",
-                hint="name the video file itself",
-            )
         stream = _video_stream(container, path)
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > max_pixels:
             raise too_large(path, width, height, max_pixels)
         limit_decoder(stream.codec_context, max_pixels)
         yield container, stream
+
+
+def _open(path: Path, options: dict[str, str]) -> Any:
+    # Tags in another encoding than UTF-8 are no reason to refuse a file.
+    more: dict[str, Any] = {"mode": "r", "metadata_errors": "surrogateescape"}
+    if os.name != "posix":
+        return av.open(f"file:{path}", options={**options, "protocol_whitelist": "file"}, **more)
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # FFmpeg duplicates it
+    try:
+        return av.open("fd:", options={**options, "protocol_whitelist": "fd", "fd": str(number)}, **more)
+    finally:
+        os.close(number)
 
 
 def limit_decoder(context: Any, max_pixels: int) -> None:

@@ -10,11 +10,14 @@ Known of decord 0.6.0, and how it is guarded:
 - After a seek into groups of pictures that refer to the group before, its count is wrong: PyAV reads such files.
 - It turns frames by the file's display matrix itself; nothing is turned here.
 - Its times are float32 and its count may be off: PyAV's demultiplexer lists the times, which costs no decoding.
+- Its FFmpeg has no list of allowed formats, and goes by names too. It gets only files that are named like a video and
+  begin like one, so that it takes none for a playlist or a sequence of images.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protokv.errors import SourceUnreadable
+from protokv.video.address import VIDEO_SUFFIXES
 from protokv.video.container import opened
 from protokv.video.probe import Probe, packets
 from protokv.video.pyav_source import PyAVSource
@@ -34,7 +38,9 @@ from protokv.video.source import Frame, Image, Wanted
 CHUNK_BYTES = 128 << 20
 CHUNK_FRAMES = 4096
 
-# decord's own FFmpeg is of 2021: these it was seen to decode like a current one, in 8 bits.
+# decord's own FFmpeg is of 2021: these it was seen to read and to decode like a current one, in 8 bits.
+# FFmpeg looks for those with a pattern anywhere in the file.
+CONTAINERS = {"mov": rb"", "matroska": rb"", "flv": rb"", "mpegts": rb"G|....G", "mpeg": rb"\0\0\1"}
 CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mpeg1video", "mpeg2video", "mjpeg"}
 PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 
@@ -51,6 +57,12 @@ def unsuited(probe: Probe) -> str:
     info = probe.info
     if not probe.has_pts:
         return f"{info.container} files carry no presentation times"
+    if info.container not in CONTAINERS:
+        return f"decord is not known to read {info.container} files"
+    with probe.path.open("rb") as file:
+        named = probe.path.suffix.lower() in VIDEO_SUFFIXES
+        if not named or not re.match(CONTAINERS[info.container], file.read(8), re.DOTALL):
+            return "it is not named like a video, or does not begin like one"
     if info.codec not in CODECS:
         return f"decord is not known to decode {info.codec}"
     if info.pixel_format not in PIXEL_FORMATS:
@@ -75,13 +87,12 @@ class DecordSource(PyAVSource):
         self._decord = _load()
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
-        report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
-        listed = self._listed(report)
+        listed = self._listed()
         reader = self._reader(listed) if listed else None
         if listed is None or reader is None:
             yield from super()._read(wanted)
             return
-        self._report = report
+        self._report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
         keep = _looked_at(listed, wanted)
         size = self.info.width * self.info.height * 3
         first = max(0, bisect_right(listed, wanted.start_s, key=lambda one: one.time_s) - 1)
@@ -107,13 +118,14 @@ class DecordSource(PyAVSource):
                 yield Frame(one.time_s, images.pop(i), one.duration_s, "decord")
             first = end
 
-    def _listed(self, report: DecodeReport) -> list[Shown] | None:
+    def _listed(self) -> list[Shown] | None:
         """Return every frame of the file in order of presentation; None if decord may count or time them otherwise.
 
-        That is so where packets and frames are not one to one, where a frame after a key frame is shown before it, and
-        where time stamps leap.
+        That is so where the file is damaged, where packets and frames are not one to one, where a frame after a key
+        frame is shown before it, and where time stamps leap.
         """
         listed: list[Shown] = []
+        report = DecodeReport()
         key_s = float("-inf")
         with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
             for packet in packets(self.probe, container, stream, 0.0, report):
@@ -126,7 +138,7 @@ class DecordSource(PyAVSource):
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
                 listed.append(Shown(time_s, duration_s))
         listed.sort()
-        return listed if all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
+        return listed if report.damage.ok and all(a.time_s < b.time_s for a, b in pairwise(listed)) else None
 
     def _reader(self, listed: list[Shown]) -> Any | None:
         """Return decord's reader if it counts the same frames at the same times, else None."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import opened, reason, to_rgb
-from protokv.video.probe import WITHOUT_INDEX, Probe, packets, skip_to_key
+from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
@@ -120,7 +120,13 @@ def decode(
         if packet is not None:
             if key_s is None and packet.is_keyframe:
                 key_s = due_s if due_s is not None else float("-inf")
-            if due_s is not None and key_s is not None and key_s <= due_s <= probe.timeline.limit_s:
+            # A file begins with a key frame, unless it was recorded out of a stream.
+            before_key = key_s is None and not drop_leading and probe.info.container in BEGINNING_WITH_KEY
+            wanted = before_key or (key_s is not None and due_s is not None and key_s <= due_s)
+            if key_s is not None and due_s is not None and not drop_leading and early_s(probe) < key_s - due_s:
+                # Leading frames are few, and only where frames are reordered.
+                report.missing(1, max(0.0, due_s), "time stamps run back")
+            elif due_s is not None and wanted and due_s <= probe.timeline.limit_s:
                 report.sent(due_s)
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
@@ -152,6 +158,11 @@ def decode(
             stated_s = float(frame.duration * probe.time_base) if frame.duration else None
             yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
     report.finish()
+
+
+def early_s(probe: Probe) -> float:
+    """Return by how much frames may be earlier than a key frame before them."""
+    return MOST_REORDERED / (probe.info.rate_fps or 1.0) if probe.reordered else 0.0
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:

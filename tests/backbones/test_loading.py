@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,58 @@ def drop_template(folder: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_weights(folder: Path, head: dict[str, Any], size: int = 0) -> None:
+    text = json.dumps(head).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+
+
+def write_default_config(folder: Path) -> None:
+    """Ask for the default model of the family, of 75 billion weights, beside a weights file of ten bytes."""
+    write_weights(folder, {})
+    (folder / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+
+
+ONE = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+# Each is refused before anything is built.
+TOO_LARGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing but a name": (write_default_config, "asks for 75,789,228,800 weights, and its weight files hold 0"),
+    "width": (lambda f: edit_config(f, "text_config", hidden_size=10**6), "its weight files hold 100,240"),
+    "vocabulary": (lambda f: edit_config(f, "text_config", vocab_size=10**9), "its weight files hold 100,240"),
+    "beyond 64 bits": (lambda f: edit_config(f, "text_config", hidden_size=2**62, num_attention_heads=1), ""),
+    "layers": (lambda f: edit_config(f, "text_config", num_hidden_layers=10**5), "num_hidden_layers 100000"),
+    "layers of the tower": (lambda f: edit_config(f, "vision_config", depth=10**9), "hold 68 tensors"),
+    "experts": (lambda f: edit_config(f, text_config={"num_experts": 10**9}), "num_experts 1000000000"),
+    "no heads": (lambda f: edit_config(f, "text_config", num_attention_heads=0), "division"),
+    "packed weights": (
+        lambda f: edit_config(f, quantization_config={"quant_method": "gptq", "bits": 4}, text_config={}),
+        "its weight files hold 100,240",
+    ),
+    "a shape that is not there": (lambda f: write_weights(f, {"a": ONE | {"shape": [2**31, 2]}}, 16), "damaged"),
+    "offsets that are not there": (lambda f: write_weights(f, {"a": ONE | {"data_offsets": [0, 2**40]}}), "damaged"),
+    "a long header": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 9), "damaged"),
+    "a config of a hundred megabytes": (
+        lambda f: os.truncate(f / "config.json", 10**8), "has 100000000 bytes; the most is"
+    ),
+    "deep": (lambda f: (f / "config.json").write_text('{"a":' * 10**5), "is not valid JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "said"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+def test_a_config_that_its_weight_files_cannot_fill_is_refused_before_anything_is_built(
+    folder: Path, damage: Callable[[Path], object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", lambda *_, **__: pytest.fail("built"))
+    damage(folder)
+    assert said in refused(folder).message
+
+
+def test_weights_beyond_the_memory_of_the_machine_are_refused_before_they_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "memory_bytes", lambda: 4 * 100_239)
+    assert "does not fit into memory" in refused(folder).message
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -3,31 +3,33 @@
     python -m tests.benchmarks.flat --rule blocked
     python -m tests.benchmarks.flat --rule exact --late 20000
 
-One memory stands at step 1,000 and one at step 100,000; they take the same steps in turn, so that other work of the
-machine slows both. The sizes are small, so that these streams take minutes. Writes `results/flat-RULE-cpu.*`.
+One memory stands at step 1,000 and one at step 10,000, then 100,000 and 1,000,000. At each of these places they take
+the same steps in turn, so that other work of the machine slows both. The sizes are small: a million steps take half
+an hour. Writes `results/flat-RULE-cpu.*`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from protokv.config import DurableConfig
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import build_memory
-from tests.benchmarks.results import paired, write_table
+from tests.benchmarks.results import paired, resident_mib, write_table
 from tests.core.streams import PlainRotary, shape_of
 
 NOTE = (
     "L 1, H 1, D 8, {tokens} tokens a step, {prototypes} prototypes; CPU milliseconds of one step on a busy machine. "
-    "The two memories took the same {rounds} steps in turn. `time_ratio` is the median of the ratios, `bytes_ratio` "
-    "the ratio of the states."
+    "At each place the two memories took the same {rounds} steps in turn. `time_ratio` is the median of the ratios, "
+    "`bytes_ratio` the ratio of the states, `file_bytes` a saved state, `resident_mib` what the process held."
 )
 # Steps that are made once and repeated: a stream of any length from few tensors.
 _MADE = 64
@@ -69,42 +71,49 @@ class Stream:
 
 
 @torch.inference_mode()
-def measure(rule: str, *, early: int, late: int, rounds: int, tokens: int, prototypes: int) -> dict[str, Any]:
-    """Return one row: medians and bytes at both places, and their ratios."""
+def measure(
+    rule: str, *, early: int, late: Sequence[int], rounds: int, tokens: int, prototypes: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each late step: medians and bytes at both places, and their ratios."""
     # A third as many near tokens as prototypes.
     config, shape = DurableConfig(budget=prototypes * 4 // 3, rule=rule), shape_of(layers=1)  # type: ignore[arg-type]
-    at_early, at_late = streams = [Stream(config, shape, tokens) for _ in range(2)]
-    for stream, steps in zip(streams, (early, late), strict=True):
-        stream.advance(steps)
-    times = paired(at_late.step, at_early.step, rounds)
-    sizes = [stream.nbytes() for stream in streams]
-    return {
-        "rule": rule,
-        "early_step": early,
-        "late_step": late,
-        "early_ms": times["other_ms"],
-        "late_ms": times["ms"],
-        "time_ratio": times["ratio"],
-        "early_bytes": sizes[0],
-        "late_bytes": sizes[1],
-        "bytes_ratio": sizes[1] / sizes[0],
-        "rounds": rounds,
-    }
+    at_early, at_late = Stream(config, shape, tokens), Stream(config, shape, tokens)
+    at_early.advance(early)
+    for steps in late:
+        at_late.advance(steps)
+        times = paired(at_late.step, at_early.step, rounds)
+        sizes = [stream.nbytes() for stream in (at_early, at_late)]
+        yield {
+            "rule": rule,
+            "early_step": early,
+            "late_step": steps,
+            "early_ms": times["other_ms"],
+            "late_ms": times["ms"],
+            "time_ratio": times["ratio"],
+            "early_bytes": sizes[0],
+            "late_bytes": sizes[1],
+            "bytes_ratio": sizes[1] / sizes[0],
+            "file_bytes": len(save(at_late.memory.tensors())),
+            "resident_mib": resident_mib(),
+            "rounds": rounds,
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rule", choices=("exact", "blocked"), default="blocked")
     parser.add_argument("--early", type=int, default=1000)
-    parser.add_argument("--late", type=int, default=100_000)
+    parser.add_argument("--late", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=300, help="steps that are timed at each place")
     parser.add_argument("--tokens", type=int, default=4, help="of a step")
     parser.add_argument("--prototypes", type=int, default=96)
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
-    row = measure(**given)
-    print(row)
-    write_table(f"flat-{given['rule']}", "cpu", [row], NOTE.format(**given))
+    rows = []
+    for row in measure(**given):
+        print(row)
+        rows.append(row)
+        write_table(f"flat-{given['rule']}", "cpu", rows, NOTE.format(**given))
 
 
 if __name__ == "__main__":

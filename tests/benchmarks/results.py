@@ -6,7 +6,9 @@ A busy machine slows both calls, so the median of their ratios holds.
 from __future__ import annotations
 
 import json
+import os
 import platform
+import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +64,18 @@ def paired(
         "ratio": round(median(ratios), 3) if ratios else None,
         "rounds": rounds,
     }
+
+
+def resident_mib(process: int | str = "self") -> float:
+    """Return the MiB of memory that a process holds now, as Linux counts them."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return round(pages * resource.getpagesize() / 2**20, 1)
+
+
+def cpu_seconds(process: int | str) -> float:
+    """Return the CPU time that a process has taken, as Linux counts it."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

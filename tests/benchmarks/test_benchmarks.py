@@ -14,7 +14,7 @@ import torch
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memories import MEMORIES
-from tests.benchmarks import flat
+from tests.benchmarks import flat, soak
 from tests.benchmarks.attention import compare
 from tests.benchmarks.decode import WAYS
 from tests.benchmarks.decode import measure as measure_decoding
@@ -128,9 +128,18 @@ def test_the_arithmetic_agrees_with_a_7b_model() -> None:
 
 @pytest.mark.parametrize("rule", ["exact", "blocked"])
 def test_a_stream_that_goes_on_keeps_its_bytes(rule: str) -> None:
-    row = flat.measure(rule, early=12, late=24, rounds=2, tokens=4, prototypes=24)
-    assert row["bytes_ratio"] == 1
-    assert row["early_ms"] > 0
+    rows = list(flat.measure(rule, early=12, late=[24, 40], rounds=2, tokens=4, prototypes=24))
+    assert [row["late_step"] for row in rows] == [24, 40]
+    assert {row["bytes_ratio"] for row in rows} == {1}
+    assert len({row["file_bytes"] for row in rows}) == 1
+
+
+@pytest.mark.slow
+def test_a_day_of_video_has_a_row_for_each_commit(tmp_path: Path) -> None:
+    soak.write_video(tmp_path / "day.mp4", minutes=2)
+    rows = list(soak.watch(tmp_path / "day.mp4", tmp_path / "day.safetensors", budget=64, every=40))
+    assert [row["steps"] for row in rows] == [40, 80, 120]
+    assert all(row["cpu_ms"] > 0 and row["resident_mib"] > 0 and row["decoder_mib"] > 0 for row in rows)
 
 
 def test_attention_equals_its_oracle_and_every_size_has_a_row() -> None:

@@ -17,10 +17,13 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from typer import testing
 
 from protokv_cli.main import app
 from tests.mock_backbone import MockBackbone
+
+# Typer builds all commands for every call; one build serves all tests of a process.
+testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
 
 
 def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frames: int | None = None) -> Path:
@@ -89,7 +92,7 @@ class Program:
     def __call__(self, *arguments: object, stdin: Any = "", **options: Any) -> Result:
         """Run it in this process."""
         options = {"env": self.environment, **options}
-        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, **options)
+        result = testing.CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, **options)
         return Result(result.exit_code, result.stdout, result.stderr)
 
     @contextmanager

@@ -132,7 +132,7 @@ STANDS_FOR = (
 NOT_RUN = {
     r"(^| )[A-Z][A-Z/:.-]*( |$)|\.\.\.|…": "capitals and dots stand for any name",
     r"^[a-z]+$|^-": "the name of a command, or options of all commands",
-    r"^ingest (- |udp:|tcp:|/dev/)": "pipes and cameras: test_beyond.py, test_live.py",
+    r"^ingest (- |--from - |udp:|tcp:|/dev/)": "pipes and cameras: test_beyond.py, test_live.py, test_repair.py",
     r"s3://|gs://": "an object store: test_object_store.py",
     r"--follow|--watch": "goes on until it is stopped: test_live.py",
     r"--study language": "a model that is not embedded: tests/replay/test_language.py",
@@ -194,7 +194,7 @@ def at_hand(
         shutil.copy(short_state, folder / "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
     monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     return protokv
 
 

@@ -5,6 +5,7 @@ Kills at any instant, of every form, are in `tests/storage/test_crash.py`; locks
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -207,3 +208,39 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
     assert 0 < runs[0].rows()[-1]["steps"] < 12
     assert len({run.rows()[-1]["damage"] for run in runs}) == 1
     assert protokv("query", "cut.safetensors", "what is first ?").code == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: tried 9 bytes"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=["Python", "thread", "torch", "library", "mmap"],
+)
+def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
+    embedded: Program, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a library failed") from error
+
+    monkeypatch.setattr("protokv.inspection.states.describe", fail)
+    found = embedded("inspect", "a.safetensors")
+    assert found.code == Exit.FAILURE
+    error_line, hint = found.err.splitlines()
+    assert error_line.startswith("Error: there is not enough memory")
+    assert "bug" not in hint
+
+
+def test_a_limit_that_no_command_can_live_with_is_told_first(
+    embedded: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.machine.address_space_bytes", lambda: 500 << 20)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    found = embedded("inspect", "a.safetensors")
+    assert found.code == Exit.FAILURE
+    assert "may have 500 MiB of address space, and needs 1024 MiB" in found.err
+    assert "ulimit -v" in found.err

@@ -184,7 +184,8 @@ def test_the_size_that_is_told_before_is_about_that_of_the_state_after(embedded:
     short = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
     for budget in ("512", "6k"):
         result = embedded("ingest", short, "-o", f"{budget}.safetensors", "--budget", budget, "--json")
-        *_, progress, _, summary = result.rows()
+        # On a slow machine later ones follow.
+        _, progress, *_, summary = result.rows()
         assert f"on disk about {bytes_text(progress['end_bytes'])} at the end" in result.err
         assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
 

@@ -43,6 +43,7 @@ MISTAKES = [
     ("replay absent.mp4 --fps 0", Exit.USAGE, "fps is 0"),
     ("ingest VIDEO --decoder vhs", Exit.USAGE, "vhs"),
     ("ingest VIDEO --device abacus", Exit.USAGE, "abacus"),
+    ("ingest VIDEO -o x\udcff.safetensors", Exit.USAGE, "not UTF-8"),
     ("ingest VIDEO -o x.npz", Exit.USAGE, "expected a path that ends in one of"),
     ("ingest VIDEO -o absent/x.safetensors --budget 24", Exit.FAILURE, "absent"),
     ("ingest VIDEO --start 1h", Exit.USAGE, "1"),

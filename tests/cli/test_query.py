@@ -14,7 +14,8 @@ import pytest
 from protokv.extras.evidence import Evidence, Moment
 from protokv_cli.answers import evidence_text
 from protokv_cli.exits import Exit
-from protokv_cli.questions import typed_questions
+from protokv_cli.output import Format, Output
+from protokv_cli.questions import Refusals, typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
 
@@ -151,7 +152,8 @@ def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest
             return line
 
         monkeypatch.setattr("protokv_cli.questions._read_line", read)
-        assert [question.text for question in typed_questions(io.StringIO())] == list(lines)
+        refusals = Refusals(Output(Format.JSON, as_json=True, quiet=False, debug=False))
+        assert [question.text for question in typed_questions(io.StringIO(), refusals)] == list(lines)
         return [readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())]
 
     assert ask("what is oldest ?") == ["what is oldest ?"]
@@ -206,3 +208,38 @@ def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
 )
 def test_moments_that_stand_out_are_told_in_one_line(evidence: Evidence, said: str) -> None:
     assert evidence_text(evidence) == said
+
+
+@pytest.mark.usefixtures("mocked")
+def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(protokv: Program, video: Path) -> None:
+    assert protokv("ingest", video, "--budget", "24", "--json").code == 0
+    file = protokv.folder / "q.jsonl"
+    good = ["what is first ?", "who ?"]
+    bad = {
+        2: b"star " * 20_000,
+        3: b"a" * (3 << 20),
+        4: rb'{"question": "a \ud800"}',
+        5: b"not \xff UTF-8",
+        6: b'{"question": "who ?", "question": "where ?"}',
+        7: b'{"question":',
+        8: b'{"question": 3}',
+        9: b"a \0 b",
+        10: b'{"question": " "}',
+        11: b"what " * 5000,
+    }
+    file.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good[0].encode(), *bad.values(), good[1].encode()]))
+    states = protokv.folder / "states"
+    states.mkdir()
+    shutil.copy(protokv.folder / "clip.safetensors", states)
+    for state in ("clip.safetensors", "states/"):
+        result = protokv("query", state, "--questions", file)
+        assert result.code == Exit.USAGE
+        assert [row["question"] for row in result.rows()] == good
+        errors = [line for line in result.err.splitlines() if line.startswith("Error: ")]
+        assert [line.split(" of ")[0] for line in errors] == [f"Error: line {number}" for number in bad]
+        assert len(result.err) < 5000
+    result = protokv("query", "clip.safetensors", "bad \udcff byte", good[0])
+    assert (result.code, len(result.rows()), "question 1: " in result.err) == (Exit.USAGE, 1, True)
+    file.write_bytes(bad[4])
+    refused = protokv("query", "absent.safetensors", "--questions", file)
+    assert (refused.code, refused.err.startswith("Error: line 1 of")) == (Exit.USAGE, True)

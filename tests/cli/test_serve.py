@@ -17,11 +17,11 @@ from tests.prepared import Prepared
 def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
     protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: seen.update(options))
+    seen: list[Any] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: seen.append(server.config))
     result = protokv("serve", tmp_path, "--port", "8123", "--model", "mock")
     assert result.code == 0, result.err
-    assert (seen["host"], seen["port"]) == ("127.0.0.1", 8123)
+    assert (seen[0].host, seen[0].port) == ("127.0.0.1", 8123)
     assert "http://127.0.0.1:8123/v1" in result.err
 
 
@@ -29,7 +29,7 @@ def test_the_model_is_that_of_the_first_readable_state(
     protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(protokv.environment, "PROTOKV_MODEL")
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     (tmp_path / "a.safetensors").write_bytes(b"no state")
     assert protokv("serve", tmp_path).code == 13
     for name, model in (("b", EMBEDDED), ("c", "a model that is not here")):

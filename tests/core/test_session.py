@@ -251,7 +251,7 @@ def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
 
 def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) -> None:
     session = Session.start(tiny, DurableConfig(budget=16))
-    for question, said in (("what " * 5000, "tokens"), ("x" * 10**7, "10000000 characters")):
+    for question, said in (("what " * 5000, "tokens"), ("x" * 10**7, "10,000,000 characters")):
         with pytest.raises(ConfigError, match=said):
             session.ask(question)
 

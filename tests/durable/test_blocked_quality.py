@@ -34,10 +34,10 @@ def scenes(kind: str, K: int, T: int) -> Iterator[Tensor]:
             yield torch.randn(T, 2 * D, generator=g)
         return
     looks = torch.randn(max(2, 2 * K // (3 * T)), T, 2 * D, generator=g)
-    steps = 12 * len(looks)
+    steps = 6 * len(looks)
     events = {step: number for number, step in enumerate(range(steps // 9, steps, steps // 7))}
     for step in range(steps):
-        # Three steps a scene, and each four times.
+        # Three steps a scene, and each twice.
         features = looks[step // 3 % len(looks)] + 0.15 * torch.randn(T, 2 * D, generator=g)
         if step in events:
             features[17 * events[step] % T] = event(events[step])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,12 +13,17 @@ from urllib.parse import quote
 
 import pytest
 import torch
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from protokv.config import DurableConfig
+from protokv.errors import ConfigError, SourceNotFound, StateMismatch, StateNotFound
 from protokv.ingestion import ingest
 from protokv.serve import States, build_app
-from protokv.storage.api import load_state, save_state
+from protokv.serve.access import Access
+from protokv.serve.footage import Footage
+from protokv.storage.api import load_state, read_header, save_state
 from protokv.video.file import fingerprint
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
@@ -133,14 +139,106 @@ def test_with_a_token_the_page_is_told_nothing_without_it_and_a_player_needs_a_t
             assert one.get(wrong).status_code == 401
 
 
-def test_without_a_token_only_names_of_this_machine_are_answered(made: Path) -> None:
-    for host, status in (("localhost", 200), ("127.0.0.1:8000", 200), ("[::1]:8000", 200), ("evil.example", 403)):
-        with client(made, host=host) as one:
-            assert {one.get(path).status_code for path in ("/v1/models", "/page/state?name=clip")} == {status}
-            address = "/page/video?name=clip&source=0"
-            assert (one.get(address).status_code == 200) is (status == 200)
-    with client(made, host="here.example", name="here.example") as one:
-        assert one.get("/v1/models").status_code == 200
+HERE = ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000", "here.example")
+# What a browser sends for the page of another site, and what one parser of addresses or another takes for our name.
+ELSEWHERE = [
+    "evil.example",
+    "localhost.",
+    "127.0.0.1.",
+    "127.1",
+    "0x7f000001",
+    "[::ffff:127.0.0.1]",
+    "[::1%25lo]",
+    "::1",
+    "[::1",
+    "0.0.0.0",
+    "evil.example:99999",
+    "evil@localhost",
+    "localhost@evil.example",
+    "localhost:80@evil.example",
+    "localhost/.evil",
+    "localhost?.evil",
+    "localhost#.evil",
+    "localhost,evil",
+    "%6cocalhost",
+    "none",
+]
+
+
+def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are_answered() -> None:
+    access = Access(None, "HERE.example")
+    for host in HERE:
+        for origin in ({}, {"origin": f"http://{host}"}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+            access.check(Headers({"host": host, **origin}))
+    for host in (*ELSEWHERE, "", " ", "localhost evil", "localhost\\.evil", "localhost\tevil", "\xe9vil.example"):
+        with pytest.raises(HTTPException, match="403"):
+            access.check(Headers({"host": host}))
+    with pytest.raises(HTTPException, match="403"):
+        access.check(Headers({}))
+    sites = [
+        {"origin": o} for o in ("null", "http://evil.example", "http://localhost:3000", "https://localhost", "file://")
+    ]
+    for site in (*sites, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}):
+        with pytest.raises(HTTPException, match="403"):
+            access.check(Headers({"host": "localhost", **site}))
+    with pytest.raises(HTTPException, match="403"):
+        Access(None).check(Headers({"host": "none"}))
+
+
+def test_a_token_counts_only_as_bearer_and_only_once() -> None:
+    access = Access("right")
+    for given in ("Bearer right", "bearer right", "BEARER  right "):
+        access.check(Headers({"authorization": given}))
+    for given in ("right", "Basic right", "Bearer", "Bearer \xe9", "Bearer Bearer right", "Bearer righ", ""):
+        with pytest.raises(HTTPException, match="401"):
+            access.check(Headers({"authorization": given}))
+    twice = Headers(raw=[(b"authorization", b"Bearer right")] * 2)
+    for headers in (twice, Headers({})):
+        with pytest.raises(HTTPException, match="401"):
+            access.check(headers)
+    for token in ("", "two words", "t\xf6ken", "\udcff"):
+        with pytest.raises(ConfigError, match="visible ASCII"):
+            Access(token)
+
+
+def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    state = folder / "clip.safetensors"
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    (folder / "inner.safetensors").symlink_to(state)
+    (folder / "outer.safetensors").symlink_to(elsewhere / state.name)
+    (folder / "loop.safetensors").symlink_to("loop.safetensors")
+    (folder / "linked").symlink_to(elsewhere, target_is_directory=True)
+    (folder / "linked.zarr").symlink_to(elsewhere, target_is_directory=True)
+    os.mkfifo(folder / "pipe.safetensors")
+    shutil.copy(state, folder / "\udcff.safetensors")
+    save_state(load_state(state), folder / "nested.zarr")
+    (folder / "nested.zarr" / "out").symlink_to(elsewhere, target_is_directory=True)
+    with client(folder) as one:
+        names = {model["id"] for model in one.get("/v1/models").json()["data"]}
+        assert names == {"clip", "inner", "\\xff", "nested"}
+        assert one.get("/page/state?name=inner").status_code == 200
+        assert one.get("/page/state?name=nested").status_code == 404
+        # It becomes a link after it was found.
+        state.unlink()
+        state.symlink_to(elsewhere / state.name)
+        with pytest.raises(StateNotFound, match="leads elsewhere"):
+            States(folder, MockBackbone()).session(state)
+
+
+def test_the_file_that_was_looked_into_is_sent_and_no_other_of_its_name(folder: Path, tmp_path: Path) -> None:
+    secret, video = tmp_path / "secret.mp4", folder / "clip.mp4"
+    footage, header = Footage([folder]), read_header(folder / "clip.safetensors")
+    (found,) = footage.find(header, Path("clip.safetensors"))
+    os.close(found.open())
+    # Size and times are made the same, as whoever owns the folder can.
+    secret.write_bytes(b"s" * video.stat().st_size)
+    os.utime(secret, ns=(0, video.stat().st_mtime_ns))
+    video.unlink()
+    video.symlink_to(secret)
+    with pytest.raises(SourceNotFound, match="changed"):
+        found.open()
+    with pytest.raises(StateMismatch):
+        footage.find(header, Path("clip.safetensors"))
 
 
 def test_hostile_pictures_and_names_are_refused_in_a_line(folder: Path) -> None:

@@ -19,7 +19,7 @@ from protokv.config import DurableConfig
 from protokv.core.parts import Evidence, Moment
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
-from protokv.serve import Limits, States, build_app, states
+from protokv.serve import Limits, States, build_app, configure, states
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -31,7 +31,7 @@ QUESTION = "what is it"
 def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -> Iterator[str]:
     """The address of a server; it is gone afterwards."""
     app = build_app(States(folder, backbone or MockBackbone(), most=2), **options)
-    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
+    running = uvicorn.Server(configure(app, options.get("limits") or Limits(), "127.0.0.1", 0))
     ready = threading.Event()
     startup = running.startup
 

@@ -1,4 +1,4 @@
-"""File systems for tests of commits: one that never waits for the disk, one that fails, and one for crashes.
+"""File systems for tests of commits: one that never waits for the disk, and one for crashes.
 
 `Recorded` records the calls of a commit, and `after_crash` writes a folder that a machine could find if it lost power
 after some of them. The bytes of a file are durable once the file was synced, the names in a folder once the folder was;
@@ -7,7 +7,6 @@ other changes may have reached the disk or not, in any order and in part.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,24 +69,6 @@ class Fast(Disk):
         if name == "sync":
             return arguments[0].flush()
         return None if name == "sync_folder" else super().call(name, *arguments)
-
-
-class Failing(Fast):
-    """A disk on which call number `at` fails with an error, once or from then on. Removals succeed and do not count."""
-
-    def __init__(self, at: int, error: int, *, once: bool) -> None:
-        self.at, self.error, self.once, self.count = at, error, once, 0
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        self.count += name != "remove"
-        if name == "remove" or self.count < self.at or (self.once and self.count > self.at):
-            return super().call(name, *arguments)
-        if name == "write":
-            # Half of the bytes arrive.
-            file, data = arguments
-            file.write(bytes(data)[: len(data) // 2])
-            file.flush()
-        raise OSError(self.error, os.strerror(self.error))
 
 
 class Recorded(Fast):

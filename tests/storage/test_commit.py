@@ -8,8 +8,10 @@ import stat
 
 import pytest
 
-from protokv.errors import StateError
+from protokv.errors import StateError, StateNotFound
+from protokv.storage import filesystem
 from protokv.storage.api import load_state, save_state
+from tests.storage.conftest import failure
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
@@ -36,15 +38,35 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path, monke
     assert "may write" in caught.value.hint
 
 
-def test_other_files_of_the_folder_are_left_alone(make_state, tmp_path):
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_other_files_of_the_folder_are_left_alone(exchanges, make_state, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
     kept = [".a.safetensors.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", "a.safetensors.bak"]
     # Of states whose names begin with the whole name of this one.
     kept += [".a.safetensors.zip.77-0123abcd.partial", ".a.safetensors.2.safetensors.77-0123abcd.partial"]
+    kept += [".a.safetensors.previous", ".a.zarr.previous", ".a.zarr.7-8.previous"]
     for name in kept:
         (tmp_path / name).write_text("mine")
-    (tmp_path / ".a.safetensors.77-0123abcd.partial").write_text("left by a killed commit")
-    save_state(make_state(), tmp_path / "a.safetensors")
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors"])
+    for suffix in (".safetensors", ".zarr"):
+        (tmp_path / f".a{suffix}.77-0123abcd.partial").write_text("left by a killed commit")
+        if suffix == ".zarr":
+            (tmp_path / f".a{suffix}.77-0123abcd.previous").mkdir()
+        for _ in range(2):
+            save_state(make_state(), tmp_path / f"a{suffix}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors", "a.zarr"])
+    assert all((tmp_path / name).read_text() == "mine" for name in kept)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, same_state, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
+    path = tmp_path / "e.zarr"
+    path.mkdir()
+    assert isinstance(failure(load_state, path), StateNotFound)
+    save_state(make_state(), path)
+    assert same_state(load_state(path), make_state())
 
 
 def test_a_file_system_that_cannot_sync_folders_is_accepted(make_state, tmp_path, monkeypatch):

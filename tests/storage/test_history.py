@@ -38,14 +38,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_committing_the_same_moment_again_keeps_it_once(make_state, tmp_path):
-    path = tmp_path / "a.safetensors"
-    for step, complete in [(1, False), (2, False), (2, True)]:
-        commit(at(make_state, step, complete=complete), path, 3)
-    assert times(path) == [2.0]
-    assert read_header(path).complete
-
-
 OTHER_STREAMS = {
     "memory": lambda state: replace(state, memory={"kind": "protokv", "budget": 9}),
     "source": lambda state: replace(state, source={"name": "b.mp4", "fingerprint": "b"}),
@@ -93,16 +85,6 @@ def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, mak
     assert mine[3].is_symlink()
     assert same_state(load_state(elsewhere), at(make_state, 4))
     assert all(one.read_text() == "mine" for one in similar)
-
-
-def test_starting_over_drops_later_commits(make_state, tmp_path):
-    path = tmp_path / "a.safetensors"
-    for step in range(1, 6):
-        commit(at(make_state, step), path, 4)
-    commit(at(make_state, 2), path, 4)
-    assert times(path) == []
-    commit(at(make_state, 3), path, 4)
-    assert times(path) == [4.0]
 
 
 @pytest.mark.parametrize("source", [None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}])

@@ -16,6 +16,7 @@ import torch
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.session import Session
 from protokv.core.snapshot import State
+from protokv.core.step import MOST_COUNT
 from protokv.errors import StateCorrupt, StateError
 from protokv.inspection.states import describe
 from protokv.storage.api import load_state, read_header, save_state
@@ -162,6 +163,17 @@ def test_a_stream_of_many_days_passes(name, tiny, tmp_path):
     assert all(again.tensors[one].equal(tensor) for one, tensor in moved.items())
 
 
+@pytest.mark.filterwarnings("ignore::protokv.errors.PositionWarning")
+@pytest.mark.parametrize("field", ["steps", "tokens_seen"])
+def test_a_stream_at_the_end_of_what_a_state_can_count_leaves_none_that_does_not_load(field, tiny, tmp_path):
+    session = Session.start(tiny, MEMORIES["sliding-window"], fps=2.0)
+    session.watch(random_frames(0))
+    session.clock = replace(session.clock, **{field: MOST_COUNT - 1})
+    session.watch(random_frames(1))
+    with pytest.raises(StateCorrupt, match="end of what a state can count"):
+        to_state(session)
+
+
 Change = Callable[[State], State]
 
 
@@ -194,6 +206,12 @@ LIES: dict[str, tuple[Change, str]] = {
     "NaN in a codebook": (tensor("codebook.keys", lambda t: t.fill_(NAN)), "codebook.keys"),
     "masses with fractions": (tensor("bank.mass", lambda t: t.double()), "bank.mass"),
     "more tokens than came": (put("bank.mass", 0, 0, 0, value=1e6), "bank.mass"),
+    "masses that wrap": (tensor("bank.mass", lambda t: t.fill_(2**63 - 1)), "bank.mass"),
+    "counters that wrap": (tensor("bank.recycled", lambda t: t.fill_(2**63 - 1)), "bank.recycled"),
+    "slots that wrap": (tensor("bank.merged", lambda t: t.fill_(-(2**63))), "bank.merged"),
+    "keys whose squares overflow": (tensor("near.keys", lambda t: t.fill_(3e38)), "near.keys"),
+    "centres whose squares overflow": (tensor("bank.key_center", lambda t: t.fill_(-3e38)), "bank.key_center"),
+    "variances that overflow": (tensor("bank.covariance", lambda t: t.fill_(3e38)), "bank.covariance"),
     "tokens that never left": (tensor("bank.absorbed", lambda t: t.add_(5)), "bank.absorbed"),
     "covariance of nothing": (put("bank.covariance", 0, 0, 0, 0, 0, value=-1.0), "bank.covariance"),
     "anchor in the future": (put("bank.position", 0, 0, 0, 0, value=1e5), "bank.position"),

@@ -1,7 +1,7 @@
-"""Damaged videos give a clean report or a SourceError, in bounded memory, and can be resumed.
+"""Damaged videos are watched whole, or give a clean report or a SourceError, in bounded memory, and can be resumed.
 
-`python -m tests.video.test_fuzz FOLDER FIRST LAST` reads cases and prints the outcome of each as a line of JSON. Its
-memory is limited: a decoder that dies or grows ends that process and not the tests.
+`python -m tests.video.test_fuzz FOLDER FIRST LAST DECODER` reads cases and prints the outcome of each as a line of
+JSON. Its memory is limited: a decoder that dies or grows ends that process and not the tests.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ BASES = {
     "ts": Clip(STEADY, suffix="ts", audio_s=3.0, **SMALL),
     "avi": Clip(list(range(75)), Fraction(1, 25), suffix="avi", codec="mpeg4", options={"bf": "2"}, **SMALL),
     "flv": Clip(STEADY, suffix="flv", **SMALL),
+    "ogg": Clip(STEADY, suffix="ogg", codec="libvpx", options={"deadline": "realtime"}, **SMALL),
     "still.mkv": Clip(STEADY, suffix="mkv", codec="mjpeg", pixels="yuvj420p", **SMALL),
 }
 DAMAGE = ["flip", "flips", "header", "tail", "cut", "zeros", "drop", "repeat", "splice", "ones"]
@@ -69,10 +70,10 @@ def mutate(data: bytes, kind: str, rng: random.Random) -> bytes:
     return bytes(new)
 
 
-def outcome(path: Path) -> str:
+def outcome(path: Path, decoder: Any = "auto") -> str:
     """Read a file; return "read", "damaged" or "refused". Everything else is an error."""
     try:
-        with open_source(path) as source:
+        with open_source(path, decoder) as source:
             frames = [(f.time_s, hashlib.sha256(f.image).digest()) for f in source.frames()]
             assert all(a < b for (a, _), (b, _) in pairwise(frames)), "times do not increase"
             damage = source.damage
@@ -85,9 +86,18 @@ def outcome(path: Path) -> str:
                 met = not before.damage.ok
                 rest = list(read_steps(source, 2.0, 2, first, from_beginning=met, mark=before.mark))
                 assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in steps[first:]], "resumed"
+            if damage.ok:
+                assert len(frames) == len(STEADY), f"{len(STEADY) - len(frames)} frames are lost without a word"
+                assert not retimed(frames), f"times are off by {retimed(frames):.2f} s without a word"
             return "read" if damage.ok else "damaged"
     except SourceError as error:
         return "refused" if error.message and "\n" not in error.message else f"wrong message: {error.message}"
+
+
+def retimed(frames: list[tuple[float, bytes]]) -> float:
+    """Return by how many seconds times are wrong, if that is more than two frames."""
+    off_s = max(abs(time_s - due / 1000) for (time_s, _), due in zip(frames, STEADY, strict=True))
+    return off_s if off_s > 0.08 else 0.0
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +135,7 @@ def test_two_thousand_damaged_videos_give_clean_reports_or_source_errors(part, f
     check(folder, 1000 + 200 * part, 1200 + 200 * part)
 
 
-def main(folder: Path, first: int, last: int) -> None:
+def main(folder: Path, first: int, last: int, decoder: str = "auto") -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
@@ -133,14 +143,14 @@ def main(folder: Path, first: int, last: int) -> None:
     for number in range(first, last):
         rng = random.Random(number)
         name, kind = rng.choice(sorted(BASES)), rng.choice(DAMAGE)
-        path = folder / f"case.{name}"
+        path = folder / f"case.{decoder}.{name}"
         path.write_bytes(mutate((folder / f"base.{name}").read_bytes(), kind, rng))
         try:
-            found = outcome(path)
+            found = outcome(path, decoder)
         except Exception as error:
             found = f"wrong: {name}, {kind}: {type(error).__name__}: {error}"
         print(json.dumps({"case": number, "outcome": found, "peak_mib": peak_kib() >> 10}), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

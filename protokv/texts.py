@@ -1,0 +1,66 @@
+r"""Text and JSON from outside: what is taken, and how much of it. Knows no files and no web.
+
+Half of a surrogate pair is no character: Python gets it from `\ud800` in JSON and from bytes that are not UTF-8, and
+cannot write it. Such text is refused where it comes in.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from protokv.errors import QuestionError
+
+# A token seldom has more than ten characters, and no question has more than 4,096 tokens.
+MOST_QUESTION_CHARACTERS = 1 << 16
+
+
+def admit_question(question: str, where: str = "the question") -> str:
+    """Return a question that a tokenizer can be given. Costs nothing for a long one.
+
+    Raises:
+        QuestionError: it is empty, too long, or has characters that are none; the message begins with `where`.
+    """
+    if not question or question.isspace():
+        raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")
+    if len(question) > MOST_QUESTION_CHARACTERS:
+        size = f"{len(question):,} characters; the most is {MOST_QUESTION_CHARACTERS:,}"
+        raise QuestionError(f"{where} has {size}", hint="ask something shorter")
+    if (place := find_broken(question)) is not None:
+        raise QuestionError(f"{where} is not text: character {place + 1} is none", hint="write it as UTF-8")
+    return question
+
+
+def find_broken(text: str) -> int | None:
+    """Return where text has its first zero or half of a surrogate pair; None if it has none."""
+    return next((i for i, c in enumerate(text) if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+
+
+def read_json(data: bytes | str) -> Any:
+    """Return the value of JSON as RFC 8259 has it: UTF-8, whole surrogate pairs, finite numbers, names used once.
+
+    Raises:
+        ValueError: it is anything else, or deeper than Python's recursion; in one line.
+    """
+    try:
+        # It refuses what Python's parser takes, but not a name that comes twice.
+        msgspec.json.decode(data)
+        return json.loads(data, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("it is not UTF-8") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return found
+
+
+def cut(text: str, most: int = 500) -> str:
+    """Return text for a message or a terminal; of a long one the beginning, and how much is left out."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
