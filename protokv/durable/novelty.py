@@ -46,25 +46,9 @@ class Novelty:
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts."""
         dims, size = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
-        return (
-            TensorSpec(
-                "novelty.seen",
-                dims,
-                size,
-                torch.int64,
-                f"tokens compared with the next step, and {AT_FIRST}",
-                "tokens",
-                fill=AT_FIRST,
-            ),
-            TensorSpec(
-                "novelty.repeated",
-                dims,
-                size,
-                torch.int64,
-                f"of these, tokens that came again, and {AT_FIRST}",
-                "tokens",
-                fill=AT_FIRST,
-            ),
+        held = {"seen": "tokens compared with the next step", "repeated": "of these, tokens that came again"}
+        return tuple(
+            TensorSpec(f"novelty.{name}", dims, size, torch.int64, text, "tokens") for name, text in held.items()
         )
 
     def count_(self, before: Tokens, step: StepKV) -> None:
@@ -77,7 +61,7 @@ class Novelty:
     def share(self) -> Tensor:
         """Return which part of the present is kept from merging, `[B]` float32: 0 where the stream repeats itself."""
         seen, repeated = self._seen.view(-1), self._repeated.view(-1)
-        return ((seen * (1 - SOME_NEW) - repeated) / (seen * (ALL_NEW - SOME_NEW))).clamp_(0, 1)
+        return ((seen - repeated) / (seen + AT_FIRST)).sub_(SOME_NEW).div_(ALL_NEW - SOME_NEW).clamp_(0, 1)
 
     def present(self, step: int, tokens: int, most: int) -> float:
         """Return how many of the newest tokens in the bank are the present, up to `most`; a step has `tokens`."""
@@ -93,8 +77,8 @@ class Novelty:
     def check(tensors: Mapping[str, Tensor]) -> None:
         """Refuse counts that no stream leaves."""
         seen, repeated = tensors["novelty.seen"], tensors["novelty.repeated"]
-        if ((repeated < AT_FIRST) | (repeated > seen)).any():
-            raise StateCorrupt(f"state: tensor novelty.repeated must be from {AT_FIRST} to novelty.seen")
+        if (repeated > seen).any():
+            raise StateCorrupt("state: tensor novelty.repeated holds more than novelty.seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the counts of a checked state."""

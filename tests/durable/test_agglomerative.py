@@ -71,15 +71,15 @@ def test_the_fast_bank_equals_merging_written_out(
         for module in (novelty, naive_ward):
             patch.setattr(module, "AT_FIRST", 1)
         fast, naive = Durable(settings, shape, world.rotary), NaiveAgglomerative(settings, shape, world.rotary)
-    fast.start(*world.sink())
-    if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
-        compare_state(fast, naive)
-        compare_context(fast, naive)
-        for name in ("seen", "repeated"):
-            assert fast.tensors()[f"novelty.{name}"].flatten().tolist() == getattr(naive, name)
-        shares = [float(naive._share(head)) > 0 for head in range(layers * heads)]
-        event("all heads" if all(shares) else "some heads" if any(shares) else "no head")
-        event(f"pairs are {'' if naive.barred else 'not '}barred")
+        fast.start(*world.sink())
+        if len(list(watched_by_both(fast, naive, world, lengths))) == len(lengths):
+            compare_state(fast, naive)
+            compare_context(fast, naive)
+            for name in ("seen", "repeated"):
+                assert fast.tensors()[f"novelty.{name}"].flatten().tolist() == getattr(naive, name)
+            shares = [float(naive._share(head)) > 0 for head in range(layers * heads)]
+            event("all heads" if all(shares) else "some heads" if any(shares) else "no head")
+            event(f"pairs are {'' if naive.barred else 'not '}barred")
 
 
 class Doubles(World):

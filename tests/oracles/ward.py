@@ -35,7 +35,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         super().__init__(config, shape, rotary)
         heads = shape.layers * shape.kv_heads
         # Of each head: tokens that were compared with the next step, and those of them that came again.
-        self.seen, self.repeated = [AT_FIRST] * heads, [AT_FIRST] * heads
+        self.seen, self.repeated = [0] * heads, [0] * heads
         self.barred = 0
 
     def append(self, step: StepKV) -> None:
@@ -116,8 +116,8 @@ class NaiveAgglomerative(NaiveProtoKV):
 
     def _share(self, number: int) -> Tensor:
         """Return 0 for a head of which up to 2 in 10 tokens are new, 1 from 3 on; in float32."""
-        seen = torch.tensor(self.seen[number])
-        return ((seen * (1 - 0.2) - self.repeated[number]) / (seen * (0.3 - 0.2))).clamp(0, 1)
+        new, seen = self.seen[number] - self.repeated[number], self.seen[number] + AT_FIRST
+        return ((torch.tensor(new) / seen - 0.2) / (0.3 - 0.2)).clamp(0, 1)
 
     def _costs_between(self, clusters: Sequence[Sequence[Prototype]]) -> list[list[float]]:
         """Return w v / (w + v) times the squared distance of the centres; w is the mass to the given power."""
