@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+
+# A quarter of the time in which tests are imported, otherwise; on again when all of them are.
+gc.disable()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
@@ -44,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         named = vars(item.module) if isinstance(item, pytest.Function) else {}
         if any(getattr(value, "__module__", None) == "tests.tolerance" for value in named.values()):
             item.add_marker(pytest.mark.numbers)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave the modules out of every later collection of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
