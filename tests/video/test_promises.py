@@ -2,7 +2,8 @@
 
 Each case damages one file and reads it. It must be watched whole, or be damaged, or be refused; less is a silent loss.
 Bits are flipped in and around the heads of frames, bytes are wiped and taken out, and the end is cut off. The clock is
-set to 0, to 1, to its largest value and, where a second length is stated, to others. Honest files, however they were cut and shifted, are never damaged.
+set to 0, to 1, to its largest value and, where a second length is stated, to others. Honest files, however they were
+cut and shifted, are never damaged.
 """
 
 from __future__ import annotations
