@@ -49,7 +49,7 @@ class Track:
         delays = range(self.media, self.media - self.begin, -self.frame)[:MOST_REORDERED] if self.frame else ()
         due = [ticks * self.movie_clock for ticks in (self.media, self.media - self.begin, *delays)]
         off = min(abs(self.movie * self.media_clock - one) for one in due) - self.movie_clock - self.media_clock
-        return max(0, off) / max(1, due[0])
+        return float(max(0, off) / max(1, due[0]))
 
 
 def header_fault(path: Path, number: int, frames: int, indexed: int) -> str:
