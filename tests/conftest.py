@@ -6,9 +6,6 @@ import gc
 import os
 from pathlib import Path
 
-# A quarter of the time in which tests are imported, otherwise; on again when all of them are.
-gc.disable()
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -24,6 +21,9 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.video import open_source
 from tests.backbones.tiny import write_qwen2_5_vl
+
+# It takes a quarter of the time in which tests are imported; on again when all of them are.
+gc.disable()
 
 settings.register_profile(
     "quick", max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -37,8 +37,8 @@ WITHOUT_WAITS = [
     pytest.param("durable", 24_000, 28, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# Operations of a step, and how many of them each layer adds: 236 and 400 at 28 layers. Casts are seen only where nothing
-# runs in inference mode. A plan of twice as many merges takes one operation more.
+# Operations of a step, and those that each layer adds: 236 and 400 at 28 layers. Casts are seen only where nothing runs
+# in inference mode. A plan of twice as many merges takes one operation more.
 OPERATIONS = {"sliding-window": (40, 7), "durable": (204, 7)}
 OPERATIONS_OF_LONG_PLANS = 2
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves: 580 and
