@@ -20,6 +20,7 @@ import av
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.video.container import MAX_PIXELS, describe, opened, reason
 from protokv.video.file import fingerprint
+from protokv.video.movie import header_fault
 from protokv.video.report import DecodeReport
 from protokv.video.source import SourceInfo
 from protokv.video.stamps import LONGEST_GAP_WITHOUT_END_S, Timeline
@@ -81,6 +82,7 @@ class Probe:
     timeline: Timeline
     stream_id: int = 0  # of the pictures, in the container
     frames: int = 0  # that the header declares; 0: not said
+    fault: str = ""  # what is wrong with the header of an MP4
     clock: float = 1.0  # how long the header says that the file is, over how long a tag says; 1.0: the same
     max_pixels: int = MAX_PIXELS
 
@@ -176,6 +178,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         timeline=timeline,
         stream_id=stream.id,
         frames=stream.frames,
+        fault=header_fault(path, stream.id, stream.frames, len(stream.index_entries)) if indexed else "",
         clock=clock if abs(clock - 1.0) > 2 * HONEST_PART else 1.0,
         max_pixels=max_pixels,
     )
@@ -371,6 +374,9 @@ def _check_promises(probe: Probe, stream: Any, report: DecodeReport, seen: Seen,
     `broken` says how the file is broken behind the last packet, if it is.
     """
     why = broken or "the file ends before the end that it declares"
+    if probe.fault:
+        report.missing(max(0, probe.frames - len(stream.index_entries)), report.start_s, probe.fault)
+        report.broken(report.start_s, probe.fault)
     if seen.packets > 2 and seen.interval_s < LEAST_INTERVAL_S:
         report.damaged(report.start_s, "hardly any time passes between the frames")
     elif probe.clock != 1.0 and abs(seen.interval_s * (probe.info.rate_fps or 0.0) / probe.clock - 1.0) < HONEST_PART:

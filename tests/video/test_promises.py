@@ -2,7 +2,8 @@
 
 Each case damages one file and reads it. It must be watched whole, or be damaged, or be refused; less is a silent loss.
 Bits are flipped in and around the heads of frames, bytes are wiped and taken out, and the end is cut off. The clock is
-set to 0, to 1 and to its largest value. Honest files, however they were cut and shifted, are never damaged.
+set to 0, to 1, to its largest value and, where a second length is stated, to others. Honest files, however they were
+cut and shifted, are never damaged.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ CLOCKS = {
     "ogg": [(b"OVP80", 13, 4, "big"), (b"OVP80", 17, 4, "big")],
 }
 CLOCKS["parts.mp4"] = CLOCKS["mov"] = CLOCKS["mp4"]
+# The clocks of a fragmented file are stated once, so a wrong bit contradicts nothing.
+BITS = {"mp4": (2, 4, 8, 13, 17), "mov": (2, 4, 8, 13, 17)}
 
 
 def starts(path: Path) -> list[int]:
@@ -112,7 +115,8 @@ def losses(folder: Path, name: str, decoder: str, seeds: range) -> dict[str, Cou
     found["clock"] = Counter()
     for mark, behind, size, order in CLOCKS.get(name, []):
         begin = data.index(mark) + len(mark) + behind
-        for value in (0, 1, 256**size - 1):
+        stated = int.from_bytes(data[begin : begin + size], order)
+        for value in (0, 1, 256**size - 1, *(stated ^ 1 << bit for bit in BITS.get(name, ()))):
             path.write_bytes(data[:begin] + value.to_bytes(size, order) + data[begin + size :])
             found["clock"][outcome(path, decoder, true_s)] += 1
     return found
@@ -150,7 +154,33 @@ def test_a_bit_of_the_first_cluster_moves_no_time_and_is_damage_at_the_head(bit,
         assert times_s[-1] == pytest.approx(9.96, abs=0.01)
 
 
+@pytest.mark.parametrize("name", ["mp4", "mov"])
+def test_an_index_that_breaks_off_says_how_many_frames_are_missing(name, folder):
+    data = bytearray((folder / f"base.{name}").read_bytes())
+    at = data.index(b"stsz") + 16 + 4 * 200
+    data[at : at + 4] = b"\x60\0\0\0"
+    path = folder / f"index.{name}"
+    path.write_bytes(data)
+    with open_source(path) as source:
+        assert len(list(source.frames())) + source.damage.frames_lost == pytest.approx(250, abs=3)
+        assert source.damage.frames_lost == pytest.approx(50, abs=3)
+
+
 # Honest files
+
+
+@pytest.mark.parametrize("shown", [0.3, 0.7, 0.95])
+def test_a_movie_that_an_edit_trims_is_whole(shown, folder):
+    data = bytearray((folder / "base.mp4").read_bytes())
+    for mark, behind in ((b"mvhd", 16), (b"tkhd", 20), (b"elst", 8)):
+        at = data.index(mark) + len(mark) + behind
+        data[at : at + 4] = round(int.from_bytes(data[at : at + 4], "big") * shown).to_bytes(4, "big")
+    path = folder / "trimmed.mp4"
+    path.write_bytes(data)
+    with open_source(path) as source:
+        assert len(list(source.frames())) == pytest.approx(250 * shown, abs=3)
+        assert source.damage.ok
+
 
 FORMS: dict[str, tuple[str, dict[str, str]]] = {
     "mp4": ("mp4", {}),
