@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.video import open_source
 from tests.backbones.tiny import write_qwen2_5_vl
+
+# It takes a quarter of the time in which tests are imported; on again when all of them are.
+gc.disable()
 
 settings.register_profile(
     "quick", max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -44,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         named = vars(item.module) if isinstance(item, pytest.Function) else {}
         if any(getattr(value, "__module__", None) == "tests.tolerance" for value in named.values()):
             item.add_marker(pytest.mark.numbers)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave the modules out of every later collection of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import torch
 @pytest.fixture(autouse=True)
 def _memory_that_is_not_written_holds_nan() -> Iterator[None]:
     """Fill the memory of `torch.empty` with NaN, and let a nondeterministic kernel raise."""
-    torch.use_deterministic_algorithms(True)
+    # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")

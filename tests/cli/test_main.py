@@ -181,7 +181,6 @@ def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -
         assert not gc.isenabled()
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize(
