@@ -134,6 +134,8 @@ class DecordSource(PyAVSource):
                     return None
                 if self.probe.timeline.leaps(listed[-1].time_s if listed else 0.0, time_s):
                     return None
+                if listed and time_s < listed[-1].time_s and not self.probe.reordered:
+                    return None
                 key_s = time_s if packet.is_keyframe else key_s
                 duration_s = float(packet.duration * self.probe.time_base) if packet.duration else None
                 listed.append(Shown(time_s, duration_s))

@@ -307,6 +307,8 @@ class Seen:
     begin_s: float = math.inf
     last_s: float = 0.0
     last_gap_s: float = 0.0  # between the last two frames
+    most_gap_s: float = 0.0  # between two frames in the order of decoding
+    most_held_s: float = 0.0  # from when a frame is decoded to when it is shown
     end_s: float = 0.0
 
     @property
@@ -322,6 +324,10 @@ class Seen:
         """Count a packet."""
         self.packets, self.last_pts = self.packets + 1, packet.pts
         if packet.dts is not None:
+            gap = packet.dts - (packet.dts if self.last_dts is None else self.last_dts)
+            held = packet.pts - packet.dts if packet.pts is not None and probe.has_pts else 0
+            self.most_gap_s = max(self.most_gap_s, float(gap * probe.time_base))
+            self.most_held_s = max(self.most_held_s, float(held * probe.time_base))
             self.last_dts = packet.dts
         ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
         if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
@@ -383,7 +389,9 @@ def _check_promises(probe: Probe, stream: Any, report: DecodeReport, seen: Seen,
         # Two statements agree: the length, and the distance of two frames.
         report.damaged(report.start_s, f"the clock of the file is off by a factor of {probe.clock:.3g}")
     declared_s = probe.timeline.end_s or (probe.info.duration_s if probe.info.container == "flv" else 0.0) or math.inf
-    if min(seen.last_s - declared_s, seen.last_gap_s) > LEAP_S:
+    if seen.packets > MOST_REORDERED and seen.most_held_s > LEAP_S + MOST_REORDERED * seen.most_gap_s:
+        report.damaged(seen.last_s, "a frame is shown long after it is decoded")
+    elif min(seen.last_s - declared_s, seen.last_gap_s) > LEAP_S:
         report.damaged(seen.last_s, "a frame leaps over the end that the file declares")
     rate = probe.rate_fps
     # Honest files are off by up to half a second, or two frames.

@@ -221,17 +221,29 @@ class Tags:
     def __init__(self, file: File, stream_id: int) -> None:
         self._file = file
         self._codec: int | None = None
+        self._length = 0  # of all tags
 
     def step(self, at: int) -> int:
         """Return where the next tag begins."""
         if at == 0:
             return int.from_bytes(self._file.read(5, 4), "big") + 4
-        head = self._file.read(at, 12)
+        head = self._file.read(at, 17)
         if len(head) < 11 or head[0] & 0xDF not in (8, 9, 18) or head[8:11] != b"\0\0\0":
             raise Broken(NO_ELEMENT)
-        end = at + 11 + int.from_bytes(head[1:4], "big") + 4
+        length = int.from_bytes(head[1:4], "big")
+        end = at + 11 + length + 4
         if end > self._file.size:
             raise Broken(CUT, go_on=self._file.size)
+        self._length += 11 + length
+        # Writers count the length behind a tag in several ways.
+        stated = int.from_bytes(self._file.read(end - 4, 4), "big")
+        if stated not in (0, length, length + 10, length + 11, self._length):
+            raise Broken(NO_ELEMENT, go_on=end)
+        begin, pictures = head[11:13], head[0] & 0x1F == 9
+        if not pictures and begin in (b"\x17\1", b"\x27\1"):
+            raise Broken(NO_ELEMENT, go_on=end)  # a frame of H.264 in a tag of sound
+        if pictures and (begin == b"\x27\0" or (begin == b"\x17\0" and head[16:] != b"\1")):
+            raise Broken(NO_ELEMENT, go_on=end)  # one in place of the settings of its decoder
         if head[0] == 9 and head[11:] and not head[11] & 0x80:
             # Tags of pictures name the codec in four bits; only new ones, with the highest bit, do not.
             codec = head[11] & 0x0F

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from protokv_cli.answers import model_option
 from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
+from tests.fleet.conftest import InlinePool
 
 DRAWN = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 SMALL = ("--budget", "64", "--duration", "4s")
@@ -79,7 +81,11 @@ def test_inspect_says_which_videos_a_model_cannot_make_sense_of(embedded: Progra
     assert [row["beyond_model"] for row in embedded("inspect", states, "--json").rows()] == [True, False]
 
 
-def test_a_fleet_has_it_in_the_record_of_each_video_and_in_one_line_at_the_end(embedded: Program, video: Path) -> None:
+def test_a_fleet_has_it_in_the_record_of_each_video_and_in_one_line_at_the_end(
+    embedded: Program, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Processes of workers are in `test_fleet.py`.
+    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
     folder = embedded.folder / "videos"
     folder.mkdir()
     for i in range(2):

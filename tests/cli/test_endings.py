@@ -44,6 +44,7 @@ def whole(long: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return state.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_answers_and_the_same_command_ends_in_the_bytes_of_one_run(
     embedded: Program, long: Path, whole: bytes
 ) -> None:

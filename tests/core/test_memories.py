@@ -23,7 +23,7 @@ from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, s
 
 BUDGET = 29
 # Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
-LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 7, 30, 4, 6, 7, 5]
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 30, 4, 7]
 
 
 def configs() -> list[object]:
@@ -179,7 +179,7 @@ def test_the_footprint_does_not_depend_on_the_length_of_the_stream(config: Memor
     memory.start(*world.sink())
     sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
     bytes_by_part, slots = memory.nbytes(), memory.context().keys.shape
-    for index, tokens in enumerate(LENGTHS * 2):
+    for index, tokens in enumerate([*LENGTHS, 2, 30]):
         memory.append(world.step(index, tokens))
         context = memory.context()
         assert context.keys.shape == context.values.shape == slots
@@ -213,7 +213,7 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: Memory
     whole.start(*sink)
     resumed: dict[int, Memory] = {}
     for index, step in enumerate(steps):
-        if index in (1, 9):
+        if index in (1, 8):
             resumed[index], _ = built(config, shape)
             resumed[index].load(copy_of(whole))
             assert same(copy_of(whole), copy_of(resumed[index]))

@@ -81,16 +81,21 @@ def same_context(one: Context, other: Context) -> bool:
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
 
-def test_states_and_contexts_are_those_of_the_whole_at_stream_and_at_compact_positions(config: MemoryConfig) -> None:
+def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other(config: MemoryConfig) -> None:
     whole, parts, world = both(config)
     anchoring = anchored(world, 4)
-    moved = 0
+    moved, continued = 0, []
     for index, tokens in enumerate(LENGTHS):
+        if index == 7:
+            continued = list(both(config, seed=1)[:2])
+            for memory, other in zip(continued, (parts, whole), strict=True):
+                memory.load(copy_of(other))
         step, features = world.step(index, tokens), torch.randn(12, 6, generator=world.generator)
-        one, other = (memory.select(features, (3, 4)) for memory in (whole, parts))
-        assert (one is None and other is None) or torch.equal(one, other)
-        whole.append(step)
-        parts.append(step)
+        memories = (whole, parts, *continued)
+        one, *others = [memory.select(features, (3, 4)) for memory in memories]
+        assert all(other is None if one is None else torch.equal(one, other) for other in others)
+        for memory in memories:
+            memory.append(step)
         if index % 4:
             continue
         assert same(copy_of(whole), copy_of(parts))
@@ -105,25 +110,11 @@ def test_states_and_contexts_are_those_of_the_whole_at_stream_and_at_compact_pos
             ours, theirs = compacted(ours, anchoring, span), compacted(theirs, anchoring, span)
             assert same_context(ours, theirs)
             moved += shift_of(ours) > 0
+    assert len(continued) == 2
+    assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
     assert moved or config.name in ("full", "rekv")
     assert whole.report() == parts.report()
     assert whole.nbytes().keys() == parts.nbytes().keys()
-
-
-def test_a_state_of_parts_continues_whole_and_one_of_the_whole_in_parts(config: MemoryConfig) -> None:
-    whole, parts, world = both(config)
-    memories = [whole, parts]
-    for index, tokens in enumerate(LENGTHS):
-        if index == 7:
-            now_whole, now_parts, _ = both(config, seed=1)
-            now_whole.load(copy_of(parts))
-            now_parts.load(copy_of(whole))
-            memories += [now_whole, now_parts]
-        step = world.step(index, tokens)
-        for memory in memories:
-            memory.append(step)
-    assert len(memories) == 4
-    assert all(same(copy_of(whole), copy_of(memory)) for memory in memories)
 
 
 def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_no_part() -> None:
