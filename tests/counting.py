@@ -58,14 +58,14 @@ class Counting(TorchDispatchMode):
         if library == "prim":
             # Questions to a fake tensor about itself.
             return func(*args, **(kwargs or {}))
-        if name in WAITS or (name in INDEXING and _by_mask(args[1])):
+        if name in WAITS or (name in INDEXING and by_mask(args[1])):
             self.waits[name] += 1
         if name not in ALLOCATIONS and not _is_view(func):
             self.operations[name] += 1
         return func(*args, **(kwargs or {}))
 
 
-def _by_mask(indices: Any) -> bool:
+def by_mask(indices: Any) -> bool:
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 

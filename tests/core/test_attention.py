@@ -112,6 +112,24 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N:
         torch.testing.assert_close(mine, other, **near(other, 16 + N, largest))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_flex_attention_adds_the_bias_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its eager form: compiled for a CPU it does not return the log-sum-exp.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    kernels._compiled_flex.cache_clear()
+    g = torch.Generator().manual_seed(3)
+    query, keys, values = (torch.randn(3, size, 16, generator=g).to(dtype) for size in (5, 37, 37))
+    # Masses that the halves cannot tell apart.
+    mask = 6 + torch.rand(3, 1, 37, generator=g) / 256
+    mask[0, :, ::3] = EMPTY
+    out, lse = kernels._flex(query, keys, values, mask, 0.25)
+    kernels._compiled_flex.cache_clear()
+    expected, exact = kernels._by_products(query, keys, values, mask, 0.25)
+    torch.testing.assert_close(lse, exact, **near(exact, 16 + 37, 10.0))
+    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance(dtype, 2, float(values.abs().max())))
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_slots_that_are_all_free_count_for_nothing(queries: int) -> None:
     g = torch.Generator().manual_seed(1)

@@ -1,0 +1,134 @@
+"""Watch, ask, save, load and resume on a device of its own, which needs no GPU: the same bytes as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.storage import checkpoint
+from tests.backbones.tiny import BUILDERS
+from tests.conftest import random_frames
+from tests.fake_cuda import FakeCuda, data_of, fake_cuda
+
+QUESTION = "what is the first star ?"
+Models = Callable[[str], tuple[Backbone, Backbone]]
+EVERY = [(family, kind, positions) for family in BUILDERS for kind in CONFIGS for positions in ("stream", "compact")]
+# Every memory with the family that has most to its steps, and the other families with the plainest memory.
+SOME = [("qwen3_vl", kind, "stream") for kind in CONFIGS]
+SOME += [(family, "sliding-window", "compact") for family in BUILDERS if family != "qwen3_vl"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Return a function that loads a family twice: on the CPU, and on the device."""
+
+    @cache
+    def load(family: str) -> tuple[Backbone, Backbone]:
+        folder = str(BUILDERS[family](tmp_path_factory.mktemp(family)))
+        with fake_cuda():
+            there = load_backbone(folder, device="cuda:0", dtype="float32")
+        return load_backbone(folder, device="cpu", dtype="float32"), there
+
+    return load
+
+
+def small(kind: str, **changes: Any) -> MemoryConfig:
+    """Return settings under which six steps of any family overflow a bounded memory."""
+    # A step of one token is added up in another way on a CPU.
+    own = {"merge_share": 0.5} if kind == "dycoke" else {}
+    return MemoryConfig.of(kind, budget=64 if kind in ("full", "rekv", "dycoke-decode") else 24, **own, **changes)
+
+
+def held(session: Session) -> dict[str, torch.Tensor]:
+    return {name: data_of(tensor).clone() for name, tensor in session.tensors().items()}
+
+
+def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict[str, torch.Tensor]], list[object]]:
+    """Return the states and the answers of a session that is saved, loaded and goes on with a chunk of two steps."""
+    session = Session.start(backbone, config)
+    for step in range(6):
+        session.watch(random_frames(step, backbone.frames_per_step))
+    states, logits = [held(session)], session.prefill(QUESTION)
+    answer = session.ask(QUESTION, Decoding(2), evidence=config.name != "dycoke-decode")
+    checkpoint.save(session, path)
+    session = checkpoint.load(path, backbone)
+    seconds = session.clock.step_seconds
+    chunk = [backbone.prepare(random_frames(step, backbone.frames_per_step)) for step in (6, 7)]
+    session.watch_prepared(chunk, [6 * seconds, 7 * seconds])
+    return [*states, held(session)], [data_of(logits).tolist(), answer.text, answer.evidence]
+
+
+def compare(models: Models, family: str, config: MemoryConfig, folder: Path) -> None:
+    here, there = models(family)
+    expected = use(here, config, folder / "here.safetensors")
+    with fake_cuda():
+        found = use(there, config, folder / "there.safetensors")
+    assert found[1] == expected[1]
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert one.keys() == other.keys()
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize(("family", "kind", "positions"), SOME, ids=map("-".join, SOME))
+def test_a_device_of_its_own_gives_what_the_cpu_gives(
+    models: Models, family: str, kind: str, positions: str, tmp_path: Path
+) -> None:
+    compare(models, family, small(kind, positions=positions), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind", "positions"), EVERY, ids=map("-".join, EVERY))
+def test_every_family_memory_and_position_gives_what_the_cpu_gives(
+    models: Models, family: str, kind: str, positions: str, tmp_path: Path
+) -> None:
+    compare(models, family, small(kind, positions=positions), tmp_path)
+
+
+@pytest.mark.parametrize("config", [small("sliding-window"), DurableConfig(budget=24, rule="blocked")], ids=type)
+def test_a_steady_step_behind_the_vision_tower_does_not_wait(models: Models, config: MemoryConfig) -> None:
+    # transformers adds DeepStack's features by a mask, which waits.
+    backbone = models("qwen2_5_vl")[1]
+    with fake_cuda() as waits:
+        session = Session.start(backbone, config)
+        steps = [session.embed(random_frames(step, backbone.frames_per_step), float(step)) for step in range(16)]
+        for step in range(12):
+            session.take([steps[step]], [float(step)])
+        waits.clear()
+        for step in range(12, 16):
+            session.take([steps[step]], [float(step)])
+    assert not waits
+
+
+def test_tensors_of_two_devices_do_not_meet() -> None:
+    with fake_cuda() as waits, torch.inference_mode():
+        there, here = torch.arange(6, device="cuda:0"), torch.arange(6)
+        for mistake in (lambda: there + here, lambda: torch.cat((there, here)), lambda: here[there]):
+            with pytest.raises(RuntimeError, match=r"cuda:0"):
+                mistake()
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+        assert not waits
+        allowed = (there + torch.tensor(2), there[here], there.clone().copy_(here), here.to("cuda:0"))
+        assert all(type(one) is FakeCuda and one.device.type == "cuda" for one in allowed)
+
+
+def test_what_the_host_reads_is_a_wait() -> None:
+    with fake_cuda() as waits, torch.inference_mode():
+        there = torch.arange(6, device="cuda:0")
+        for read in (lambda: there.cpu(), lambda: there.tolist(), lambda: int(there[0]), lambda: there[there > 2]):
+            waits.clear()
+            read()
+            assert sum(waits.values()) == 1
+        waits.clear()
+        there.clone().add_(1).sum().exp()
+        assert not waits
