@@ -20,6 +20,7 @@ from protokv.baselines.rekv import ReKV
 from protokv.config import MemoryConfig
 from protokv.config.base import check_fps as check_fps
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
+from protokv.core.carried import Carried, WithCarried
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
@@ -59,10 +60,15 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         ConfigError: the config does not fit the model, or the memory does not fit the device.
     """
     cls = MEMORIES[config.name]
-    check_capacity(cls.declare(config, shape), shape.layer_devices or (shape.device,), config.budget)
+    check_parts(config, shape)
+    check_capacity(
+        (*cls.declare(config, shape), *_carried_specs(shape)), shape.layer_devices or (shape.device,), config.budget
+    )
     spread = len(set(shape.layer_devices or ())) > 1
     with allocating(config.budget):
-        memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+        memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+        if shape.carried is not None:
+            return WithCarried(memory, shape)
     if not config.recent_frames:
         return memory
     if not cls.hides_recent:
@@ -80,7 +86,31 @@ def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec,
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*MEMORIES[config.name].declare(config, shape), *recent, *Thumbnails.declare())
+    return (*MEMORIES[config.name].declare(config, shape), *recent, *_carried_specs(shape), *Thumbnails.declare())
+
+
+def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    return () if shape.carried is None else Carried.declare(shape)
+
+
+def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
+    """Refuse what layers with a window or a recurrent state cannot do.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if shape.carried is None:
+        return
+    if config.recent_frames:
+        raise ConfigError(
+            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
+            hint="leave recent_frames out, or use a model of which all layers have full attention",
+        )
+    if shape.carried.sliding is not None and config.positions == "compact":
+        raise ConfigError(
+            "positions: this model has sliding layers, whose windows do not move with a memory",
+            hint="leave positions=compact out",
+        )
 
 
 def restore_memory(

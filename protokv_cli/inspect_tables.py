@@ -192,6 +192,12 @@ def _layer_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
         shape["residuals"] = "kept" if memory["config"]["residual"] else "off, so there are no codebooks"
     yield pairs(shape, title="memory")
     yield pairs({_PARTS.get(name, name): bytes_text(n) for name, n in d["bytes"].items()}, title="bytes")
+    if kinds := d.get("layer_kinds"):
+        window = d["sliding_window"]
+        holds = {"full": "the memory", "sliding": f"the last {window} tokens", "linear": "a recurrent state"}
+        shared = {True: ", of an earlier layer", False: ""}
+        rows = ((i, row["kind"], holds[row["kind"]] + shared[row["shared"]]) for i, row in enumerate(kinds))
+        yield grid(["layer", "attention", "holds"], rows, title="layers of the model", left=("attention", "holds"))
     if d["layers"]:
         step_s = stream["duration_s"] / stream["steps"] if stream["steps"] else 0.0
         yield from _bank_tables(d["layers"], memory["prototypes"], step_s)

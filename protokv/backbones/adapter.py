@@ -17,10 +17,14 @@ from torch import Tensor
 from protokv.backbones.base import Backbone
 from protokv.backbones.loading import find_devices
 from protokv.core.attention import LocalKV
+from protokv.core.carried import CarriedShape, Kind, places_of
 from protokv.core.context import Context
+from protokv.core.hook import LinearStates
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError, QuestionError
+
+_KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linear_attention": Kind.LINEAR}
 
 
 class Adapter(Backbone):
@@ -44,26 +48,53 @@ class Adapter(Backbone):
             self._rotary = self._text.rotary_emb
             self._embedding = self._text.embed_tokens
         config = model.config.get_text_config()
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            # Attention over a memory has no mask that could hold a layer to a window.
-            raise ModelError(
-                "some of its layers attend within a window only, which is not supported",
-                hint="use a checkpoint whose config has use_sliding_window: false",
-            )
         self.identity = identity
-        self.layers = config.num_hidden_layers
+        named = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        if odd := set(named) - _KINDS.keys():
+            raise ModelError(
+                f"some of its layers have {min(odd)}, which is not supported",
+                hint=f"supported are {', '.join(_KINDS)}",
+            )
+        self._places = places_of([_KINDS[kind] for kind in named], self._shared_layers())
         self.kv_heads = config.num_key_value_heads
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
-        layers = [f"{self.text_module}.layers.{i}" for i in range(self.layers)]
+        layers = [f"{self.text_module}.layers.{i}" for i in range(config.num_hidden_layers)]
         spread = find_devices(model, [f"{self.text_module}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
-        self.layer_devices = others or None
+        own = [i for i, place in enumerate(self._places) if place.kind == Kind.FULL and not place.shared]
+        if not own:
+            raise ModelError(
+                "none of its layers has full attention, so a memory has nothing to serve",
+                hint="use a checkpoint with layers of full attention",
+            )
+        self.layers = len(own)
+        self.layer_devices = [others[i] for i in own] if others else None
+        if len(own) < len(self._places):
+            self.carried = self._carried_shape(others or None)
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
+
+    def _shared_layers(self) -> list[bool] | None:
+        """Return which layers read keys and values of an earlier one of their kind; None: none of them."""
+        return None
+
+    def _carried_shape(self, devices: Sequence[torch.device] | None) -> CarriedShape:
+        """Return what layers without full attention hold, by the names that configs of transformers have for it."""
+        config = self._text.config
+        held = [place.kind for place in self._places if not place.shared]
+        sliding = recurrent = convolution = None
+        if count := held.count(Kind.SLIDING):
+            sliding = (count, self.kv_heads, config.sliding_window - 1, self.head_size)
+        if count := held.count(Kind.LINEAR):
+            keys = config.linear_num_key_heads * config.linear_key_head_dim
+            values = config.linear_num_value_heads * config.linear_value_head_dim
+            recurrent = (count, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
+            convolution = (count, 2 * keys + values, config.linear_conv_kernel_dim)
+        return CarriedShape(len(self._places), sliding, recurrent, convolution, self._places, devices)
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -105,7 +136,7 @@ class Adapter(Backbone):
         """
         flat = self._position_ids(positions.reshape(-1, self.position_components)).to(self.device)
         cos, sin = self._rotary(torch.zeros((), device=self.device), flat)
-        shape = (*positions.shape[:-1], self.head_size)
+        shape = (*positions.shape[:-1], cos.shape[-1])
         return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(positions.device)
 
     def forward(
@@ -118,9 +149,11 @@ class Adapter(Backbone):
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
+        carried = local_kv.carried
         output = self._text(
             inputs_embeds=embeddings[None],
             position_ids=self._position_ids(positions),
+            past_key_values=None if carried is None else LinearStates(carried),
             use_cache=False,
             protokv_context=context,
             protokv_local=local_kv,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
+from protokv.core.carried import Carried, CarriedShape
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
@@ -43,7 +44,9 @@ class Backbone(ABC):
 
     Attributes:
         identity: name, family and digests of the model.
-        layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of its keys and values.
+        layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
+            full attention.
+        carried: what the other layers hold; None: there are none.
         frames_per_step: sampled frames that make one step.
         default_fps: the sampling rate of its training, in frames per second.
         stop_ids: tokens that end an answer.
@@ -61,6 +64,7 @@ class Backbone(ABC):
     kv_heads: int
     head_size: int
     position_components: int
+    carried: CarriedShape | None = None
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]
@@ -201,9 +205,11 @@ class Backbone(ABC):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def new_local_kv(self, capacity: int) -> LocalKV:
-        """Return an empty `LocalKV` for `capacity` tokens."""
-        return LocalKV(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
+    def new_local_kv(self, capacity: int, carried: Carried | None = None) -> LocalKV:
+        """Return an empty `LocalKV` for `capacity` tokens, with a fork of what other layers carry."""
+        local = LocalKV(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
+        local.carried = carried
+        return local
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""

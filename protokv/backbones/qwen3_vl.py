@@ -65,7 +65,10 @@ class Qwen3VL(QwenVL):
         output = self._run_vision(steps)
         counts = [prod(step.grid) for step in steps]
         visual_tokens = output.pooler_output.to(self.device).split(counts)
-        features = torch.split(torch.stack([one.to(self.device) for one in output.deepstack_features]), counts, dim=1)
+        fed = getattr(output, "deepstack_features", None)
+        features: Sequence[Tensor | None] = [None] * len(steps)
+        if fed:
+            features = torch.split(torch.stack([one.to(self.device) for one in fed]), counts, dim=1)
         after = self.embed_text(self._encode("<|vision_end|>"))
         tokens = []
         for step, time_s, own, deepstack in zip(steps, times_s, visual_tokens, features, strict=True):

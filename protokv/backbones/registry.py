@@ -26,6 +26,8 @@ FAMILIES: Final = {
     "qwen2_5_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
     "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "qwen3_5": ("protokv.backbones.qwen3_5", "Qwen35"),
+    "qwen3_5_moe": ("protokv.backbones.qwen3_5", "Qwen35"),
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
     "llama": ("protokv.backbones.llama", "Llama"),
 }

@@ -8,6 +8,7 @@ values are never repeated; the bias of a slot is broadcast over queries. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch import Tensor
 from protokv.core import kernels
 from protokv.core.context import Context, Segment
 from protokv.core.rotary import rotate
+
+if TYPE_CHECKING:
+    from protokv.core.carried import Carried
 
 
 def attend(
@@ -100,7 +104,14 @@ class LocalKV:
     While watching these are one step, which the memory then appends. While asking they are the question and the answer
     so far, and are dropped afterwards: this is why asking changes nothing. Layers append in turn, and `length` moves
     when the last layer has. Keys and values of a layer stay on the device of that layer.
+
+    Attributes:
+        carried: what the other layers carry, advanced by every forward; None if there are none.
+        blocks: of the tokens being forwarded, as of `Carried.attend`; None: no token sees a later one.
     """
+
+    carried: Carried | None = None
+    blocks: Tensor | None = None
 
     def __init__(
         self, layers: int, kv_heads: int, capacity: int, head_size: int, *, dtype: torch.dtype, device: torch.device
@@ -137,8 +148,17 @@ class LocalKV:
             `[Hq, T, D]`.
         """
         keys, values = self.append(layer, key, value)
+        self._shown = context.at(layer, query)
+        return self._attend(query, keys, values, scaling)
+
+    def attend_again(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attend to what the last layer, of this index, attended to: the layers behind it share its tokens."""
+        assert layer == self._layers - 1
+        return self._attend(query, *self.read(layer), scaling)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         causal = self.mask(query.shape[1], keys.shape[1], query.shape[0] // keys.shape[0], query.device)
-        return attend(query, context.at(layer, query), (keys, values), scaling, causal)
+        return attend(query, self._shown, (keys, values), scaling, causal)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`."""

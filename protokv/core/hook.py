@@ -1,4 +1,7 @@
-"""Make transformers call the attention of `LocalKV`: a function of the form it expects, and its name there."""
+"""Make transformers call the attention of `LocalKV`: a function of the form it expects, and its name there.
+
+`LinearStates` has the form of its caches, for layers of linear attention, which compute by themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
+from protokv.core.carried import Carried, Kind, Place
 from protokv.core.context import Context
 
 NAME = "protokv"
@@ -26,8 +30,15 @@ def attention_forward(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, T, D]`, returns `[1, T, Hq, D]`."""
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = protokv_local.attend(layer, query[0], key[0], value[0], protokv_context, scaling)
+    layer, local = int(module.layer_idx), protokv_local  # type: ignore[arg-type]
+    place = Place(Kind.FULL, layer) if local.carried is None else local.carried.places[layer]
+    if place.kind == Kind.SLIDING:
+        assert local.carried is not None
+        out = local.carried.attend(place, query[0], key[0], value[0], scaling, local.blocks)
+    elif place.shared:
+        out = local.attend_again(place.number, query[0], scaling)
+    else:
+        out = local.attend(place.number, query[0], key[0], value[0], protokv_context, scaling)
     return out.transpose(0, 1).unsqueeze(0), None
 
 
@@ -36,3 +47,41 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
+
+
+class LinearStates:
+    """The cache that transformers' layers of linear attention read and update: what `Carried` holds for them.
+
+    It says that it records the past, so that no kernel writes to a state in place.
+    """
+
+    def __init__(self, carried: Carried) -> None:
+        self._carried = carried
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a layer with attention as they are: `attention_forward` takes them."""
+        return keys, values
+
+    def is_recording_past(self, layer: int) -> bool:
+        """Return True."""
+        return True
+
+    def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor:
+        """Return the last inputs of the convolution, `[1, C, k]`."""
+        return self._carried.convolution(self._index(layer))
+
+    def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor:
+        """Return `[1, Hv, Dk, Dv]`."""
+        return self._carried.recurrent(self._index(layer))
+
+    def update_conv_state(self, inputs: Tensor, layer: int, **_: Any) -> Tensor:
+        """Take inputs `[1, C, T]`; return them behind the last ones."""
+        return self._carried.convolve(self._index(layer), inputs)
+
+    def update_recurrent_state(self, state: Tensor, layer: int, **_: Any) -> Tensor:
+        """Take the state behind the last token."""
+        self._carried.recur(self._index(layer), state)
+        return state
+
+    def _index(self, layer: int) -> int:
+        return self._carried.places[layer].number

@@ -1,4 +1,5 @@
-"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `LocalMemory`, its form in declared parts.
+"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `LocalMemory`, its form in declared parts;
+`Accompanied`, a memory with something beside it.
 
 A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or session.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV, StepTokens
 from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes, check_step, check_values
+
+if TYPE_CHECKING:
+    from protokv.core.carried import Carried
 
 
 class Memory(ABC):
@@ -34,6 +38,14 @@ class Memory(ABC):
     bounded: bool = True
     hides_recent: bool = True
     joins_steps: bool = True
+
+    def fork(self) -> Carried | None:
+        """Return what layers carry that the memory does not serve, for a forward to advance; None if it serves all."""
+        return None
+
+    def carry(self, advanced: Carried | None) -> None:
+        """Keep what the forward of a step advanced."""
+        return
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -224,3 +236,78 @@ class LocalMemory(Memory):
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""
         return add_up(sizes for part in self.parts() for sizes in part.nbytes().items())
+
+
+class Accompanied(Memory):
+    """A memory (`inner`, empty at first), and a part of the state beside it (`part`)."""
+
+    def __init__(self, inner: Memory, part: StatePart, declared: tuple[TensorSpec, ...]) -> None:
+        self.inner, self.part, self._declared = inner, part, declared
+        self.bounded, self.hides_recent, self.joins_steps = inner.bounded, inner.hides_recent, inner.joins_steps
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix."""
+        self.inner.start(keys, values)
+
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+        """Select as the memory does."""
+        return self.inner.select(features, grid)
+
+    def append(self, step: StepKV) -> None:
+        """Take one step."""
+        self.inner.append(step)
+
+    def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
+        """See the input of a step that was appended."""
+        self.inner.observe(tokens, positions, step)
+
+    def context(self) -> Context:
+        """Return the memory's context."""
+        return self.inner.context()
+
+    def recall(self) -> Context:
+        """Return what a question attends to in the memory."""
+        return self.inner.recall()
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return those of both."""
+        return (*self.inner.specs(), *self._declared)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those of both."""
+        return self.inner.tensors() | self.part.held()
+
+    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+        """Take both. Change nothing if one of them is refused."""
+        own, rest = self._split(tensors)
+        check_shapes(tensor_shapes(own), self._declared)
+        self._check(own, clock)
+        self.inner.load(rest, clock)
+        self.part.take(own)
+
+    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Check both."""
+        own, rest = (self.part.held(), None) if tensors is None else self._split(tensors)
+        self.inner.check(clock, rest)
+        self._check(own, clock)
+
+    def promises(self) -> list[str]:
+        """Return the guarantees of `check`, one line each."""
+        return [*self.inner.promises(), self.part.promise]
+
+    def _split(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        names = {spec.name for spec in self._declared}
+        own = {name: tensor for name, tensor in tensors.items() if name in names}
+        return own, {name: tensor for name, tensor in tensors.items() if name not in own}
+
+    def _check(self, own: Mapping[str, Tensor], clock: Clock | None) -> None:
+        check_values(own, self._declared, clock)
+        self.part.check(own, clock)
+
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes by part."""
+        return self.inner.nbytes() | self.part.nbytes()
+
+    def report(self) -> dict[str, Any]:
+        """Return the memory's report."""
+        return self.inner.report()

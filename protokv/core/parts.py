@@ -123,6 +123,9 @@ class SessionView(Protocol):
     clock: StreamClock
     parts: SessionParts
 
+    def new_local_kv(self, capacity: int) -> LocalKV:
+        """Return room for tokens to forward."""
+
 
 class SessionListener:
     """A listener of a session. A subclass overrides the methods that it needs."""

@@ -1,18 +1,20 @@
 """Rotary position embedding: rotate keys to a position, and back.
 
-Follows the half-split convention of transformers: component `i` of a key is paired with `i + D / 2`. The angles of a
-position are the model's; a `Rotary` returns them.
+Follows the half-split convention of transformers: component `i` of a key is paired with `i + R / 2`. A model rotates
+the first R components of a key (partial rotary), often all D. The angles of a position are the model's; a `Rotary`
+returns them.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
 class Rotary(Protocol):
-    """The rotary embedding of a model: positions `[..., P]` int64 -> (cos, sin), each `[..., D]` float32."""
+    """The rotary embedding of a model: positions `[..., P]` int64 -> (cos, sin), each `[..., R]` float32, `R <= D`."""
 
     def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the angles of the positions."""
@@ -35,7 +37,12 @@ def rerotate(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tenso
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    half = x.shape[-1] // 2
+    R = cos.shape[-1]
+    if x.shape[-1] > R:
+        rotated = _rotate(x[..., :R], cos, sin, sign)
+        rest = x[..., R:].to(rotated.dtype).expand(*rotated.shape[:-1], -1)
+        return torch.cat((rotated, rest), -1)
+    half = R // 2
     rotated = x * cos
     # Half by half, in place: no copy of x with its halves exchanged.
     rotated[..., :half].sub_(x[..., half:] * sin[..., :half], alpha=sign)

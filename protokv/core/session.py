@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
 from protokv.core.memory import Memory
@@ -121,11 +122,12 @@ class Session:
         parts: SessionParts = memories.session_parts(backbone, config)
         memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))
         prefix = len(backbone.prefix_ids)
-        local_kv = backbone.new_local_kv(prefix)
+        local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
             backbone.forward(embeddings, backbone.text_positions(0, prefix), EmptyContext(), local_kv)
             memory.start(*local_kv.read_all())
+            memory.carry(local_kv.carried)
         clock = StreamClock(
             steps=0,
             stream_time_s=0.0,
@@ -214,7 +216,11 @@ class Session:
         positions = concatenate([step.positions for step in positioned])
         context = self.parts.placement.place(self.memory.context(), self.clock)
         shown = self.parts.placement.forward_positions(positions, context)
-        return StepBatch(positioned, shown, context, self.backbone.new_local_kv(len(positions)))
+        return StepBatch(positioned, shown, context, self.new_local_kv(len(positions)))
+
+    def new_local_kv(self, capacity: int) -> LocalKV:
+        """Return room for `capacity` tokens to forward, and a fork of what layers carry."""
+        return self.backbone.new_local_kv(capacity, self.memory.fork())
 
     @torch.inference_mode()
     def append(self, batch: StepBatch) -> None:
@@ -232,6 +238,7 @@ class Session:
             for listener in self.parts.listeners:
                 listener.after_append(self, step, batch.context)
             self.clock = step.clock
+        self.memory.carry(batch.local_kv.carried)
         self.intact = True
 
     def _position(self, tokens: StepTokens, start_s: float, clock: StreamClock) -> PositionedStep:
@@ -354,7 +361,7 @@ class Session:
         self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
-        local_kv = backbone.new_local_kv(sum(map(len, positions)) + len(ids) + room)
+        local_kv = self.new_local_kv(sum(map(len, positions)) + len(ids) + room)
         context = placement.place(self.memory.recall(), self.clock)
         start = placement.text_start(context, self.clock)
         if prelude:
@@ -402,4 +409,5 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
         embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
+        carried=backbone.carried,
     )

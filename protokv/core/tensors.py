@@ -13,10 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from protokv.core.carried import CarriedShape
 
 Unit = Literal["", "tokens", "slots", "position", "step", "seconds", "share of the image"]
 
@@ -166,6 +169,7 @@ class MemoryShape:
         frames_per_step: sampled frames that make a step.
         streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
         embedding_size: E, of what the language model reads; None: unknown.
+        carried: what layers hold that are none of these L; None: these are all.
     """
 
     layers: int
@@ -181,6 +185,7 @@ class MemoryShape:
     frames_per_step: int = 1
     streams: int = 1
     embedding_size: int | None = None
+    carried: CarriedShape | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:

@@ -43,7 +43,7 @@ class PreciseRotary:
         for doubling in range(1, _DOUBLINGS + 1):
             # The angle gives the part of a turn, the rate so far the whole turns.
             rate = (turns[doubling] + (rate * 2**doubling - turns[doubling]).round()) / 2**doubling
-        self.components = components
+        self.components, self.pairs = components, half
         owner = rate.abs().argmax(0)
         whole = (rate.gather(0, owner[None])[0] * _TURN).round().long()
         self._made = {rate.device: (owner, whole)}
@@ -57,7 +57,7 @@ class PreciseRotary:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def of_pairs(self, positions: Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return cos and sin once for each of the first `pairs` pairs, `[..., pairs]`; None: of all D / 2."""
+        """Return cos and sin once for each of the first `pairs` pairs, `[..., pairs]`; None: of all."""
         device = positions.device
         if device not in self._made:
             owner, rate = next(iter(self._made.values()))
@@ -91,11 +91,11 @@ def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving:
 
     Only the first pairs of a key, which rotate with these components, are touched.
     """
-    H, N, D = keys.shape
+    H, N, _ = keys.shape
     pairs, along = rotary.moving_pairs(moving), direction(moving, rotary.components, keys.device)
     for part in chunks(N, _ROWS // H, keys.device):
         cos, sin = rotary.of_pairs(moves[:, part, None] * along, pairs)
-        first, second = keys[:, part, :pairs], keys[:, part, D // 2 : D // 2 + pairs]
+        first, second = keys[:, part, :pairs], keys[:, part, rotary.pairs : rotary.pairs + pairs]
         a, b = first.float(), second.float()
         rotated = torch.addcmul(a * cos, b, sin, value=-1)
         second.copy_(torch.addcmul(b * cos, a, sin))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, Segment
+from protokv.core.memory import Accompanied
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
-from protokv.extras.recent import WithRecent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ProbeListener(SessionListener):
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
-        memory = session.memory.inner if isinstance(session.memory, WithRecent) else session.memory
+        memory = session.memory.inner if isinstance(session.memory, Accompanied) else session.memory
         assert isinstance(memory, Probing)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):
@@ -76,7 +76,7 @@ def find_queries(session: SessionView, text: str) -> Tensor:
     placed = placement.place(session.memory.context(), session.clock)
     start = placement.text_start(placed, session.clock)
     context, positions = RecordedContext(placed), backbone.text_positions(start, len(ids))
-    backbone.forward(backbone.embed_text(ids), positions, context, backbone.new_local_kv(len(ids)))
+    backbone.forward(backbone.embed_text(ids), positions, context, session.new_local_kv(len(ids)))
     queries = torch.stack([query.to(backbone.device) for query in context.queries])
     if start == session.clock.next_position:
         return queries

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Memory
-from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, tensor_shapes
-from protokv.core.validation import check_shapes, check_values
+from protokv.core.memory import Accompanied, Memory
+from protokv.core.step import StepTokens
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 # Tokens, rows, columns, first visual token, the one behind the last, step.
@@ -124,83 +123,29 @@ class RecentSteps(StatePart):
             start, seen = own.stop, visual.stop
 
 
-class WithRecent(Memory):
-    """A memory (`inner`, empty at first) and the last steps."""
+class WithRecent(Accompanied):
+    """A memory and the last steps."""
+
+    part: RecentSteps
 
     def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
-        self.bounded, self.joins_steps = inner.bounded, inner.joins_steps
-        self.inner, self._recent, self._shape = inner, RecentSteps(steps, shape), shape
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self.inner.start(keys, values)
-
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Select as the memory does."""
-        return self.inner.select(features, grid)
-
-    def append(self, step: StepKV) -> None:
-        """Take one step."""
-        self.inner.append(step)
+        super().__init__(inner, RecentSteps(steps, shape), RecentSteps.declare(shape))
 
     def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
         """Keep a step that was appended; the oldest one goes."""
-        self.inner.observe(tokens, positions, step)
-        self._recent.steps.append(RecentStep(tokens, positions, step))
+        super().observe(tokens, positions, step)
+        self.part.steps.append(RecentStep(tokens, positions, step))
 
     def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
         """Return the last steps, oldest first."""
-        return [(one.tokens, one.positions) for one in self._recent.steps]
-
-    def context(self) -> Context:
-        """Return the memory's context, in which recent steps are as the memory keeps them."""
-        return self.inner.context()
+        return [(one.tokens, one.positions) for one in self.part.steps]
 
     def recall(self) -> Context:
         """Return the memory without the time of the recent steps."""
-        context = self.inner.recall()
-        steps = self._recent.steps
+        context = super().recall()
+        steps = self.part.steps
         return context.before(int(steps[0].positions[:, 0].min())) if steps else context
-
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Return those of the memory and of the recent steps."""
-        return (*self.inner.specs(), *RecentSteps.declare(self._shape))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return those of the memory and of the recent steps."""
-        return self.inner.tensors() | self._recent.held()
-
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
-        """Take both parts. Change nothing if one of them is refused."""
-        own, rest = self._split(tensors)
-        check_shapes(tensor_shapes(own), RecentSteps.declare(self._shape))
-        self._check(own, clock)
-        self.inner.load(rest, clock)
-        self._recent.take(own)
-
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Check both parts."""
-        own, rest = (self._recent.held(), None) if tensors is None else self._split(tensors)
-        self.inner.check(clock, rest)
-        self._check(own, clock)
-
-    def promises(self) -> list[str]:
-        """Return the guarantees of `check`, one line each."""
-        return [*self.inner.promises(), self._recent.promise]
-
-    @staticmethod
-    def _split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        own = {name: tensor for name, tensor in tensors.items() if name.startswith("recent.")}
-        return own, {name: tensor for name, tensor in tensors.items() if name not in own}
-
-    def _check(self, own: Mapping[str, Tensor], clock: Clock | None) -> None:
-        check_values(own, RecentSteps.declare(self._shape), clock)
-        self._recent.check(own, clock)
-
-    def nbytes(self) -> dict[str, int]:
-        """Return bytes by part."""
-        return self.inner.nbytes() | self._recent.nbytes()
 
     def report(self) -> dict[str, Any]:
         """Return the memory's report, and how many tokens a question reads again."""
-        return self.inner.report() | {"recent_tokens": sum(len(one.positions) for one in self._recent.steps)}
+        return super().report() | {"recent_tokens": sum(len(one.positions) for one in self.part.steps)}

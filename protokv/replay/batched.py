@@ -52,7 +52,8 @@ class BatchedStreams:
         self.sessions = [Session.start(backbone, config, fps=fps) for _ in range(streams)]
         self._alone = self.sessions[0].memory.bytes_held
         self._whole: _Whole | None = None
-        if config.name in SHARED and not config.recent_frames and streams > 1 and backbone.layer_devices is None:
+        alone = config.recent_frames or backbone.layer_devices is not None or backbone.carried is not None
+        if config.name in SHARED and streams > 1 and not alone:
             shape = shape_of(backbone)
             joint = replace(shape, kv_heads=streams * shape.kv_heads, streams=streams)
             memory = build_memory(config, joint, rotary_of(backbone, config))

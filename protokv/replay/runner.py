@@ -153,7 +153,9 @@ class _Band:
         """Take a step of each stream; keep it waiting if only the last steps before a question matter."""
         if self.variant.blind:
             return
-        horizon = self.variant.config.horizon
+        # Layers without full attention carry something of every step.
+        carried = self.runs[0].session.backbone.carried is not None
+        horizon = None if carried else self.variant.config.horizon
         self.waiting.append((tokens, start_s))
         if horizon is None:
             self.catch_up()

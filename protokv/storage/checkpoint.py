@@ -15,6 +15,7 @@ import torch
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
+from protokv.core.carried import CarriedShape
 from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
 from protokv.core.session import Session
@@ -151,8 +152,9 @@ def shape_of(header: Header, found: Found) -> MemoryShape:
         (L, H, P0, D), dtype = found["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
         components = next(shape[-1] for name, (shape, _) in found.items() if name.endswith(".positions"))
+        carried = CarriedShape.of(found)
     except (KeyError, ValueError, IndexError, StopIteration) as error:
-        raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
+        raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
     return MemoryShape(
         layers=L,
         kv_heads=H,
@@ -162,6 +164,7 @@ def shape_of(header: Header, found: Found) -> MemoryShape:
         dtype=dtype,
         device=torch.device("cpu"),
         frames_per_step=header.clock.frames_per_step,
+        carried=carried,
     )
 
 

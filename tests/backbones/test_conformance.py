@@ -99,7 +99,9 @@ def test_tiny_models_are_the_same_whatever_was_drawn_before(family: str, folder:
 def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
     text = upstream.model.config.text_config
     assert backbone.identity.family == family
-    assert (backbone.layers, backbone.kv_heads) == (text.num_hidden_layers, text.num_key_value_heads)
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    full = kinds[: text.num_hidden_layers - getattr(text, "num_kv_shared_layers", 0)].count("full_attention")
+    assert (backbone.layers, backbone.kv_heads) == (full, text.num_key_value_heads)
     assert backbone.max_position == text.max_position_embeddings
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
@@ -197,7 +199,8 @@ def test_rotary_gives_any_shape_of_positions_its_own_angles(backbone: Backbone) 
     positions = torch.arange(24 * backbone.position_components).reshape(2, 3, 4, -1)
     cos, sin = backbone.rotary(positions)
     flat_cos, flat_sin = backbone.rotary(positions.flatten(0, 2))
-    assert cos.shape == sin.shape == (2, 3, 4, backbone.head_size)
+    assert cos.shape == sin.shape == (2, 3, 4, cos.shape[-1])
+    assert cos.shape[-1] <= backbone.head_size
     assert torch.equal(cos.flatten(0, 2), flat_cos)
     assert torch.equal(sin.flatten(0, 2), flat_sin)
 
@@ -268,4 +271,5 @@ def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
         assert token in caught.value.message
     with pytest.raises(ConfigError, match="empty"):
         backbone.suffix_ids("  ")
-    assert backbone.unknown_words("What is the zebra doing?") == ["zebra", "doing"]
+    by_letters = "Ġ" in upstream.tokenizer.get_vocab()
+    assert backbone.unknown_words("What is the zebra doing?") == ([] if by_letters else ["zebra", "doing"])

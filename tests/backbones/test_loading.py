@@ -221,11 +221,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no template": (drop_template, "there is no chat template"),
     "a value of a wrong type": (lambda f: edit_config(f, "text_config", num_hidden_layers="three"), ""),
     "weights of another size": (lambda f: edit_config(f, "text_config", intermediate_size=56), ""),
-    "layers with a window": (
+    "no layer that sees everything": (
         lambda f: edit_config(
-            f, "text_config", use_sliding_window=True, sliding_window=64, max_window_layers=1, layer_types=None
+            f, "text_config", use_sliding_window=True, sliding_window=64, max_window_layers=0, layer_types=None
         ),
-        "within a window",
+        "none of its layers has full attention",
     ),
 }
 

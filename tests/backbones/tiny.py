@@ -68,6 +68,24 @@ def write_tokenizer(
     return vocabulary
 
 
+def write_letters_tokenizer(folder: Path, special: Sequence[str], template: str) -> dict[str, int]:
+    """Write a byte-level tokenizer with a token a letter, for families of which transformers knows the tokenizer."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789<>?._|ĠĊ"
+    vocabulary = {token: i for i, token in enumerate([*special, *letters])}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocabulary, [])),
+        eos_token=TURN_END,
+        pad_token=END,
+        extra_special_tokens=[token for token in special if token not in (END, TURN_END)],
+    )
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return vocabulary
+
+
 def save_random(model: torch.nn.Module, folder: Path) -> Path:
     """Save the model with weights so large that attention is far from uniform, where errors would hide."""
     generator = torch.Generator().manual_seed(7)
@@ -192,6 +210,46 @@ def write_qwen3_vl(
     return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
 
 
+def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, experts: int = 0) -> Path:
+    """Write a random Qwen3.5 of a few thousand parameters; with experts, its mixture of experts.
+
+    Of its four layers three are linear. Half of a key is rotated.
+    """
+    import transformers
+
+    vocabulary = write_letters_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
+    pixels = {"size": QWEN3_SIZE, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}
+    statistics = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(pixels | statistics))
+    text = text_settings(heads, 2, max_positions, mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    mixture["shared_expert_intermediate_size"] = 24
+    linear = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 4,
+    }
+    own = {"num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": 64}
+    name = "Qwen3_5Moe" if experts else "Qwen3_5"
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text | linear | own | (mixture if experts else {}),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": heads * 16,
+            "patch_size": PATCH,
+            "num_position_embeddings": 16,
+        },
+        tie_word_embeddings=True,
+        **qwen_tokens(vocabulary),
+    )
+    return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
+
+
 def write_llava_onevision(
     folder: Path,
     *,
@@ -251,5 +309,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen2_5_vl": write_qwen2_5_vl,
     "qwen3_vl": write_qwen3_vl,
     "qwen3_vl_moe": partial(write_qwen3_vl, experts=4),
+    "qwen3_5": write_qwen3_5,
+    "qwen3_5_moe": partial(write_qwen3_5, experts=4),
     "llava_onevision": write_llava_onevision,
 }

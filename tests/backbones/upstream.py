@@ -168,5 +168,7 @@ INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = 
     "qwen2_5_vl": qwen_vl_inputs,
     "qwen3_vl": qwen3_vl_inputs,
     "qwen3_vl_moe": qwen3_vl_inputs,
+    "qwen3_5": qwen3_vl_inputs,
+    "qwen3_5_moe": qwen3_vl_inputs,
     "llava_onevision": llava_onevision_inputs,
 }

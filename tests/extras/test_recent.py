@@ -93,7 +93,7 @@ def test_a_question_at_compact_positions_stands_right_after_the_recent_steps(tin
 def test_recent_steps_are_bounded_counted_and_reported(tiny: Backbone, name: str) -> None:
     session = watched(tiny, 7, name, budget=24, recent_frames=5)
     assert isinstance(session.memory, WithRecent)
-    recent = session.memory._recent.steps
+    recent = session.memory.part.steps
     assert [one.step for one in recent] == [4, 5, 6]
     bytes_of = session.memory.nbytes()
     assert bytes_of["recent"] > 0

@@ -1,0 +1,309 @@
+"""`Carried`: what sliding and linear layers carry from token to token, beside the memory of the budget.
+
+Layers come in three kinds, and each holds what its attention calls for. Full attention reads the memory. Sliding
+attention reads the last W tokens: the W - 1 before the present one are kept, exactly, in the order of the stream.
+Linear attention has a recurrent state, and the last inputs of its convolution. A layer may read the tokens of an
+earlier layer of its kind, and then holds nothing.
+
+A forward advances what is carried. Its tensors are replaced and never written to, so a fork is free: a step forwards
+with a fork, which the memory keeps; a question forwards with a fork that is dropped, so asking changes nothing.
+Letters: M layers of the model, Ls sliding, Ll linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protokv.core.attention import attend
+from protokv.core.memory import Accompanied, Memory
+from protokv.core.sanitize import LARGEST
+from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
+from protokv.errors import StateCorrupt
+
+
+class Kind(IntEnum):
+    """What the attention of a layer calls for."""
+
+    FULL = 0
+    SLIDING = 1
+    LINEAR = 2
+
+
+class Place(NamedTuple):
+    """Where a layer reads: it is, or shares the tokens of, the `number`-th layer of its kind that holds something."""
+
+    kind: Kind
+    number: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedShape:
+    """Sizes of what is carried.
+
+    Attributes:
+        layers: M.
+        sliding: Ls, KV heads, W - 1, head size; None if no layer is of this kind, as in the other two.
+        recurrent: Ll, value heads, key size, value size.
+        convolution: Ll, channels, inputs kept.
+        places: of the M layers; None: a state that is read without its model says so itself.
+        devices: of the M layers, if a model is spread over several.
+    """
+
+    layers: int
+    sliding: tuple[int, int, int, int] | None = None
+    recurrent: tuple[int, int, int, int] | None = None
+    convolution: tuple[int, int, int] | None = None
+    places: tuple[Place, ...] | None = None
+    devices: Sequence[torch.device] | None = None
+
+    @classmethod
+    def of(cls, found: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> CarriedShape | None:
+        """Return the sizes of a state from the shapes of its tensors; None if it carries nothing. ValueError."""
+        if "layers.places" not in found:
+            return None
+
+        def sizes(name: str, axes: int) -> Any:
+            shape = found[name][0] if name in found else None
+            if shape is not None and len(shape) != axes:
+                raise ValueError(f"{name} has {len(shape)} axes")
+            return shape
+
+        (layers, _) = found["layers.places"][0]
+        return cls(layers, sizes("sliding.keys", 4), sizes("linear.recurrent", 4), sizes("linear.convolution", 3))
+
+
+def places_of(kinds: Sequence[Kind], shared: Sequence[bool] | None = None) -> tuple[Place, ...]:
+    """Return the places of layers in order; a shared layer reads the last one of its kind that holds something."""
+    held, places = [0, 0, 0], []
+    for kind, reuses in zip(kinds, shared or [False] * len(kinds), strict=True):
+        held[kind] += not reuses
+        places.append(Place(kind, held[kind] - 1, reuses))
+    return tuple(places)
+
+
+class Carried(StatePart):
+    """What the layers of one stream carry.
+
+    Attributes:
+        places: of the M layers; empty if only its state knows them.
+    """
+
+    promise: ClassVar[str] = "layers: every one in its place, with a window or a state of its kind"
+
+    def __init__(self, shape: MemoryShape) -> None:
+        assert shape.carried is not None
+        own, device = shape.carried, shape.device
+        self._shape, self.places, self._device = own, own.places or (), device
+        on = {kind: [device] * own.layers for kind in Kind}
+        if own.devices is not None:
+            held = [place for place in self.places if not place.shared]
+            where = [one for one, place in zip(own.devices, self.places, strict=True) if not place.shared]
+            on = {kind: [at for at, one in zip(where, held, strict=True) if one.kind == kind] for kind in Kind}
+        allocated = {spec.name: spec for spec in self.declare(shape) if spec.name != "layers.places"}
+
+        def each(name: str, kind: Kind) -> list[Tensor]:
+            spec = allocated.get(name)
+            count = 0 if spec is None or spec.shape[0] is None else spec.shape[0]
+            return [] if spec is None else [spec.allocate(device)[i].to(on[kind][i]) for i in range(count)]
+
+        # Of each layer of its kind: keys and values `[H, W - 1, D]`, and which of them are tokens.
+        names = ("sliding.keys", "sliding.values", "sliding.usable")
+        self._windows = list(zip(*(each(name, Kind.SLIDING) for name in names), strict=True))
+        self._recurrent = each("linear.recurrent", Kind.LINEAR)
+        self._convolution = each("linear.convolution", Kind.LINEAR)
+        # What the sliding layers of the present forward read, for those that share it.
+        self._read: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the places of layers, and the tensors of the kinds that the model has."""
+        assert shape.carried is not None
+        own, f32 = shape.carried, torch.float32
+        found = [
+            TensorSpec(
+                "layers.places", ("model_layer", "field"), (own.layers, 2), torch.int32,
+                "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), which one of that kind it reads",
+            )
+        ]  # fmt: skip
+        if own.sliding is not None:
+            dims = ("sliding_layer", "sliding_head", "sliding_token")
+            found += [
+                TensorSpec("sliding.keys", (*dims, "sliding_feature"), own.sliding, shape.dtype, "last keys, rotated"),
+                TensorSpec("sliding.values", (*dims, "sliding_feature"), own.sliding, shape.dtype, "last values"),
+                TensorSpec(
+                    "sliding.usable", (dims[0], dims[2]), own.sliding[::2], torch.bool,
+                    "False for slots before the stream, and tokens dropped as not finite",
+                ),
+            ]  # fmt: skip
+        if own.recurrent is not None and own.convolution is not None:
+            heads = ("linear_layer", "linear_head", "linear_key", "linear_value")
+            inputs = ("linear_layer", "channel", "input")
+            found += [
+                TensorSpec("linear.recurrent", heads, own.recurrent, f32, "recurrent states of linear attention"),
+                TensorSpec(
+                    "linear.convolution", inputs, own.convolution, shape.dtype, "last inputs of their convolutions"
+                ),
+            ]
+        return tuple(found)
+
+    def fork(self) -> Carried:
+        """Return what a forward may advance without touching this one."""
+        other = copy(self)
+        other._windows, other._read = list(self._windows), {}
+        other._recurrent, other._convolution = list(self._recurrent), list(self._convolution)
+        return other
+
+    def attend(
+        self, place: Place, query: Tensor, key: Tensor, value: Tensor, scaling: float, blocks: Tensor | None = None
+    ) -> Tensor:
+        """Let a sliding layer take `T` tokens and attend, each to itself and to the W - 1 tokens before it.
+
+        Args:
+            place: of the layer; one that shares takes nothing and reads what its owner read in this forward.
+            query: `[Hq, T, D]`, rotated.
+            key: `[H, T, D]`, rotated.
+            value: `[H, T, D]`.
+            scaling: the factor on the logits.
+            blocks: `[T]` int64; tokens of one block that is not -1 see each other both ways. None: none do.
+
+        Returns:
+            `[Hq, T, D]`.
+        """
+        T = query.shape[1]
+        if not place.shared:
+            held_keys, held_values, usable = self._windows[place.number]
+            keys, values = torch.cat((held_keys, key), 1), torch.cat((held_values, value), 1)
+            self._read[place.number] = keys, values, torch.cat((usable, usable.new_ones(T)))
+            self._windows[place.number] = keys[:, T:], values[:, T:], self._read[place.number][2][T:]
+        keys, values, usable = self._read[place.number]
+        mask = window_mask(T, usable, blocks).repeat(query.shape[0] // keys.shape[0], 1)
+        return attend(query, (), (keys, values), scaling, mask[None])
+
+    def convolution(self, index: int) -> Tensor:
+        """Return the last inputs of a linear layer's convolution, `[1, C, k]`."""
+        return self._convolution[index][None]
+
+    def recurrent(self, index: int) -> Tensor:
+        """Return the recurrent state of a linear layer, `[1, Hv, Dk, Dv]` float32."""
+        return self._recurrent[index][None]
+
+    def convolve(self, index: int, inputs: Tensor) -> Tensor:
+        """Take `[1, C, T]` inputs of a convolution; return them behind those kept, `[1, C, k + T]`."""
+        whole = torch.cat((self.convolution(index), inputs), 2)
+        self._convolution[index] = whole[0, :, inputs.shape[2] :]
+        return whole
+
+    def recur(self, index: int, state: Tensor) -> None:
+        """Take the recurrent state `[1, Hv, Dk, Dv]` behind the last token."""
+        self._recurrent[index] = state[0].float()
+
+    def settle(self, before: Carried) -> None:
+        """Undo what numbers that are not finite did since `before`; nothing waits for the device.
+
+        A window drops such tokens, as a memory does. A recurrent state cannot: it stays as it was.
+        """
+        for index, (keys, values, usable) in enumerate(self._windows):
+            largest = torch.maximum(keys.abs(), values.abs()).amax((0, 2))
+            sound = largest <= LARGEST
+            bad = ~sound[:, None]
+            self._windows[index] = keys.masked_fill(bad, 0), values.masked_fill(bad, 0), usable & sound
+        pairs = zip(self._recurrent, self._convolution, before._recurrent, before._convolution, strict=True)
+        for index, (state, inputs, old_state, old_inputs) in enumerate(pairs):
+            sound = (state.abs().amax() <= LARGEST) & (inputs.abs().amax() <= LARGEST)
+            self._recurrent[index] = torch.where(sound, state, old_state)
+            self._convolution[index] = torch.where(sound, inputs, old_inputs)
+        self._read = {}
+
+    def held(self) -> dict[str, Tensor]:
+        """Return all of it, on one device."""
+        found = {"layers.places": torch.tensor([place[:2] for place in self.places], dtype=torch.int32)}
+        for name, parts in zip(("keys", "values", "usable"), zip(*self._windows, strict=True), strict=False):
+            found[f"sliding.{name}"] = torch.stack([one.to(self._device) for one in parts])
+        if self._recurrent:
+            found["linear.recurrent"] = torch.stack([one.to(self._device) for one in self._recurrent])
+            found["linear.convolution"] = torch.stack([one.to(self._device) for one in self._convolution])
+        return found
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Check that every layer has a place, and that windows hold tokens without gaps before them."""
+        places = tensors["layers.places"].tolist()
+        if self.places and places != [list(place[:2]) for place in self.places]:
+            raise StateCorrupt("state: tensor layers.places is not that of this model")
+        for kind, sizes in ((Kind.SLIDING, self._shape.sliding), (Kind.LINEAR, self._shape.recurrent)):
+            found = [index for of_kind, index in places if of_kind == kind]
+            if sorted(set(found)) != list(range(sizes[0] if sizes else 0)):
+                raise StateCorrupt("state: tensor layers.places does not agree with the layers that are held")
+        if any(kind not in iter(Kind) or index < 0 for kind, index in places):
+            raise StateCorrupt("state: tensor layers.places names a kind of layer that there is not")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state."""
+        if not self.places:
+            rows = tensors["layers.places"].tolist()
+            self.places = tuple(Place(Kind(row[0]), row[1], row in rows[:i]) for i, row in enumerate(rows))
+
+        def copies(name: str, index: int, like: Tensor) -> Tensor:
+            return tensors[name][index].to(like.device, copy=True)
+
+        for i, window in enumerate(self._windows):
+            names = ("sliding.keys", "sliding.values", "sliding.usable")
+            keys, values, usable = (copies(name, i, like) for name, like in zip(names, window, strict=True))
+            self._windows[i] = keys, values, usable
+        self._recurrent = [copies("linear.recurrent", i, like) for i, like in enumerate(self._recurrent)]
+        self._convolution = [copies("linear.convolution", i, like) for i, like in enumerate(self._convolution)]
+
+    def report(self) -> dict[str, Any]:
+        """Return the kind of every layer of the model, and what its kind holds."""
+        own = self._shape
+        rows = [
+            {"kind": place.kind.name.lower(), "number": place.number, "shared": place.shared} for place in self.places
+        ]
+        return {"layer_kinds": rows, "sliding_window": own.sliding[2] + 1 if own.sliding else None}
+
+
+class WithCarried(Accompanied):
+    """A memory of the layers with full attention, and what the other layers carry."""
+
+    part: Carried
+
+    def __init__(self, inner: Memory, shape: MemoryShape) -> None:
+        super().__init__(inner, Carried(shape), Carried.declare(shape))
+
+    def fork(self) -> Carried:
+        """Return what a forward may advance."""
+        return self.part.fork()
+
+    def carry(self, advanced: Carried | None) -> None:
+        """Keep what the forward of a step advanced."""
+        assert advanced is not None
+        advanced.settle(self.part)
+        self.part = advanced
+
+    def report(self) -> dict[str, Any]:
+        """Return the memory's report, and the layers of the model."""
+        return super().report() | self.part.report()
+
+
+def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> Tensor:
+    """Return the mask of the last tokens of a window and of those before them, `[T, n]` float32, 0 or `-inf`.
+
+    Query `i` of `T` is token `n - T + i`, and sees the `n - T` tokens before it.
+
+    Args:
+        queries: T.
+        usable: `[n]` bool, False for tokens that nobody sees.
+        blocks: `[T]`, as of `Carried.attend`.
+    """
+    n = len(usable)
+    seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).triu().tril(n - queries)
+    if blocks is not None:
+        seen[:, n - queries :] |= (blocks[:, None] == blocks) & (blocks >= 0)
+    return torch.zeros(queries, n, device=usable.device).masked_fill(~(seen & usable), -torch.inf)

@@ -1,0 +1,188 @@
+"""Layers with a window or a recurrent state: transformers' logits, and what they carry in sessions and states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.core.carried import Carried, WithCarried, window_mask
+from protokv.core.session import Session
+from protokv.core.step import StepTokens
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.inspection.states import describe
+from protokv.replay.batched import BatchedStreams
+from protokv.storage import checkpoint
+from tests.backbones.tiny import BUILDERS
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+from tests.tolerance import near_logits
+
+QUESTION = "what is the first star ?"
+
+
+def write_sliding(folder: Path, **window: int) -> Path:
+    """Write a tiny Qwen2.5-VL of one full layer and two with a window, shorter than a step and the question."""
+    BUILDERS["qwen2_5_vl"](folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    text |= {"use_sliding_window": True, "sliding_window": window.get("window", 5)}
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
+    "sliding": ("qwen2_5_vl", write_sliding),
+    "sliding, long": ("qwen2_5_vl", lambda folder: write_sliding(folder, window=23)),
+    "linear": ("qwen3_5", BUILDERS["qwen3_5"]),
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Backbone, Upstream]:
+    family, write = KINDS[request.param]
+    folder = write(tmp_path_factory.mktemp(family))
+    return load_backbone(str(folder), device="cpu", dtype="float32"), Upstream(family, folder)
+
+
+def video(backbone: Backbone, n_steps: int) -> list[np.ndarray]:
+    return [random_frames(seed, backbone.frames_per_step) for seed in range(n_steps)]
+
+
+def watched(backbone: Backbone, steps: list[np.ndarray], **settings: object) -> Session:
+    session = Session.start(backbone, MemoryConfig.of("sliding-window", budget=400).with_fields(dict(settings)))
+    for images in steps:
+        session.watch(images)
+    return session
+
+
+def copies(session: Session) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in session.tensors().items()}
+
+
+def carried_of(session: Session) -> Carried:
+    assert isinstance(session.memory, WithCarried)
+    return session.memory.part
+
+
+@pytest.mark.parametrize("pieces", [(1, 1, 1, 1, 1), (2, 3), (5,)], ids=str)
+def test_a_stream_in_any_pieces_gives_the_logits_of_the_whole_model(
+    model: tuple[Backbone, Upstream], pieces: tuple[int, ...]
+) -> None:
+    backbone, upstream = model
+    steps, session = video(backbone, 5), Session.start(backbone, MemoryConfig.of("full", budget=64))
+    for count in pieces:
+        first = session.clock.steps
+        prepared = [backbone.prepare(images) for images in steps[first : first + count]]
+        session.watch_prepared(prepared, [(first + i) * session.clock.step_seconds for i in range(count)])
+    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
+    expected = upstream.logits(inputs, len(backbone.suffix_ids(QUESTION)))
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+
+
+def test_asking_leaves_what_is_carried_as_it_was(model: tuple[Backbone, Upstream]) -> None:
+    session = watched(model[0], video(model[0], 3))
+    before, logits = copies(session), session.prefill(QUESTION)
+    session.ask(QUESTION)
+    assert all(torch.equal(before[name], tensor) for name, tensor in session.tensors().items())
+    assert torch.equal(session.prefill(QUESTION), logits)
+
+
+def test_what_is_carried_has_one_size_and_continues_to_the_bit(
+    model: tuple[Backbone, Upstream], tmp_path: Path
+) -> None:
+    backbone, steps = model[0], video(model[0], 6)
+    whole = watched(backbone, steps[:2])
+    sizes = carried_of(whole).nbytes()
+    checkpoint.save(whole, tmp_path / "state.safetensors")
+    resumed = checkpoint.load(tmp_path / "state.safetensors", backbone)
+    for session in (whole, resumed):
+        for images in steps[2:]:
+            session.watch(images)
+    assert carried_of(whole).nbytes() == sizes
+    ours, theirs = resumed.tensors(), whole.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
+    checkpoint.save(watched(model[0], video(model[0], 1)), tmp_path / "state.safetensors")
+    found = describe(tmp_path / "state.safetensors", values=True)
+    kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
+    assert [row["kind"] for row in found["layer_kinds"]] == kinds
+    assert found["bytes"]["layers"] == 8 * len(kinds)
+
+
+@pytest.mark.parametrize("tensor", ["layers.places", "sliding.keys", "linear.recurrent"])
+def test_a_state_that_no_stream_leaves_is_refused(
+    model: tuple[Backbone, Upstream], tensor: str, tmp_path: Path
+) -> None:
+    session = watched(model[0], video(model[0], 1))
+    state = checkpoint.to_state(session)
+    if tensor not in state.tensors:
+        return
+    damaged = state.tensors[tensor].clone()
+    damaged.view(-1)[0] = 2 if tensor == "layers.places" and damaged.view(-1)[0] != 2 else -1
+    if damaged.is_floating_point():
+        damaged.view(-1)[0] = torch.nan
+    broken = type(state).of(state, {**state.tensors, tensor: damaged})
+    with pytest.raises(StateCorrupt, match=tensor):
+        checkpoint.from_state(broken, model[0])
+    missing = type(state).of(state, {name: one for name, one in state.tensors.items() if name != tensor})
+    with pytest.raises(StateCorrupt):
+        checkpoint.from_state(missing, model[0])
+
+
+def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:
+    with pytest.raises(ConfigError, match="recent_frames"):
+        watched(model[0], [], recent_frames=2)
+    carried = model[0].carried
+    if carried is not None and carried.sliding is not None:
+        with pytest.raises(ConfigError, match="positions"):
+            watched(model[0], [], positions="compact")
+
+
+def test_numbers_that_are_not_finite_do_not_stay(model: tuple[Backbone, Upstream]) -> None:
+    session = watched(model[0], video(model[0], 2))
+    tokens = session.embed(random_frames(9, model[0].frames_per_step), 4.0)
+    broken = tokens.embeddings.clone()
+    broken[1] = torch.nan
+    session.take([StepTokens(broken, tokens.grid, tokens.visual)], [4.0])
+    assert torch.isfinite(session.prefill(QUESTION)).all()
+    session.memory.check(session.clock)
+
+
+def test_streams_in_one_batch_are_each_by_itself(model: tuple[Backbone, Upstream]) -> None:
+    backbone, config = model[0], MemoryConfig.of("sliding-window", budget=40)
+    together, alone = BatchedStreams(backbone, config, 2), Session.start(backbone, config)
+    for index in range(3):
+        steps = [backbone.embed_step(random_frames(10 * one + index, backbone.frames_per_step)) for one in range(2)]
+        together.take(steps, index * alone.clock.step_seconds)
+        alone.take(steps[1:], [index * alone.clock.step_seconds])
+    assert torch.equal(together.sessions[1].prefill(QUESTION), alone.prefill(QUESTION))
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(-1, 2), min_size=9, max_size=9), st.integers(0, 511))
+def test_a_token_sees_itself_and_those_before_it_within_the_window(
+    queries: int, before: int, blocks: list[int], dropped: int
+) -> None:
+    n = queries + before
+    usable = torch.tensor([not (i < before and dropped >> i & 1) for i in range(n)])
+    mask = window_mask(queries, usable, torch.tensor(blocks[:queries]))
+    for query in range(queries):
+        for token in range(n):
+            own, other = blocks[query], blocks[token - before] if token >= before else -1
+            near = 0 <= before + query - token <= before
+            seen = (near or (own >= 0 and own == other)) and bool(usable[token])
+            assert mask[query, token] == (0 if seen else -torch.inf)
