@@ -56,8 +56,6 @@ class Adapter(Backbone):
                 hint=f"supported are {', '.join(_KINDS)}",
             )
         self._places = places_of([_KINDS[kind] for kind in named], self._shared_layers())
-        self.kv_heads = config.num_key_value_heads
-        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
@@ -71,6 +69,7 @@ class Adapter(Backbone):
                 hint="use a checkpoint with layers of full attention",
             )
         self.layers = len(own)
+        self.kv_heads, self.head_size = self._heads_of(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
         if len(own) < len(self._places):
             self.carried = self._carried_shape(others or None)
@@ -82,13 +81,21 @@ class Adapter(Backbone):
         """Return which layers read keys and values of an earlier one of their kind; None: none of them."""
         return None
 
+    def _heads_of(self, layer: int) -> tuple[int, int]:
+        """Return the KV heads of a layer with attention, and their size."""
+        each = getattr(self._text.config, "per_layer_config", None)
+        config = self._text.config if each is None else each[layer]
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return config.num_key_value_heads, size
+
     def _carried_shape(self, devices: Sequence[torch.device] | None) -> CarriedShape:
         """Return what layers without full attention hold, by the names that configs of transformers have for it."""
         config = self._text.config
         held = [place.kind for place in self._places if not place.shared]
         sliding = recurrent = convolution = None
         if count := held.count(Kind.SLIDING):
-            sliding = (count, self.kv_heads, config.sliding_window - 1, self.head_size)
+            heads, size = self._heads_of([place.kind for place in self._places].index(Kind.SLIDING))
+            sliding = (count, heads, config.sliding_window - 1, size)
         if count := held.count(Kind.LINEAR):
             keys = config.linear_num_key_heads * config.linear_key_head_dim
             values = config.linear_num_value_heads * config.linear_value_head_dim
@@ -135,7 +142,7 @@ class Adapter(Backbone):
         With several components, M-RoPE assigns one to each frequency band.
         """
         flat = self._position_ids(positions.reshape(-1, self.position_components)).to(self.device)
-        cos, sin = self._rotary(torch.zeros((), device=self.device), flat)
+        cos, sin = self._angles(flat)
         shape = (*positions.shape[:-1], cos.shape[-1])
         return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(positions.device)
 
@@ -151,7 +158,7 @@ class Adapter(Backbone):
         """Run `[T, E]` through the language model."""
         carried = local_kv.carried
         output = self._text(
-            inputs_embeds=embeddings[None],
+            **self._inputs(embeddings),
             position_ids=self._position_ids(positions),
             past_key_values=None if carried is None else LinearStates(carried),
             use_cache=False,
@@ -166,6 +173,15 @@ class Adapter(Backbone):
         """Return `[..., vocabulary]` float32."""
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
+
+    def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
+        """Return embeddings `[T, E]` as arguments of the language model."""
+        return {"inputs_embeds": embeddings[None]}
+
+    def _angles(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin `[1, n, R]` of positions in transformers' shape."""
+        cos, sin = self._rotary(torch.zeros((), device=self.device), flat)
+        return cos, sin
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """Return further arguments of a family's language model while steps are forwarded."""

@@ -28,6 +28,7 @@ FAMILIES: Final = {
     "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "qwen3_5": ("protokv.backbones.qwen3_5", "Qwen35"),
     "qwen3_5_moe": ("protokv.backbones.qwen3_5", "Qwen35"),
+    "gemma4": ("protokv.backbones.gemma4", "Gemma4"),
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
     "llama": ("protokv.backbones.llama", "Llama"),
 }

@@ -303,7 +303,7 @@ def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> T
         blocks: `[T]`, as of `Carried.attend`.
     """
     n = len(usable)
-    seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).triu().tril(n - queries)
+    seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).tril(n - queries)
     if blocks is not None:
         seen[:, n - queries :] |= (blocks[:, None] == blocks) & (blocks >= 0)
-    return torch.zeros(queries, n, device=usable.device).masked_fill(~(seen & usable), -torch.inf)
+    return torch.zeros(queries, n, device=usable.device).masked_fill(~(seen.triu() & usable), -torch.inf)

@@ -23,7 +23,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.inspection.states import describe
 from protokv.replay.batched import BatchedStreams
 from protokv.storage import checkpoint
-from tests.backbones.tiny import BUILDERS
+from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 from tests.tolerance import near_logits
@@ -46,6 +46,9 @@ KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "sliding": ("qwen2_5_vl", write_sliding),
     "sliding, long": ("qwen2_5_vl", lambda folder: write_sliding(folder, window=23)),
     "linear": ("qwen3_5", BUILDERS["qwen3_5"]),
+    "sliding, small": ("gemma4", lambda folder: write_gemma4(folder, window=9)),
+    "sliding, large": ("gemma4", lambda folder: write_gemma4(folder, large=True)),
+    "sliding, large, short": ("gemma4", lambda folder: write_gemma4(folder, window=9, large=True)),
 }
 
 
@@ -183,6 +186,6 @@ def test_a_token_sees_itself_and_those_before_it_within_the_window(
     for query in range(queries):
         for token in range(n):
             own, other = blocks[query], blocks[token - before] if token >= before else -1
-            near = 0 <= before + query - token <= before
-            seen = (near or (own >= 0 and own == other)) and bool(usable[token])
+            back = before + query - token
+            seen = (back >= 0 or (own >= 0 and own == other)) and back <= before and bool(usable[token])
             assert mask[query, token] == (0 if seen else -torch.inf)

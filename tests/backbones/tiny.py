@@ -32,11 +32,13 @@ LLAVA_TEMPLATE = (
     "{% for c in m['content'] if c['type'] == 'text' %}{{ '\n' + c['text'] }}{% endfor %}{{ '<|im_end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+GEMMA_SPECIAL = [END, "<|im_start|>", TURN_END, "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"]
+GEMMA_TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video|>")
 LAYERS, HEAD_SIZE, VOCABULARY = 3, 16, 48
 # Qwen3-VL: its patch, the layers that its tower feeds, the pixels of all frames (4 to 9 tokens a step), time stamps.
 PATCH, LAYERS_FED = 16, 2
 QWEN3_SIZE = {"shortest_edge": 2 * 4 * 1024, "longest_edge": 2 * 9 * 1024}
-STAMP = ["<", ">", "seconds", *"0123456789"]
+STAMP = ["<", ">", "seconds", *"0123456789:"]
 
 
 def write_tokenizer(
@@ -250,6 +252,61 @@ def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, e
     return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
 
 
+def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, large: bool = False) -> Path:
+    """Write a random Gemma 4 of a few thousand parameters, like the small published ones or like the large ones.
+
+    Its six layers are sliding but for the third and the last. A window holds a frame and a half. In small ones the last
+    two layers share and every layer gets an embedding of every token. Large ones are a mixture of experts, have fewer
+    heads in full layers, whose values are their keys, and see frames both ways.
+    """
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    vocabulary = write_tokenizer(folder, GEMMA_SPECIAL, GEMMA_TEMPLATE, digits=True)
+    frames = {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 3}
+    (folder / "processor_config.json").write_text(json.dumps({"video_processor": frames}))
+    of_small = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
+    of_large = {
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    }
+    text = text_settings(4, 2, max_positions)
+    del text["rope_parameters"]
+    own = {
+        "head_dim": HEAD_SIZE,
+        "global_head_dim": 24,
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "sliding", "full")],
+        "sliding_window": window,
+        "final_logit_softcapping": 30.0,
+    }
+    config = Gemma4Config(
+        text_config=text | own | (of_large if large else of_small),
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "position_embedding_size": 256,
+        },
+        boi_token_id=vocabulary["<|image>"],
+        eoi_token_id=vocabulary["<image|>"],
+        image_token_id=vocabulary["<|image|>"],
+        video_token_id=vocabulary["<|video|>"],
+        audio_token_id=vocabulary["<|audio|>"],
+        tie_word_embeddings=True,
+    )
+    return save_random(Gemma4ForConditionalGeneration(config), folder)
+
+
 def write_llava_onevision(
     folder: Path,
     *,
@@ -311,5 +368,6 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen3_vl_moe": partial(write_qwen3_vl, experts=4),
     "qwen3_5": write_qwen3_5,
     "qwen3_5_moe": partial(write_qwen3_5, experts=4),
+    "gemma4": write_gemma4,
     "llava_onevision": write_llava_onevision,
 }

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -73,6 +75,9 @@ class Upstream:
         text = self.model.model.language_model
         module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
         where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
+        if self.family == "gemma4":
+            rotated: Tensor = module.apply_rotary_pos_emb(keys[None], *text.rotary_emb(keys, where, "full_attention"))
+            return rotated[0]
         cos, sin = text.rotary_emb(keys, where)
         return module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0]
 
@@ -163,6 +168,33 @@ def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
     return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
 
 
+def gemma4_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """Text by the processor, pixels by the PIL image processor with the settings for video."""
+    config, tokenizer = upstream.model.config, upstream.tokenizer
+    raw = json.loads((upstream.folder / "processor_config.json").read_text())["video_processor"]
+    found = Gemma4ImageProcessorPil(**raw)(images=[image for images in video for image in images], **AS_FRAMES)
+    processor = object.__new__(Gemma4Processor)
+    processor.video_token = "<|video|>"
+    processor.boi_token, processor.eoi_token = (
+        tokenizer.convert_ids_to_tokens(token) for token in (config.boi_token_id, config.eoi_token_id)
+    )
+    metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=[i * step_seconds for i in range(len(video))])
+    counts = found["num_soft_tokens_per_image"].tolist()
+    expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    ids = torch.tensor([tokenizer.encode(text.replace("<|video|>", expanded), add_special_tokens=False)])
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": 2 * (ids == config.video_token_id).int(),
+        "pixel_values_videos": found["pixel_values"].float(),
+        "video_position_ids": found["image_position_ids"],
+        "num_frames_per_video": torch.tensor([len(video)]),
+    }
+
+
 INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = {
     "qwen2_vl": qwen_vl_inputs,
     "qwen2_5_vl": qwen_vl_inputs,
@@ -170,5 +202,6 @@ INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = 
     "qwen3_vl_moe": qwen3_vl_inputs,
     "qwen3_5": qwen3_vl_inputs,
     "qwen3_5_moe": qwen3_vl_inputs,
+    "gemma4": gemma4_inputs,
     "llava_onevision": llava_onevision_inputs,
 }

@@ -1,0 +1,188 @@
+"""Gemma 4 as a backbone: a frame a step behind its time as text, and a language model of sliding and full layers.
+
+A step has the form of transformers' processor for one frame of a video: `00:07 <boi>...<eoi>`, the stream time in
+minutes and seconds, with a space before it unless the stream time is 0. This text belongs to the step, as in Qwen3-VL.
+A frame keeps its shape and has at most 70 tokens; transformers' PIL image processor prepares it by the settings for
+video.
+
+Five of six layers attend within a window. Full layers have heads of their own size and rotate a part of each key; a
+memory sees these alone. The last layers of small models share the keys and values of earlier ones. In large models the
+visual tokens of a frame see each other both ways within the window: exact, because a step is forwarded whole.
+
+Some models add an embedding of every token to every layer. So an embedding here has three more numbers: the token's id
+and one, to the base of 256, which any dtype holds. Visual tokens have 0 there; the model takes them for padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.base import PreparedStep
+from protokv.backbones.files import read_video_processor
+from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
+from protokv.backbones.pixels import check_images
+from protokv.core.attention import LocalKV
+from protokv.core.context import Context
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StepPositions, StepTokens
+from protokv.errors import ModelError, SourceUnreadable
+
+VIDEO_TOKEN: Final = "<|video|>"
+# A video on the hub is shown at one frame a second.
+DEFAULT_FPS: Final = 1.0
+# Of transformers' video processor; a still image has 280 tokens.
+FRAMES: Final[dict[str, Any]] = {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3}
+_DIGITS: Final = (1, 256, 65536)
+
+
+class Gemma4(Adapter):
+    """Gemma 4 of any size that reads images, dense or mixture of experts."""
+
+    position_components = 1
+    frames_per_step = 1
+
+    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
+        """Wrap a loaded `Gemma4ForConditionalGeneration`, with its image processor set to frames of a video.
+
+        Raises:
+            ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
+        """
+        config = model.config.get_text_config()
+        if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
+            raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
+        super().__init__(model, tokenizer, prompt, identity)
+        with guard_internals(model):
+            self._image_features = model.model.get_image_features
+            self._layered = bool(config.hidden_size_per_layer_input)
+            self._both_ways = config.use_bidirectional_attention == "vision"
+            self._softcap: float | None = config.final_logit_softcapping
+            self._marks = (model.config.boi_token_id, model.config.eoi_token_id)
+        self._frames, self._padding = frames, config.pad_token_id or 0
+        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.settings = {name: getattr(frames, name) for name in FRAMES if name != "resample"}
+
+    @classmethod
+    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Gemma4:
+        """Load weights, tokenizer, chat template and preprocessing of a folder."""
+        from transformers import Gemma4ForConditionalGeneration
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        model = load_model(Gemma4ForConditionalGeneration, path, placement)
+        tokenizer, template = load_tokenizer(path)
+        raw, of_video = read_video_processor(path)
+        read = {key: raw[key] for key in FRAMES if key in raw and (of_video or key != "max_soft_tokens")}
+        prompt = ChatPrompt(tokenizer, VIDEO_TOKEN, template)
+        frames = Gemma4ImageProcessorPil(**FRAMES | read)
+        return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
+
+    def embed_text(self, ids: list[int]) -> Tensor:
+        """Return `[n, E]`, with the digits of the ids behind."""
+        return self._with_digits(super().embed_text(ids), torch.tensor(ids, device=self.device))
+
+    def embed_token(self, token: Tensor) -> Tensor:
+        """Return `[1, E]`, with the digits of the id behind."""
+        return self._with_digits(super().embed_token(token), token)
+
+    def _with_digits(self, embeddings: Tensor, ids: Tensor | None) -> Tensor:
+        """Return embeddings `[n, E]` with three digits behind each, 0 without ids, in a model that needs them."""
+        if not self._layered:
+            return embeddings
+        if ids is None:
+            return torch.nn.functional.pad(embeddings, (0, len(_DIGITS)))
+        digits = torch.stack([(ids + 1) // base % 256 for base in _DIGITS], 1)
+        return torch.cat((embeddings, digits.to(embeddings.dtype)), 1)
+
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Prepare one frame, `[1, patches, numbers]`, padded to the most patches that a frame may have."""
+        check_images(images, self.frames_per_step)
+        try:
+            found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt")
+        except ValueError as error:
+            raise SourceUnreadable(f"a frame of {images.shape[2]} x {images.shape[1]} pixels: {error}") from error
+        columns, rows = (found["image_position_ids"][0].amax(0) + 1).tolist()
+        pool = self._frames.pooling_kernel_size
+        return PreparedStep(found["pixel_values"].float(), (rows // pool, columns // pool))
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Return each frame's time and visual tokens between the marks of an image; frames do not see each other."""
+        pixels = torch.cat([step.pixels for step in steps]).to(self.device)
+        places = torch.stack([self._patch_places(step, pixels.shape[1]) for step in steps]).to(self.device)
+        features = torch.cat(self._image_features(pixels, places).pooler_output).to(self.device, self.dtype)
+        begin, end = self._marks
+        behind, tokens, counts = self.embed_text([end]), [], [prod(step.grid) for step in steps]
+        for step, time_s, own in zip(steps, times_s, torch.split(features, counts), strict=True):
+            stamp = f"{' ' if time_s else ''}{int(time_s // 60):02d}:{int(time_s % 60):02d} "
+            before = self.embed_text([*self._tokenizer.encode(stamp, add_special_tokens=False), begin])
+            visual = slice(len(before), len(before) + len(own))
+            tokens.append(StepTokens(torch.cat((before, self._with_digits(own, None), behind)), step.grid, visual))
+        return tokens
+
+    def _patch_places(self, step: PreparedStep, patches: int) -> Tensor:
+        """Return column and row of each patch of a frame, `[patches, 2]` int64, -1 for padding."""
+        rows, columns = (side * self._frames.pooling_kernel_size for side in step.grid)
+        places = torch.full((patches, 2), -1)
+        index = torch.arange(rows * columns)
+        places[: rows * columns] = torch.stack((index % columns, index // columns), 1)
+        return places
+
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
+        """Return one position per token from `start` on."""
+        T = len(tokens)
+        return StepPositions(self.text_positions(start, T), (start + T - 1,))
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: Context,
+        local_kv: LocalKV,
+        *,
+        steps: Sequence[StepTokens] = (),
+    ) -> Tensor:
+        """Run `[T, E]` through the language model; the visual tokens of a step may see each other both ways."""
+        local_kv.blocks = self._blocks(steps) if self._both_ways and steps else None
+        return super().forward(embeddings, positions, context, local_kv, steps=steps)
+
+    def _blocks(self, steps: Sequence[StepTokens]) -> Tensor:
+        """Return the number of the step of each visual token, -1 for text, `[T]` int64."""
+        blocks = torch.full((sum(map(len, steps)),), -1, device=self.device)
+        for number, (step, own) in enumerate(
+            zip(steps, torch.split(blocks, [len(step) for step in steps]), strict=True)
+        ):
+            own[step.visual or slice(None)] = number
+        return blocks
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `[..., vocabulary]` float32, kept within a bound if the config has one."""
+        scores = super().logits(hidden)
+        return scores if self._softcap is None else torch.tanh(scores / self._softcap) * self._softcap
+
+    def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
+        """Return embeddings without the digits, and what the layers add of every token."""
+        if not self._layered:
+            return super()._inputs(embeddings)
+        embedded, digits = embeddings.tensor_split((-len(_DIGITS),), 1)
+        low, middle, high = digits.long().unbind(1)
+        ids = low + _DIGITS[1] * middle + _DIGITS[2] * high - 1
+        # Digits that are not finite must not be looked up.
+        ids = ids.clamp(-1, self._text.config.vocab_size_per_layer_input - 1)
+        ids = torch.where(ids < 0, self._padding, ids)
+        return super()._inputs(embedded) | {"per_layer_inputs": self._text.get_per_layer_inputs(ids[None])}
+
+    def _angles(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the angles of full layers."""
+        cos, sin = self._rotary(torch.zeros((), device=self.device), flat, "full_attention")
+        return cos, sin
+
+    def _shared_layers(self) -> list[bool]:
+        """Return which layers read keys and values of an earlier one."""
+        return [mode == "reuse" for mode in self._text.config.kv_sharing_modes]
