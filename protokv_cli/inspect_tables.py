@@ -200,15 +200,18 @@ def _layer_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield grid(["layer", "attention", "holds"], rows, title="layers of the model", left=("attention", "holds"))
     if d["layers"]:
         step_s = stream["duration_s"] / stream["steps"] if stream["steps"] else 0.0
-        yield from _bank_tables(d["layers"], memory["prototypes"], step_s)
+        served = [i for i, row in enumerate(kinds or ()) if row["kind"] == "full" and not row["shared"]]
+        yield from _bank_tables(d["layers"], served or range(len(d["layers"])), memory["prototypes"], step_s)
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {value}" for name, value in values.items()]
 
 
-def _bank_tables(layers: Sequence[Mapping[str, Any]], prototypes: int, step_s: float) -> Iterator[RenderableType]:
-    rows = list(enumerate(layers))
+def _bank_tables(
+    layers: Sequence[Mapping[str, Any]], names: Sequence[int], prototypes: int, step_s: float
+) -> Iterator[RenderableType]:
+    rows = list(zip(names, layers, strict=True))
     heads = layers[0]["slots"] // prototypes if prototypes else 0
     bank = (
         (

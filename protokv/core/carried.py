@@ -110,9 +110,8 @@ class Carried(StatePart):
         allocated = {spec.name: spec for spec in self.declare(shape) if spec.name != "layers.places"}
 
         def each(name: str, kind: Kind) -> list[Tensor]:
-            spec = allocated.get(name)
-            count = 0 if spec is None or spec.shape[0] is None else spec.shape[0]
-            return [] if spec is None else [spec.allocate(device)[i].to(on[kind][i]) for i in range(count)]
+            whole = allocated[name].allocate(device) if name in allocated else ()
+            return [one.to(at) for one, at in zip(whole, on[kind], strict=False)]
 
         # Of each layer of its kind: keys and values `[H, W - 1, D]`, and which of them are tokens.
         names = ("sliding.keys", "sliding.values", "sliding.usable")
@@ -179,10 +178,14 @@ class Carried(StatePart):
         """
         T = query.shape[1]
         if not place.shared:
+            # Tokens that are not finite are 0, and a window drops them as a memory does.
+            sound = torch.maximum(key.abs(), value.abs()).amax((0, 2)) <= LARGEST
+            key, value = key.masked_fill(~sound[:, None], 0), value.masked_fill(~sound[:, None], 0)
             held_keys, held_values, usable = self._windows[place.number]
             keys, values = torch.cat((held_keys, key), 1), torch.cat((held_values, value), 1)
-            self._read[place.number] = keys, values, torch.cat((usable, usable.new_ones(T)))
-            self._windows[place.number] = keys[:, T:], values[:, T:], self._read[place.number][2][T:]
+            # A query sees its own token in any case.
+            self._read[place.number] = keys, values, torch.cat((usable, torch.ones_like(sound)))
+            self._windows[place.number] = keys[:, T:], values[:, T:], torch.cat((usable, sound))[T:]
         keys, values, usable = self._read[place.number]
         mask = window_mask(T, usable, blocks).repeat(query.shape[0] // keys.shape[0], 1)
         return attend(query, (), (keys, values), scaling, mask[None])
@@ -206,18 +209,13 @@ class Carried(StatePart):
         self._recurrent[index] = state[0].float()
 
     def settle(self, before: Carried) -> None:
-        """Undo what numbers that are not finite did since `before`; nothing waits for the device.
+        """Leave recurrent states as they were before a forward that made them not finite; nothing waits for the device.
 
-        A window drops such tokens, as a memory does. A recurrent state cannot: it stays as it was.
+        A state cannot drop single tokens, as a window does.
         """
-        for index, (keys, values, usable) in enumerate(self._windows):
-            largest = torch.maximum(keys.abs(), values.abs()).amax((0, 2))
-            sound = largest <= LARGEST
-            bad = ~sound[:, None]
-            self._windows[index] = keys.masked_fill(bad, 0), values.masked_fill(bad, 0), usable & sound
         pairs = zip(self._recurrent, self._convolution, before._recurrent, before._convolution, strict=True)
         for index, (state, inputs, old_state, old_inputs) in enumerate(pairs):
-            sound = (state.abs().amax() <= LARGEST) & (inputs.abs().amax() <= LARGEST)
+            sound = _is_sound(state) & _is_sound(inputs)
             self._recurrent[index] = torch.where(sound, state, old_state)
             self._convolution[index] = torch.where(sound, inputs, old_inputs)
         self._read = {}
@@ -247,8 +245,9 @@ class Carried(StatePart):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
         if not self.places:
-            rows = tensors["layers.places"].tolist()
-            self.places = tuple(Place(Kind(row[0]), row[1], row in rows[:i]) for i, row in enumerate(rows))
+            rows = [(kind, number) for kind, number in tensors["layers.places"].tolist()]
+            first = {row: i for i, row in reversed(list(enumerate(rows)))}
+            self.places = tuple(Place(Kind(row[0]), row[1], first[row] < i) for i, row in enumerate(rows))
 
         def copies(name: str, index: int, like: Tensor) -> Tensor:
             return tensors[name][index].to(like.device, copy=True)
@@ -290,6 +289,13 @@ class WithCarried(Accompanied):
     def report(self) -> dict[str, Any]:
         """Return the memory's report, and the layers of the model."""
         return super().report() | self.part.report()
+
+
+def _is_sound(numbers: Tensor) -> Tensor:
+    """Return `[]` bool, True if all numbers can be used."""
+    low, high = numbers.aminmax()
+    # A comparison with NaN is false.
+    return (low >= -LARGEST) & (high <= LARGEST)
 
 
 def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 from protokv.backbones import load_backbone
@@ -23,6 +25,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.inspection.states import describe
 from protokv.replay.batched import BatchedStreams
 from protokv.storage import checkpoint
+from protokv_cli.inspect_tables import document_tables
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -125,6 +128,13 @@ def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream],
     kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
     assert found["bytes"]["layers"] == 8 * len(kinds)
+    console = Console(file=StringIO(), width=200, record=True)
+    for table in document_tables(found, layers=True):
+        console.print(table)
+    shown = console.export_text()
+    assert shown.count("a recurrent state") == kinds.count("linear")
+    assert shown.count(f"the last {found['sliding_window']} tokens") == kinds.count("sliding")
+    assert shown.count("of an earlier layer") == sum(row["shared"] for row in found["layer_kinds"])
 
 
 @pytest.mark.parametrize("tensor", ["layers.places", "sliding.keys", "linear.recurrent"])
