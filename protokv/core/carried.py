@@ -311,5 +311,6 @@ def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> T
     n = len(usable)
     seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).tril(n - queries)
     if blocks is not None:
+        blocks = blocks.to(usable.device)
         seen[:, n - queries :] |= (blocks[:, None] == blocks) & (blocks >= 0)
     return torch.zeros(queries, n, device=usable.device).masked_fill(~(seen.triu() & usable), -torch.inf)
