@@ -21,7 +21,7 @@ from protokv.core.carried import CarriedShape, Kind, places_of
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepTokens
+from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ModelError, QuestionError
 
 _KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linear_attention": Kind.LINEAR}
@@ -30,8 +30,8 @@ _KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linea
 class Adapter(Backbone):
     """A model of transformers whose text runs through one of its modules (`text_module`) and `model.lm_head`.
 
-    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `prepare`,
-    `embed_steps` and `step_positions`.
+    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `prepare` and
+    `embed_steps`, and `step_positions` where a position has several components.
     """
 
     text_module: ClassVar[str] = "model.language_model"
@@ -169,10 +169,25 @@ class Adapter(Backbone):
         hidden: Tensor = output.last_hidden_state[0].to(self.device)
         return hidden
 
+    def step_positions(
+        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
+    ) -> StepPositions:
+        """Return one position per token, in order, from `start` on."""
+        T = len(tokens)
+        return StepPositions(self.text_positions(start, T), (start + T - 1,))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[..., vocabulary]` float32."""
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
+
+    def _framed(self, before: str, visual: Tensor, behind: str, grid: tuple[int, int]) -> StepTokens:
+        """Return a step of visual tokens `[n, E]` between two texts, which belong to it."""
+        opening, closing = (
+            self.embed_text(self._tokenizer.encode(text, add_special_tokens=False)) for text in (before, behind)
+        )
+        place = slice(len(opening), len(opening) + len(visual))
+        return StepTokens(torch.cat((opening, visual, closing)), grid, place)
 
     def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
         """Return embeddings `[T, E]` as arguments of the language model."""

@@ -31,7 +31,7 @@ from protokv.backbones.pixels import check_images
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens
+from protokv.core.step import StepTokens
 from protokv.errors import ModelError, SourceUnreadable
 
 VIDEO_TOKEN: Final = "<|video|>"
@@ -131,13 +131,6 @@ class Gemma4(Adapter):
         index = torch.arange(rows * columns)
         places[: rows * columns] = torch.stack((index % columns, index // columns), 1)
         return places
-
-    def step_positions(
-        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
-    ) -> StepPositions:
-        """Return one position per token from `start` on."""
-        T = len(tokens)
-        return StepPositions(self.text_positions(start, T), (start + T - 1,))
 
     def forward(
         self,

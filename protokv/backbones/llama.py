@@ -23,7 +23,7 @@ from protokv.backbones.base import PreparedStep
 from protokv.backbones.hub import quiet_transformers
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens
+from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
 
 _STREAM: Final = "protokv-stream-goes-here"
@@ -72,13 +72,6 @@ class Llama(Adapter):
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Return nothing: no frame was prepared."""
         return []
-
-    def step_positions(
-        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
-    ) -> StepPositions:
-        """Return one position per token from `start` on."""
-        T = len(tokens.embeddings)
-        return StepPositions(self.text_positions(start, T), (start + T - 1,))
 
 
 def unpack_smollm2() -> Path:

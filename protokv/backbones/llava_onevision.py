@@ -3,10 +3,6 @@
 The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling) and
 the embedding `model.image_newline`. transformers appends that embedding once, behind all frames of a video. A stream
 has no end, so here it begins the suffix of every question: the model reads it in the same place; no memory holds it.
-
-transformers' video processor needs torchvision. So an image processor that does the same to a frame with PIL takes its
-place: one size without regard to the aspect ratio, rescaled and normalised. torch's bicubic kernel does not round to
-bytes between its two passes as PIL does: it differs by a level or two.
 """
 
 from __future__ import annotations
@@ -22,44 +18,16 @@ from torch import Tensor
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
+from protokv.backbones.frames import check_frame_size, read_frames
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens
-from protokv.errors import ModelError
+from protokv.core.step import StepTokens
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5
 # Stands for the newline among token ids; no vocabulary has this id.
 NEWLINE = -1
-# Settings of the preparation of frames; the defaults are those of transformers' video processor.
-FRAMES: dict[str, Any] = {
-    "size": {"height": 384, "width": 384},
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-    "rescale_factor": 1 / 255,
-    "resample": 3,
-}
-# A file that asks for other steps is refused.
-_STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
-
-
-def read_frames(raw: dict[str, Any]) -> Any:
-    """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
-
-    Raises:
-        ModelError: it asks for anything but frames of one size, rescaled and normalised.
-    """
-    # What the video processor does to a frame, without torchvision.
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    settings = FRAMES | {name: raw[name] for name in FRAMES if raw.get(name) not in (None, {})}
-    if not {"height", "width"} <= settings["size"].keys():
-        raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
-    for name, value in _STEPS.items():
-        if raw.get(name) not in (None, value):
-            raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
-    return SiglipImageProcessorPil(**settings)
 
 
 class LlavaOnevision(Adapter):
@@ -80,12 +48,7 @@ class LlavaOnevision(Adapter):
             self._video_features = model.model.get_video_features
             self._newline = model.model.image_newline
         vision, height, width = model.config.vision_config, frames.size["height"], frames.size["width"]
-        if (height, width) != (vision.image_size, vision.image_size):
-            raise ModelError(
-                f"the video processor makes frames of {width} x {height} pixels, and the vision tower "
-                f"takes {vision.image_size} x {vision.image_size}",
-                hint="use the preprocessor files that belong to the model",
-            )
+        check_frame_size(height, width, vision.image_size)
         self._frames = frames
         # Pooling halves the grid of patches and rounds up: 27 becomes 14.
         side = math.ceil(vision.image_size // vision.patch_size / 2)
@@ -126,10 +89,3 @@ class LlavaOnevision(Adapter):
         # The last feature is the newline.
         features = self._video_features(pixels[None]).pooler_output[0, :-1].to(self.device)
         return [StepTokens(one, self._grid) for one in features.chunk(len(steps))]
-
-    def step_positions(
-        self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
-    ) -> StepPositions:
-        """Return one position per token, in raster order, from `start` on."""
-        T = len(tokens.embeddings)
-        return StepPositions(self.text_positions(start, T), (start + T - 1,))

@@ -30,6 +30,8 @@ FAMILIES: Final = {
     "qwen3_5_moe": ("protokv.backbones.qwen3_5", "Qwen35"),
     "gemma4": ("protokv.backbones.gemma4", "Gemma4"),
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
+    "smolvlm": ("protokv.backbones.smolvlm", "SmolVLM"),
+    "internvl": ("protokv.backbones.internvl", "InternVL"),
     "llama": ("protokv.backbones.llama", "Llama"),
 }
 SMOLLM2: Final = "smollm2"

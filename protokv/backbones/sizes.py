@@ -48,6 +48,9 @@ def _known(name: str, family: str, millions: int, embedding_millions: int) -> Kn
 
 
 KNOWN_MODELS: Final = (
+    _known("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", "SmolVLM2", 256, 57),
+    _known("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "SmolVLM2", 507, 95),
+    _known("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "SmolVLM2", 2_247, 202),
     _known("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "LLaVA-OneVision", 894, 136),
     _known("llava-hf/llava-onevision-qwen2-7b-ov-hf", "LLaVA-OneVision", 8_030, 1_090),
     _known("Qwen/Qwen2-VL-2B-Instruct", "Qwen2-VL", 2_209, 233),
@@ -57,6 +60,13 @@ KNOWN_MODELS: Final = (
     _known("Qwen/Qwen3-VL-2B-Instruct", "Qwen3-VL", 2_128, 311),
     _known("Qwen/Qwen3-VL-4B-Instruct", "Qwen3-VL", 4_438, 389),
     _known("Qwen/Qwen3-VL-8B-Instruct", "Qwen3-VL", 8_767, 1_245),
+    _known("OpenGVLab/InternVL3-1B-hf", "InternVL 3", 938, 272),
+    _known("OpenGVLab/InternVL3-2B-hf", "InternVL 3", 2_089, 466),
+    _known("OpenGVLab/InternVL3-8B-hf", "InternVL 3", 7_944, 1_087),
+    _known("OpenGVLab/InternVL3_5-1B-HF", "InternVL 3.5", 1_061, 311),
+    _known("OpenGVLab/InternVL3_5-2B-HF", "InternVL 3.5", 2_348, 622),
+    _known("OpenGVLab/InternVL3_5-4B-HF", "InternVL 3.5", 4_732, 778),
+    _known("OpenGVLab/InternVL3_5-8B-HF", "InternVL 3.5", 8_528, 1_245),
 )
 DTYPES_OF_WEIGHTS: Final = ("float32", "bfloat16", "8bit", "4bit")
 """The forms of weights that a table shows; float16 takes what bfloat16 takes."""

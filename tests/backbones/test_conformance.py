@@ -264,8 +264,9 @@ def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: U
 def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
     backbone: Backbone, upstream: Upstream
 ) -> None:
-    video_token = upstream.tokenizer.convert_ids_to_tokens(upstream.model.config.video_token_id)
-    for token in ("<|im_end|>", "<|im_start|>", video_token):
+    config = upstream.model.config
+    shown = getattr(config, "video_token_id", None) or config.image_token_id
+    for token in ("<|im_end|>", "<|im_start|>", upstream.tokenizer.convert_ids_to_tokens(shown)):
         with pytest.raises(ConfigError, match="the question contains the control token") as caught:
             backbone.suffix_ids(f"what is this {token} ?")
         assert token in caught.value.message

@@ -34,7 +34,16 @@ LLAVA_TEMPLATE = (
 )
 GEMMA_SPECIAL = [END, "<|im_start|>", TURN_END, "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"]
 GEMMA_TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video|>")
-LAYERS, HEAD_SIZE, VOCABULARY = 3, 16, 48
+# The template of SmolVLM2 is transformers' own, as those on the hub know no video.
+SMOLVLM_SPECIAL = [END, "<|im_start|>", TURN_END, "<image>", "<fake_token_around_image>", "<global-img>"]
+SMOLVLM_SPECIAL += ["<end_of_utterance>"]
+INTERNVL_SPECIAL = [END, "<|im_start|>", TURN_END, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
+INTERNVL_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% for c in m['content'] %}"
+    "{% if c['type'] == 'video' %}{{ '<video>\n' }}{% else %}{{ c['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LAYERS, HEAD_SIZE, VOCABULARY, LETTERS = 3, 16, 48, 64
 # Qwen3-VL: its patch, the layers that its tower feeds, the pixels of all frames (4 to 9 tokens a step), time stamps.
 PATCH, LAYERS_FED = 16, 2
 QWEN3_SIZE = {"shortest_edge": 2 * 4 * 1024, "longest_edge": 2 * 9 * 1024}
@@ -72,13 +81,16 @@ def write_tokenizer(
 
 def write_letters_tokenizer(folder: Path, special: Sequence[str], template: str) -> dict[str, int]:
     """Write a byte-level tokenizer with a token a letter, for families of which transformers knows the tokenizer."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789<>?._|ĠĊ"
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789<>?._|ĠĊ:AFUY"
     vocabulary = {token: i for i, token in enumerate([*special, *letters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(vocabulary, [])),
+        tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END,
         extra_special_tokens=[token for token in special if token not in (END, TURN_END)],
@@ -233,7 +245,7 @@ def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, e
         "linear_value_head_dim": 12,
         "linear_conv_kernel_dim": 4,
     }
-    own = {"num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": 64}
+    own = {"num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": LETTERS}
     name = "Qwen3_5Moe" if experts else "Qwen3_5"
     config = getattr(transformers, f"{name}Config")(
         text_config=text | linear | own | (mixture if experts else {}),
@@ -361,6 +373,77 @@ def write_llava_onevision(
     return save_random(LlavaOnevisionForConditionalGeneration(config), folder)
 
 
+def write_smolvlm(
+    folder: Path, *, heads: int = 4, max_positions: int = 32768, image_size: int = 24, patch: int = 4, scale: int = 3
+) -> Path:
+    """Write a random SmolVLM2 of a few thousand parameters: 2 x 2 tokens a frame, of 6 x 6 patches."""
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    vocabulary = write_letters_tokenizer(folder, SMOLVLM_SPECIAL, TEXT_TEMPLATE)
+    frames = {
+        "size": {"longest_edge": 4 * image_size},
+        "max_image_size": {"longest_edge": image_size},
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": image_size + 8}},
+        "resample": 1,
+        "image_mean": [0.5, 0.4, 0.6],
+        "image_std": [0.5, 0.3, 0.2],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(frames))
+    config = SmolVLMConfig(
+        text_config={"model_type": "llama"} | text_settings(heads, 2, max_positions) | {"vocab_size": LETTERS},
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": image_size,
+            "patch_size": patch,
+        },
+        image_token_id=vocabulary["<image>"],
+        scale_factor=scale,
+        tie_word_embeddings=False,
+    )
+    return save_random(SmolVLMForConditionalGeneration(config), folder)
+
+
+def write_internvl(
+    folder: Path,
+    *,
+    heads: int = 4,
+    max_positions: int = 32768,
+    image_size: int = 16,
+    patch: int = 4,
+    language: str = "qwen2",
+) -> Path:
+    """Write a random InternVL of a few thousand parameters: 2 x 2 tokens a frame, of 4 x 4 patches."""
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    vocabulary = write_letters_tokenizer(folder, INTERNVL_SPECIAL, INTERNVL_TEMPLATE)
+    frames = {
+        "size": {"height": image_size, "width": image_size},
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(frames))
+    own = {"model_type": language, "vocab_size": LETTERS, "head_dim": HEAD_SIZE}
+    config = InternVLConfig(
+        text_config=text_settings(heads, 2, max_positions) | own,
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": [image_size, image_size],
+            "patch_size": [patch, patch],
+            "attention_bias": True,
+        },
+        image_token_id=vocabulary["<IMG_CONTEXT>"],
+        image_seq_length=(image_size // patch // 2) ** 2,
+        tie_word_embeddings=False,
+    )
+    return save_random(InternVLForConditionalGeneration(config), folder)
+
+
 BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen2_vl": write_qwen2_vl,
     "qwen2_5_vl": write_qwen2_5_vl,
@@ -370,4 +453,6 @@ BUILDERS: dict[str, Callable[..., Path]] = {
     "qwen3_5_moe": partial(write_qwen3_5, experts=4),
     "gemma4": write_gemma4,
     "llava_onevision": write_llava_onevision,
+    "smolvlm": write_smolvlm,
+    "internvl": write_internvl,
 }

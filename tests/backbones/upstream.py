@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -19,9 +20,14 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from tests.backbones.tiny import PATCH
 
@@ -42,6 +48,9 @@ class Upstream:
 
     def chat(self, question: str) -> tuple[list[int], list[int]]:
         """Return token ids before and after the placeholder of the video."""
+        if self.family in TEXTS:
+            before, after = TEXTS[self.family](self, [], question, 1.0).split(CUT)
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))  # type: ignore[return-value]
         content = [{"type": "video"}, {"type": "text", "text": question}]
         ids = self.tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
@@ -72,7 +81,8 @@ class Upstream:
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Return keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
-        text = self.model.model.language_model
+        inner = self.model.model
+        text = inner.text_model if self.family == "smolvlm" else inner.language_model
         module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
         where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
         if self.family == "gemma4":
@@ -195,6 +205,65 @@ def gemma4_inputs(upstream: Upstream, video: Video, question: str, step_seconds:
     }
 
 
+CUT = "<cut>"
+
+
+def smolvlm_text(upstream: Upstream, video: Video, question: str, step_seconds: float) -> str:
+    """The whole prompt by the processor, but for its sentence about the length of the video.
+
+    Without frames, `CUT` stands in their place.
+    """
+    processor = object.__new__(SmolVLMProcessor)
+    processor.image_token, processor.fake_image_token = "<image>", "<fake_token_around_image>"
+    processor.global_image_token, processor.image_seq_len = "<global-img>", upstream.model.model.image_seq_len
+    times = [i * step_seconds for i in range(len(video))]
+    metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=times, duration=0)
+    found = {"pixel_values": torch.zeros(1, len(video)), "video_metadata": [metadata]}
+    intro = "You are provided the following series of frames from a video.\n" + ("" if video else CUT)
+    named = {"DEFAULT_VIDEO_INTRO": intro, "num2words": str}
+    with patch.multiple(processing_smolvlm, **named):
+        expanded = processor.replace_video_token(found, 0)
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
+    chat = [{"role": "user", "content": content}]
+    settings = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
+    text: str = upstream.tokenizer.apply_chat_template(chat, **settings)
+    return text.replace("<video>", expanded)
+
+
+def smolvlm_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """Text by the processor, pixels by the PIL image processor, whole and at the size for video."""
+    raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
+    settings = raw | {"size": raw["video_sampling"]["video_size"], "do_image_splitting": False}
+    found = SmolVLMImageProcessorPil(**settings)(images=[image for images in video for image in images], **AS_FRAMES)
+    ids = upstream.tokenizer.encode(smolvlm_text(upstream, video, question, step_seconds), add_special_tokens=False)
+    return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"].float().flatten(0, 1)[None]}
+
+
+def internvl_text(upstream: Upstream, video: Video, question: str, step_seconds: float) -> str:
+    """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
+    processor = object.__new__(InternVLProcessor)
+    processor.start_image_token, processor.end_image_token, processor.image_token = "<img>", "</img>", "<IMG_CONTEXT>"
+    processor.image_seq_length = upstream.model.config.image_seq_length
+    lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(video))]}, 0)
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    text: str = upstream.tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    return text.replace("<video>", lines or CUT)
+
+
+def internvl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+    """Text by the processor, pixels by the PIL image processor without tiles."""
+    raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
+    processor = GotOcr2ImageProcessorPil(**raw, crop_to_patches=False)
+    found = processor(images=[image for images in video for image in images], **AS_FRAMES)
+    ids = upstream.tokenizer.encode(internvl_text(upstream, video, question, step_seconds), add_special_tokens=False)
+    return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"]}
+
+
+# Families of which the processor writes more around the video than the template.
+TEXTS: dict[str, Callable[[Upstream, Video, str, float], str]] = {"smolvlm": smolvlm_text, "internvl": internvl_text}
 INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = {
     "qwen2_vl": qwen_vl_inputs,
     "qwen2_5_vl": qwen_vl_inputs,
@@ -204,4 +273,6 @@ INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = 
     "qwen3_5_moe": qwen3_vl_inputs,
     "gemma4": gemma4_inputs,
     "llava_onevision": llava_onevision_inputs,
+    "smolvlm": smolvlm_inputs,
+    "internvl": internvl_inputs,
 }
