@@ -110,8 +110,8 @@ def test_replay_warns_of_a_real_video(embedded: Program, video: Path) -> None:
 @pytest.mark.parametrize(
     ("free", "option"),
     [
-        (None, "--model llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
-        (1 << 20, "--model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --dtype bfloat16"),
+        (None, "--model HuggingFaceTB/SmolVLM2-256M-Video-Instruct"),
+        (1 << 20, "--model HuggingFaceTB/SmolVLM2-256M-Video-Instruct --dtype bfloat16"),
         (1 << 40, "--model Qwen/Qwen3-VL-8B-Instruct"),
     ],
 )
