@@ -23,6 +23,7 @@ from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, Sourc
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
+from protokv.ingestion.words import Words
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
@@ -38,11 +39,15 @@ _END = object()
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it."""
+    """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it.
+
+    `words` are those that are said in the source, in its own time.
+    """
 
     session: Session
     segment: Segment
     record: Mapping[str, Any]
+    words: Words | None = None
 
 
 class Run:

@@ -1,0 +1,7 @@
+"""Words of a source: what was said in a step, from subtitles."""
+
+from __future__ import annotations
+
+from protokv.ingestion.words.cues import Cue, Track, Words
+
+__all__ = ["Cue", "Track", "Words"]

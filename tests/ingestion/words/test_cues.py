@@ -1,0 +1,58 @@
+"""What is said in a step: every cue once, where its middle or its words are, within bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.ingestion.words import Cue, Track
+from protokv.ingestion.words.cues import MOST_CUES, MOST_OF_CUE
+
+times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
+
+
+@st.composite
+def cues(draw: st.DrawFn) -> Cue:
+    start_s, length_s = draw(times), draw(st.integers(0, 50)) / 10
+    said = draw(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4))
+    starts = sorted(draw(st.lists(st.integers(0, 50), min_size=len(said), max_size=len(said))))
+    words = tuple((start_s + at / 10, word) for at, word in zip(starts, said, strict=True))
+    return Cue(start_s, start_s + length_s, " ".join(said), words if draw(st.booleans()) else ())
+
+
+def literal(cue: Cue, start_s: float, end_s: float) -> str:
+    """What of one cue belongs to a step, by the definition."""
+    said = cue.words or (((cue.start_s + cue.end_s) / 2, cue.text),)
+    return " ".join(word for time_s, word in said if (start_s <= time_s or start_s == 0) and time_s < end_s)
+
+
+@given(st.lists(cues(), max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
+def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found: list[Cue], cuts: list[int]) -> None:
+    track = Track(found)
+    edges = [0.0, *(cut / 2 for cut in sorted(cuts)), 60.0]
+    given_texts = [track.between(start_s, end_s) for start_s, end_s in pairwise(edges)]
+    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
+    assert given_texts == [
+        [text for cue in in_order if (text := literal(cue, start_s, end_s))] for start_s, end_s in pairwise(edges)
+    ]
+    said = sorted(word for texts in given_texts for text in texts for word in text.split())
+    assert said == sorted(word for cue in found for word in cue.text.split())
+    assert track.lost is None
+
+
+def test_bounds_cut_lines_steps_and_tracks_and_say_what_is_left_out() -> None:
+    long = Track([Cue(0, 2, "word " * 300_000)])
+    [text] = long.between(0, 2)
+    assert 0 < len(text) <= MOST_OF_CUE
+    assert text.split() == ["word"] * len(text.split())
+    assert "a line has more" in str(long.lost)
+
+    full = Track([Cue(n / 1000, n / 1000, "abcd efgh") for n in range(1000)], most_of_step=15)
+    assert full.between(0, 1) == ["abcd efgh", "abcd"]
+    assert "a step has more" in str(full.lost)
+
+    many = Track(Cue(n, n, "a") for n in range(MOST_CUES + 1))
+    assert many.between(MOST_CUES - 1, MOST_CUES + 9) == ["a"]
+    assert f"{MOST_CUES:,}" in str(many.lost)
