@@ -81,6 +81,6 @@ def near_logits(session: Session, expected: Tensor) -> dict[str, float]:
     tokens = len(backbone.prefix_ids) + session.clock.tokens_seen + expected.shape[0]
     carried = backbone.carried
     layers = backbone.layers if carried is None else carried.layers
-    # Linear layers enlarge more: transformers' own forward in pieces is off by up to four times as much.
-    enlarged = 1 if carried is None or carried.recurrent is None else 16
+    # Linear layers enlarge more: under two sets of kernels transformers' own forward was off by up to 29 times this.
+    enlarged = 1 if carried is None or carried.recurrent is None else 64
     return near(expected, enlarged * forward_terms(2 * layers, width, tokens))
