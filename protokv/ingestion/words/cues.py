@@ -2,7 +2,7 @@
 
 A cue belongs to the step that holds its middle. Where its words have times of their own, each word belongs to the step
 in which it begins. So a step's texts follow from the cues and the step's interval alone, and a run in parts gives the
-same texts as a whole one. All sizes are bounded; `Words.lost` says what a bound cut off. Times are seconds of the source.
+same texts as a whole one. Sizes are bounded; `Words.lost` says what a bound cut off. Times are seconds of the source.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Track:
         """See `Words`."""
         first = bisect_left(self._times, start_s) if start_s > 0 else 0
         inside = self._pieces_of_all[first : bisect_left(self._times, end_s)]
-        texts, left = [], self._most
+        texts: list[str] = []
+        left = self._most
         for _, said in groupby(sorted(inside, key=lambda piece: piece[1]), key=lambda piece: piece[1]):
             text = " ".join(word for _, _, word in said)
             if len(text) > left:
