@@ -53,6 +53,23 @@ MEMORIES: dict[str, type[LocalMemory]] = {
 """The class of each memory by its name, the names of `protokv.config.CONFIGS`."""
 
 
+def shape_of(backbone: Backbone) -> MemoryShape:
+    """Return what a memory must know of a backbone."""
+    return MemoryShape(
+        layers=backbone.layers,
+        kv_heads=backbone.kv_heads,
+        head_size=backbone.head_size,
+        position_components=backbone.position_components,
+        sink_tokens=len(backbone.prefix_ids),
+        dtype=backbone.dtype,
+        device=backbone.device,
+        layer_devices=backbone.layer_devices,
+        frames_per_step=backbone.frames_per_step,
+        embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
+        carried=backbone.carried,
+    )
+
+
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
     """Return the empty memory that the config names, split by layers if these are on several devices.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import MOST_WORDS, Backbone
 from protokv.backbones.loading import find_devices
 from protokv.core.attention import LocalKV
 from protokv.core.carried import CarriedShape, Kind, places_of
@@ -35,6 +35,8 @@ class Adapter(Backbone):
     """
 
     text_module: ClassVar[str] = "model.language_model"
+    # Words of a step: control tokens in front, the text, control tokens behind. By default a line of text.
+    words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
         """Take the language model's parts.
@@ -111,6 +113,14 @@ class Adapter(Backbone):
     def suffix_ids(self, question: str) -> list[int]:
         """Return the token ids behind the video."""
         return self._prompt.suffix_ids(question)
+
+    def words_ids(self, text: str) -> list[int]:
+        """Return the token ids of what was said, between those of `words_form`."""
+        opening, ids, closing = (
+            self._tokenizer.encode(part.format(text), add_special_tokens=False) for part in self.words_form
+        )
+        ids = [token for token in ids if token not in self._prompt.control_ids][:MOST_WORDS]
+        return [*opening, *ids, *closing] if ids else []
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""
@@ -262,6 +272,7 @@ class ChatPrompt:
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})
+        self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self._control))
         self._opening, self._closing = opening, closing
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +23,11 @@ from protokv.core.carried import Carried, CarriedShape
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.errors import ConfigError
 from protokv.extras.precise_rotary import PreciseRotary
+
+MOST_WORDS: Final = 1024
+"""The most tokens of what was said in a step; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,26 @@ class Backbone(ABC):
         (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
         return tokens
 
+    def words_ids(self, text: str) -> list[int]:
+        """Return the token ids of what was said in a step, in the form that the family reads behind its pictures.
+
+        Control tokens that a text spells are left out. Nothing is left of a text without a token of its own.
+
+        Raises:
+            ConfigError: the model reads no words in a stream.
+        """
+        raise ConfigError(f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out")
+
+    def add_words(self, step: StepTokens, texts: Sequence[str]) -> StepTokens:
+        """Return a step with what was said in it as text behind its visual tokens; itself if that is nothing."""
+        said = " ".join(" ".join(texts).split())
+        ids = self.words_ids(said) if said else []
+        if not ids:
+            return step
+        visual = slice(*(step.visual or slice(None)).indices(len(step))[:2])
+        embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
+        return replace(step, embeddings=embeddings, visual=visual, words=len(ids), said=said)
+
     @abstractmethod
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
@@ -145,10 +169,10 @@ class Backbone(ABC):
 
         Args:
             tokens: the step.
-            origin: position of the first token behind the prompt prefix.
+            origin: position of the first token behind the prompt prefix, or behind the last words.
             start: one more than the highest position so far.
-            index: number of the step, from 0.
-            time_s: stream time of its first frame.
+            index: number of the step, from 0 there.
+            time_s: time of its first frame, seconds from there.
         """
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from protokv.backbones.adapter import check_question
-from protokv.backbones.base import PreparedStep
+from protokv.backbones.base import MOST_WORDS, PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
 from protokv.backbones.pixels import PixelConfig, TimedGrid
@@ -69,7 +69,8 @@ class Embedded(TimedGrid):
         self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = pixels.settings(self.default_fps)
-        self._control = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+        control = tokenizer.get_added_tokens_decoder()
+        self._control, self._control_ids = sorted(token.content for token in control.values()), frozenset(control)
         # The chat template's text in front of the video.
         self._prefix = self._encode("<|im_start|>user\n<|vision_start|>")
 
@@ -107,6 +108,11 @@ class Embedded(TimedGrid):
         """Return the token ids behind the video."""
         check_question(question, self._control)
         return self._encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
+
+    def words_ids(self, text: str) -> list[int]:
+        """Return the token ids of what was said between two segments of video, without unknown words."""
+        ids = [token for token in self._encode(text) if token not in self._control_ids][:MOST_WORDS]
+        return [*self._encode("<|vision_end|>"), *ids, *self._encode("<|vision_start|>")] if ids else []
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""

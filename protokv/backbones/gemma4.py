@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ class Gemma4(Adapter):
 
     position_components = 1
     frames_per_step = 1
+    words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}\n", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
         """Wrap a loaded `Gemma4ForConditionalGeneration`, with its image processor set to frames of a video.

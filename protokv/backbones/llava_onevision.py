@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class LlavaOnevision(Adapter):
 
     position_components = 1
     frames_per_step = 1
+    words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}\n", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
         """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `read_frames`.
@@ -70,6 +71,11 @@ class LlavaOnevision(Adapter):
     def suffix_ids(self, question: str) -> list[int]:
         """Return the newline behind the video (`NEWLINE`) and the chat prompt after it."""
         return [NEWLINE, *super().suffix_ids(question)]
+
+    def words_ids(self, text: str) -> list[int]:
+        """Return the newline behind the video so far, and the words as a line."""
+        ids = super().words_ids(text)
+        return [NEWLINE, *ids] if ids else []
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return `[n, E]`, with the model's newline embedding for `NEWLINE`."""

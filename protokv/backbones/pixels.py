@@ -152,13 +152,21 @@ class TimedGrid(Backbone):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`."""
+        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`.
+
+        Words begin behind the highest position so far.
+        """
         per_second = self._tokens_per_second
         # The small term undoes rounding errors of sums such as 3 * 0.1. transformers truncates, too.
         t = index if per_second is None else int(time_s * per_second + 1e-6)
         rows, columns = tokens.grid
         highest = (origin + t, origin + rows - 1, origin + columns - 1)
-        return StepPositions(origin + cells(tokens.grid, t, self.device), highest)
+        seen = origin + cells(tokens.grid, t, self.device)
+        if not tokens.words:
+            return StepPositions(seen, highest)
+        behind = self.text_positions(max(start, max(highest) + 1), tokens.words)
+        last = max(start, max(highest) + 1) + tokens.words - 1
+        return StepPositions(torch.cat((seen, behind)), (last, last, last))
 
     def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
         """Return stream times from the first component, which is time.

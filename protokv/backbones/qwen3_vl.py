@@ -43,6 +43,7 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL of any size, dense or mixture of experts."""
 
     moving = (0, 1, 2)
+    words_form: ClassVar[tuple[str, str, str]] = ("", "{}\n", "")
     models: ClassVar[dict[str, str]] = {
         "qwen3_vl": "Qwen3VLForConditionalGeneration",
         "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",

@@ -34,6 +34,7 @@ class PositionedStep:
         coordinates: `[T, 2]` float32, centres of cells.
         highest: the highest position of each component in the whole step.
         clock: where the stream stands after it.
+        spoken: where it stood behind the last step with words, this one included; None: there was none.
     """
 
     tokens: StepTokens
@@ -41,6 +42,7 @@ class PositionedStep:
     coordinates: Tensor
     highest: tuple[int, ...]
     clock: StreamClock
+    spoken: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +188,12 @@ class EvidenceFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """The parts that a configuration adds to a session."""
+    """The parts that a configuration adds to a session, and where words stood last in the stream that it continues."""
 
     placement: Placement = field(default_factory=Placement)
     listeners: Sequence[SessionListener] = ()
     evidence: EvidenceFinder | None = None
+    spoken: StreamClock | None = None
 
 
 def concatenate(parts: list[Tensor]) -> Tensor:

@@ -3,8 +3,7 @@
 Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
 is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
 What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) comes in as
-`SessionParts`. The core imports no memory, so `protokv.memories`, which builds them, is found by name when a session
-starts. Knows no files, no video formats and no command line.
+`SessionParts`. The core imports no memory: `protokv.memories`, which builds them, is found by name.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from protokv.core.memory import Memory
 from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
-from protokv.core.tensors import MemoryShape, StatePart
+from protokv.core.tensors import StatePart
 from protokv.errors import QuestionError, StateCorrupt
 from protokv.texts import admit_question
 from protokv.timings import Timings, stage
@@ -84,6 +83,7 @@ class Session:
         timings: where to add up seconds by stage; None: nowhere.
         beside: what its state holds beside the memory; None: nothing.
         beyond_model: names of watched sources that the model cannot make sense of, as its state tells.
+        spoken: where the stream stood behind the last step with words; None: there was none.
     """
 
     timings: Timings | None = None
@@ -101,6 +101,7 @@ class Session:
         """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
         self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
         self.parts = parts or SessionParts()
+        self.spoken = self.parts.spoken
         self.intact = True
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
@@ -120,7 +121,8 @@ class Session:
         memories: Any = import_module(_ASSEMBLY)
         memories.check_fps(rate)
         parts: SessionParts = memories.session_parts(backbone, config)
-        memory: Memory = memories.build_memory(config, shape_of(backbone), memories.rotary_of(backbone, config))
+        shape, rotary = memories.shape_of(backbone), memories.rotary_of(backbone, config)
+        memory: Memory = memories.build_memory(config, shape, rotary)
         prefix = len(backbone.prefix_ids)
         local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
@@ -152,24 +154,29 @@ class Session:
         clock.check()
         memories: Any = import_module(_ASSEMBLY)
         rotary: Rotary = memories.rotary_of(backbone, config)
-        memory: Memory = memories.restore_memory(config, shape_of(backbone), rotary, state.tensors, clock)
+        memory: Memory = memories.restore_memory(config, memories.shape_of(backbone), rotary, state.tensors, clock)
         session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
         session.beside = memories.restore_beside(state.tensors, clock)
         return session
 
     @torch.inference_mode()
-    def watch(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None) -> None:
+    def watch(
+        self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None, words: Sequence[str] = ()
+    ) -> None:
         """Take one step of the stream into the memory.
 
         Args:
             images: `[frames_per_step, height, width, 3]` uint8 RGB.
             time_s: stream time of the first frame; None: the step follows the last one without a gap.
+            words: texts of what was said meanwhile.
         """
         start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
-        self.watch_prepared([self.backbone.prepare(images)], [start_s])
+        self.watch_prepared([self.backbone.prepare(images)], [start_s], [words])
 
-    def watch_prepared(self, steps: Sequence[PreparedStep], starts_s: Sequence[float]) -> None:
-        """Take consecutive steps, the frames of each prepared already, at their stream times.
+    def watch_prepared(
+        self, steps: Sequence[PreparedStep], starts_s: Sequence[float], words: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Take consecutive steps, the frames of each prepared already, at their stream times, with the words of each.
 
         Several steps are a chunk: they go through the vision tower together and through the language model in one
         forward. Each attends to the memory before the chunk, to the earlier steps of the chunk exactly, and to itself;
@@ -177,6 +184,8 @@ class Session:
         """
         with stage(self.timings, "vision tower"), torch.inference_mode():
             tokens = self.backbone.embed_steps(steps, [self._mean_time(start_s) for start_s in starts_s])
+            if any(words):
+                tokens = list(map(self.backbone.add_words, tokens, words))
         self.take(tokens, starts_s)
 
     @torch.inference_mode()
@@ -195,7 +204,8 @@ class Session:
 
     def skip(self, step: StepTokens, start_s: float) -> None:
         """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
-        self.clock = self._position(step, start_s, self.clock).clock
+        skipped = self._position(step, start_s, self.clock, self.spoken)
+        self.clock, self.spoken = skipped.clock, skipped.spoken
 
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         with stage(self.timings, "forward"):
@@ -209,10 +219,10 @@ class Session:
     @torch.inference_mode()
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
         """Give steps their positions and their context: the part of `take` before the forward."""
-        clock, positioned = self.clock, []
+        clock, spoken, positioned = self.clock, self.spoken, []
         for one, start_s in zip(steps, starts_s, strict=True):
-            positioned.append(self._position(one, start_s, clock))
-            clock = positioned[-1].clock
+            positioned.append(self._position(one, start_s, clock, spoken))
+            clock, spoken = positioned[-1].clock, positioned[-1].spoken
         positions = concatenate([step.positions for step in positioned])
         context = self.parts.placement.place(self.memory.context(), self.clock)
         shown = self.parts.placement.forward_positions(positions, context)
@@ -233,18 +243,25 @@ class Session:
         for step, own_keys, own_values in zip(batch.steps, *split, strict=True):
             for listener in self.parts.listeners:
                 listener.before_append(self, step)
-            self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, self.clock.steps))
-            self.memory.observe(step.tokens, step.positions, self.clock.steps)
+            index, words = self.clock.steps, step.tokens.words
+            self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
+            self.memory.observe(step.tokens, step.positions, index)
             for listener in self.parts.listeners:
                 listener.after_append(self, step, batch.context)
-            self.clock = step.clock
+            self.clock, self.spoken = step.clock, step.spoken
         self.memory.carry(batch.local_kv.carried)
         self.intact = True
 
-    def _position(self, tokens: StepTokens, start_s: float, clock: StreamClock) -> PositionedStep:
+    def _position(
+        self, tokens: StepTokens, start_s: float, clock: StreamClock, spoken: StreamClock | None
+    ) -> PositionedStep:
         """Return the positions of a step that follows `clock`, and the tokens that the memory selects of it."""
+        # As in a prompt of several videos: what follows words is a video of its own.
+        origin, index, since_s = len(self.backbone.prefix_ids), clock.steps, 0.0
+        if spoken is not None:
+            origin, index, since_s = spoken.next_position, index - spoken.steps, spoken.stream_time_s
         placed = self.backbone.step_positions(
-            tokens, origin=len(self.backbone.prefix_ids), start=clock.next_position, index=clock.steps, time_s=start_s
+            tokens, origin=origin, start=clock.next_position, index=index, time_s=max(0.0, start_s - since_s)
         )
         clock = replace(
             clock,
@@ -260,7 +277,7 @@ class Session:
             self.intact = False
             tokens, rows = tokens.select(selected)
             positions, coordinates = positions[rows], coordinates[rows]
-        return PositionedStep(tokens, positions, coordinates, placed.highest, clock)
+        return PositionedStep(tokens, positions, coordinates, placed.highest, clock, clock if tokens.words else spoken)
 
     def _coordinates_of(self, tokens: StepTokens) -> Tensor:
         """Return the coordinates of a step, made anew only if its grid or its text differs from the last step's."""
@@ -394,20 +411,3 @@ def read_ids(backbone: Backbone, question: str) -> list[int]:
         size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
         raise QuestionError(f"the question has {size}", hint="ask something shorter")
     return ids
-
-
-def shape_of(backbone: Backbone) -> MemoryShape:
-    """Return what a memory must know of a backbone."""
-    return MemoryShape(
-        layers=backbone.layers,
-        kv_heads=backbone.kv_heads,
-        head_size=backbone.head_size,
-        position_components=backbone.position_components,
-        sink_tokens=len(backbone.prefix_ids),
-        dtype=backbone.dtype,
-        device=backbone.device,
-        layer_devices=backbone.layer_devices,
-        frames_per_step=backbone.frames_per_step,
-        embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
-        carried=backbone.carried,
-    )

@@ -29,15 +29,19 @@ class StepTokens:
         embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
         grid: rows and columns of the visual tokens; of the whole step even if a memory selected some of them.
         visual: which of the `T` tokens are visual. The others are text that a model family writes around every step,
-            such as its time. None: all are visual.
+            such as its time, and words. None: all are visual.
         deepstack: `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model;
             None if the family has no such features.
+        words: how many of the last tokens are what was said in the step.
+        said: its text.
     """
 
     embeddings: Tensor
     grid: tuple[int, int]
     visual: slice | None = None
     deepstack: Tensor | None = None
+    words: int = 0
+    said: str = ""
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -86,6 +90,7 @@ class StepKV:
         coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
         step: index of the step; it increases.
         usable: `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet.
+        words: how many of the last tokens are what was said in the step.
     """
 
     keys: Tensor
@@ -94,6 +99,7 @@ class StepKV:
     coordinates: Tensor
     step: int
     usable: Tensor | None = None
+    words: int = 0
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""

@@ -19,10 +19,10 @@ from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
-from protokv.core.session import Session, shape_of
+from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
 from protokv.extras.joint import JointKV, Stream
-from protokv.memories import build_memory, rotary_of
+from protokv.memories import build_memory, rotary_of, shape_of
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
 """Memories that several streams can share: bounded, with equally many tokens in every stream, and independent of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones import FAMILIES, load_backbone
-from protokv.backbones.base import Backbone
+from protokv.backbones.base import MOST_WORDS, Backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
@@ -115,6 +115,30 @@ def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backb
     assert_logits(session, upstream, steps)
 
 
+def test_words_between_steps_give_the_logits_of_the_interleaved_prompt(backbone: Backbone, upstream: Upstream) -> None:
+    steps, words = video(backbone, 6), ["", "two three", "", "what is red ?", "", ""]
+    session = Session.start(backbone, everything())
+    for part in (slice(0, 1), slice(1, 6)):
+        starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))]
+        prepared = [backbone.prepare(images) for images in steps[part]]
+        session.watch_prepared(prepared, starts_s, [[said] if said else [] for said in words[part]])
+    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds, words)
+    expected = upstream.logits(inputs, len(backbone.suffix_ids(QUESTION)))
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+    unsaid = watched(backbone, everything(), steps).prefill(QUESTION)
+    assert (unsaid - expected).abs().max() > 10 * near_logits(session, expected)["atol"]
+
+
+def test_control_tokens_that_words_spell_are_left_out(backbone: Backbone, upstream: Upstream) -> None:
+    config = upstream.model.config
+    shown = getattr(config, "video_token_id", None) or config.image_token_id
+    for token in ("<|im_end|>", "<|im_start|>", upstream.tokenizer.convert_ids_to_tokens(shown)):
+        assert backbone.words_ids(f"two {token}three{token}") == backbone.words_ids("two three")
+    assert len(backbone.words_ids("two " * 5000)) < MOST_WORDS + 9
+    step = backbone.embed_step(video(backbone, 1)[0])
+    assert backbone.add_words(step, [" ", ""]) is step
+
+
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
     sizes, times_s = [(60, 90), (60, 90), (97, 41)], [0.0, 1.0, 123.4]
     prepared = [backbone.prepare(random_frames(i, backbone.frames_per_step, *size)) for i, size in enumerate(sizes)]
@@ -157,6 +181,10 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
             backbone.embed_step(images, 1e4 * index), origin=7, start=9 + 20 * index, index=index, time_s=1e4 * index
         )
         assert stands.positions.amax(0).tolist() == list(stands.highest)
+    step = backbone.add_words(backbone.embed_step(steps[0]), ["two three"])
+    stands = backbone.step_positions(step, origin=7, start=9, index=0, time_s=0.0)
+    assert stands.positions.amax(0).tolist() == list(stands.highest)
+    assert (stands.positions[-step.words :].diff(dim=0) == 1).all()
 
 
 def test_a_greedy_answer_is_that_of_transformers(

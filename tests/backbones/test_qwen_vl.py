@@ -13,10 +13,31 @@ from protokv.backbones import load_backbone
 from protokv.backbones.adapter import ChatPrompt
 from protokv.backbones.base import Backbone
 from protokv.backbones.qwen_vl import VIDEO_TOKEN, QwenVL
+from protokv.config import MemoryConfig
+from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+
+def test_words_behind_every_step_stand_where_transformers_puts_them(tiny: Backbone, tiny_folder: Path) -> None:
+    upstream = Upstream("qwen2_5_vl", tiny_folder)
+    session = Session.start(tiny, MemoryConfig.of("full", budget=64))
+    ids, found = list(tiny.prefix_ids), []
+    for said in ("two three", "", "red"):
+        step = tiny.add_words(session.embed(random_frames(0), float(session.clock.steps)), [said])
+        batch = session.position_steps([step], [float(session.clock.steps)])
+        found.append(batch.steps[0].positions)
+        session.take([step], [float(session.clock.steps)])
+        ids += [upstream.model.config.video_token_id] * (len(step) - step.words) + (
+            tiny.words_ids(said) if said else []
+        )
+    video = torch.tensor([ids]) == upstream.model.config.video_token_id
+    grid = torch.tensor([[1, 4, 6], [2, 4, 6]])
+    theirs, _ = upstream.model.model.get_rope_index(torch.tensor([ids]), 2 * video.int(), video_grid_thw=grid)
+    assert torch.cat(found).tolist() == theirs[:, 0, len(tiny.prefix_ids) :].T.tolist()
 
 
 def grid_of(rows: int, columns: int) -> StepTokens:

@@ -56,9 +56,12 @@ class Upstream:
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
 
-    def inputs(self, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
-        """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size."""
-        found = INPUTS[self.family](self, video, question, step_seconds)
+    def inputs(self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size.
+
+        Steps with `words`, all but the last, part the video into several of equal length, with these between them.
+        """
+        found = INPUTS[self.family](self, video, question, step_seconds, words or [""] * len(video))
         return {
             name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in found.items()
         }
@@ -92,22 +95,43 @@ class Upstream:
         return module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0]
 
 
-def qwen_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks: int = 1) -> str:
+    """Return the text of all steps, each of which ends with the `marks`-th mark, with words behind their steps."""
+    parts = expanded.split(mark)
+    for step, said in enumerate(words):
+        parts[marks * (step + 1)] = (form.format(said) if said else "") + parts[marks * (step + 1)]
+    return mark.join(parts)
+
+
+def parted(video: Video, words: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the steps of each part of a video, and the words behind it."""
+    ends = [step + 1 for step, said in enumerate(words) if said] + [len(video)]
+    return [(end - start, words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def qwen_vl_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
     model, config = upstream.model, upstream.model.config
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     limits = {"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]}
     pixels, (rows, columns) = qwen_patches(video, size=limits)
     before, after = upstream.chat(question)
-    n_visual = len(video) * rows * columns // 4
     per_second = getattr(config.vision_config, "tokens_per_second", None)
     interval = 1.0 if per_second is None else per_second * step_seconds
-    grid = torch.tensor([[len(video), rows, columns]])
-    seen = model.model.get_vision_position_ids(len(before), grid[0], 1, 2, interval)
-    behind = int(seen.max()) + 1
-    positions = [torch.arange(len(before)).expand(3, -1), seen, torch.arange(behind, behind + len(after)).expand(3, -1)]
+    parts = parted(video, words)
+    grid = torch.tensor([[steps, rows, columns] for steps, _ in parts])
+    ids, positions = before, [torch.arange(len(before)).expand(3, -1)]
+    for own, (steps, said) in zip(grid, parts, strict=True):
+        behind = f"<|vision_end|>{said}<|vision_start|>"
+        text = upstream.tokenizer.encode(behind, add_special_tokens=False) if said else after
+        positions.append(model.model.get_vision_position_ids(int(positions[-1].max()) + 1, own, 1, 2, interval))
+        start = int(positions[-1].max()) + 1
+        positions.append(torch.arange(start, start + len(text)).expand(3, -1))
+        ids = [*ids, *[config.video_token_id] * (steps * rows * columns // 4), *text]
     return {
-        "input_ids": torch.tensor([[*before, *[config.video_token_id] * n_visual, *after]]),
+        "input_ids": torch.tensor([ids]),
         "pixel_values_videos": pixels,
         "video_grid_thw": grid,
         "position_ids": torch.cat(positions, 1)[:, None],
@@ -129,7 +153,9 @@ def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor
     return torch.cat(patches), (grid[1], grid[2])
 
 
-def qwen3_vl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def qwen3_vl_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor, positions by the model."""
     config, tokenizer = upstream.model.config, upstream.tokenizer
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
@@ -143,6 +169,7 @@ def qwen3_vl_inputs(upstream: Upstream, video: Video, question: str, step_second
     processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
     metadata = SimpleNamespace(fps=2 / step_seconds, frames_indices=list(range(2 * len(video))))
     expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+    expanded = with_words(expanded, "<|vision_end|>", words, "{}\n")
     content = [{"type": "video"}, {"type": "text", "text": question}]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
@@ -157,17 +184,19 @@ def qwen3_vl_inputs(upstream: Upstream, video: Video, question: str, step_second
     }
 
 
-def llava_onevision_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def llava_onevision_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """LLaVA-OneVision; positions are the model's own, and so is the newline behind the video."""
     config = upstream.model.config
     before, after = upstream.chat(question)
     side = -(-(config.vision_config.image_size // config.vision_config.patch_size) // 2)
-    n_visual = len(video) * side * side + 1
     frames = torch.cat([llava_frames(upstream.folder, images) for images in video])
-    return {
-        "input_ids": torch.tensor([[*before, *[config.video_token_id] * n_visual, *after]]),
-        "pixel_values_videos": frames[None],
-    }
+    parts, ids = parted(video, words), before
+    for steps, said in parts:
+        text = upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if said else after
+        ids = [*ids, *[config.video_token_id] * (steps * side * side + 1), *text]
+    return {"input_ids": torch.tensor([ids]), "pixel_values_videos": frames.unflatten(0, (len(parts), -1))}
 
 
 def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
@@ -178,7 +207,9 @@ def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
     return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
 
 
-def gemma4_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def gemma4_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor with the settings for video."""
     config, tokenizer = upstream.model.config, upstream.tokenizer
     raw = json.loads((upstream.folder / "processor_config.json").read_text())["video_processor"]
@@ -191,6 +222,7 @@ def gemma4_inputs(upstream: Upstream, video: Video, question: str, step_seconds:
     metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=[i * step_seconds for i in range(len(video))])
     counts = found["num_soft_tokens_per_image"].tolist()
     expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
+    expanded = with_words(expanded, processor.eoi_token, words, "\n{}\n")
     content = [{"type": "video"}, {"type": "text", "text": question}]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
@@ -208,7 +240,9 @@ def gemma4_inputs(upstream: Upstream, video: Video, question: str, step_seconds:
 CUT = "<cut>"
 
 
-def smolvlm_text(upstream: Upstream, video: Video, question: str, step_seconds: float) -> str:
+def smolvlm_text(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
+) -> str:
     """The whole prompt by the processor, but for its sentence about the length of the video.
 
     Without frames, `CUT` stands in their place.
@@ -223,6 +257,7 @@ def smolvlm_text(upstream: Upstream, video: Video, question: str, step_seconds: 
     named = {"DEFAULT_VIDEO_INTRO": intro, "num2words": str}
     with patch.multiple(processing_smolvlm, **named):
         expanded = processor.replace_video_token(found, 0)
+    expanded = with_words(expanded, processor.fake_image_token, words, "\n{}", 2)
     content = [{"type": "video"}, {"type": "text", "text": question}]
     template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
     chat = [{"role": "user", "content": content}]
@@ -231,21 +266,27 @@ def smolvlm_text(upstream: Upstream, video: Video, question: str, step_seconds: 
     return text.replace("<video>", expanded)
 
 
-def smolvlm_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def smolvlm_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor, whole and at the size for video."""
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     settings = raw | {"size": raw["video_sampling"]["video_size"], "do_image_splitting": False}
     found = SmolVLMImageProcessorPil(**settings)(images=[image for images in video for image in images], **AS_FRAMES)
-    ids = upstream.tokenizer.encode(smolvlm_text(upstream, video, question, step_seconds), add_special_tokens=False)
+    text = smolvlm_text(upstream, video, question, step_seconds, words)
+    ids = upstream.tokenizer.encode(text, add_special_tokens=False)
     return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"].float().flatten(0, 1)[None]}
 
 
-def internvl_text(upstream: Upstream, video: Video, question: str, step_seconds: float) -> str:
+def internvl_text(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
+) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
     processor = object.__new__(InternVLProcessor)
     processor.start_image_token, processor.end_image_token, processor.image_token = "<img>", "</img>", "<IMG_CONTEXT>"
     processor.image_seq_length = upstream.model.config.image_seq_length
     lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(video))]}, 0)
+    lines = with_words(lines, "</img>", words, "\n{}")
     content = [{"type": "video"}, {"type": "text", "text": question}]
     text: str = upstream.tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
@@ -253,18 +294,21 @@ def internvl_text(upstream: Upstream, video: Video, question: str, step_seconds:
     return text.replace("<video>", lines or CUT)
 
 
-def internvl_inputs(upstream: Upstream, video: Video, question: str, step_seconds: float) -> dict[str, Tensor]:
+def internvl_inputs(
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
+) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor without tiles."""
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     processor = GotOcr2ImageProcessorPil(**raw, crop_to_patches=False)
     found = processor(images=[image for images in video for image in images], **AS_FRAMES)
-    ids = upstream.tokenizer.encode(internvl_text(upstream, video, question, step_seconds), add_special_tokens=False)
+    text = internvl_text(upstream, video, question, step_seconds, words)
+    ids = upstream.tokenizer.encode(text, add_special_tokens=False)
     return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"]}
 
 
 # Families of which the processor writes more around the video than the template.
-TEXTS: dict[str, Callable[[Upstream, Video, str, float], str]] = {"smolvlm": smolvlm_text, "internvl": internvl_text}
-INPUTS: dict[str, Callable[[Upstream, Video, str, float], dict[str, Tensor]]] = {
+TEXTS: dict[str, Callable[..., str]] = {"smolvlm": smolvlm_text, "internvl": internvl_text}
+INPUTS: dict[str, Callable[[Upstream, Video, str, float, Sequence[str]], dict[str, Tensor]]] = {
     "qwen2_vl": qwen_vl_inputs,
     "qwen2_5_vl": qwen_vl_inputs,
     "qwen3_vl": qwen3_vl_inputs,
